@@ -1,13 +1,13 @@
 """Atoll: train one model on many islands of compute that never wait for each other.
 
-`Learner` needs torch, and is loaded when it is first used: a machine that runs a core has no torch.
+`Learner` is imported on first use because it needs torch. A machine that runs only a core has no torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import atoll_wire as atoll_wire  # before anything imports grpc: see its `forking`
+import atoll_wire as atoll_wire  # must come before any import of grpc: see `atoll_wire.forking`
 
 if TYPE_CHECKING:
     from atoll.errors import LearnerError as LearnerError
@@ -18,7 +18,7 @@ __all__ = ["Learner", "LearnerError", "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "Learner":
-        from atoll.learner import Learner  # noqa: PLC0415 - lazily, see above
+        from atoll.learner import Learner  # noqa: PLC0415 - lazy, see above
 
         return Learner
     if name == "LearnerError":

@@ -1,7 +1,7 @@
 """The `atoll` command: its subcommands come from the installed Atoll packages.
 
-Each package registers itself under the entry-point group `atoll.commands`, and imports heavy dependencies only when its
-subcommand runs. Errors that a user can fix are printed as one line; all others keep their traceback.
+Each package registers itself under the entry-point group `atoll.commands`. It imports heavy dependencies only when its
+subcommand runs. Errors that a user can fix are printed as one line. Other errors keep their traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _root(
 
 
 def main() -> None:
-    """The entry point. Exit status: 0, 1 for an error that the user can fix, 2 for wrong usage."""
+    """Runs the command line. Exit status: 0 for success, 1 for an error that the user can fix, 2 for wrong usage."""
     for entry in sorted(entry_points(group="atoll.commands"), key=lambda entry: entry.name):
         entry.load()(app)
     try:

@@ -14,11 +14,11 @@ TRAINING = ("torch", "psutil", "numba", "zstandard")
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
-    text = "Check the connection to a core, its disk and the model before training; print fixes. Exit status 1: something is bad."
+    text = "Check a core's connection, disk and model before training, and print fixes. Exit status 1 if a check fails."
     lazy_commands.add(app, "doctor", text, _doctor)
     text = "Train with a core and learners on this machine, and kill one of each during training."
     lazy_commands.add(app, "demo", text, _demo)
-    text = "Kill, pause and restart processes of a local deployment, and report the cost."
+    text = "Kill, pause and restart processes of a local deployment, and report the lost work."
     lazy_commands.add(app, "chaos", text, _chaos)
 
 
@@ -52,7 +52,9 @@ def _doctor() -> lazy_commands.Command:
 
     def doctor(settings: DoctorSettings) -> None:
         if not settings.servers and settings.directory is None:
-            raise typer.BadParameter("give --server of a core or front, or --dir of a core", param_hint="--server")
+            raise typer.BadParameter(
+                "nothing to check: give --server of a core or front, or --dir of a core", param_hint="--server"
+            )
         model: dict[str, Any] = {}
         if settings.size is not None:
             need("doctor --size", "learner", *TRAINING)

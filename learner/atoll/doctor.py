@@ -1,7 +1,7 @@
-"""`atoll doctor`: finds problems before training; each finding comes with its fix.
+"""`atoll doctor`: finds problems before training, and prints a fix for each.
 
-It checks names and ports, certificates and clocks, and the connection to the core (round trip, rates, largest message).
-It also checks a core's disk, and whether a model is the run's.
+The doctor checks names, ports, certificates, clocks, and the connection to the core (round trip, rates, message size).
+It also checks a core's disk, and compares a model with the run's model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FEW_BYTES = 4 << 30
 
 
 class Severity(Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
@@ -63,7 +63,7 @@ SIGNS = {Severity.GOOD: "ok  ", Severity.DOUBTFUL: "WARN", Severity.BAD: "BAD "}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. what: the fact; remedy: the fix, empty where nothing is wrong."""
+    """One line of the report. what: the fact. remedy: the fix; empty if nothing is wrong."""
 
     verdict: Severity
     what: str
@@ -71,7 +71,7 @@ class Finding:
 
 
 class DoctorSettings(Certificates):
-    """The options of `atoll doctor`: what it examines."""
+    """The options of `atoll doctor`."""
 
     command: ClassVar[str] = "doctor"
 
@@ -81,20 +81,20 @@ class DoctorSettings(Certificates):
         Option(name="server", metavar="HOST:PORT"),
     ] = ()
     directory: Annotated[
-        Path | None, Field(description="Directory in which a core would keep a run."), Option(name="dir")
+        Path | None, Field(description="Directory in which a core would store a run."), Option(name="dir")
     ] = None
-    name: Annotated[str, Field(description="Name with which a learner would join.")] = ""
+    name: Annotated[str, Field(description="Name that the learner would join with.")] = ""
     size: Annotated[
         Size | None,
         Field(
-            description="Compare the reference model of this size with the run's. For others: atoll.doctor.of_model."
+            description="Compare the reference model of this size with the run's. Other models: atoll.doctor.of_model."
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerToCheck:
-    """A learner that would join. address: a core or front. tensors, frozen_digest: of its model, to compare it."""
+    """A learner that would join. address: of a core or front. tensors, frozen_digest: describe the learner's model."""
 
     address: str
     security: TransportSecurity
@@ -104,9 +104,9 @@ class LearnerToCheck:
 
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
-    """Arguments that add a model to a LearnerToCheck: LearnerToCheck(..., **of_model(model, optimizer)).
+    """Returns the arguments that add a model to a LearnerToCheck: LearnerToCheck(..., **of_model(model, optimizer)).
 
-    The arguments are those of a Learner. Raises LearnerError for a model that a Learner would refuse.
+    model, optimizer, unshared: as for a Learner. Raises LearnerError for a model that a Learner would refuse.
     """
     from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - torch, which a front's host does not have
 
@@ -115,7 +115,7 @@ def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] 
 
 
 def print_findings(findings: Iterable[Finding]) -> bool:
-    """Prints findings as they come; returns whether one was bad."""
+    """Prints each finding as soon as it is known. Returns whether any was bad."""
     bad = False
     for finding in findings:
         print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
@@ -126,7 +126,7 @@ def print_findings(findings: Iterable[Finding]) -> bool:
 
 
 def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
-    """Yields findings about a core or front, and ends at a problem that makes further checks useless."""
+    """Yields findings about a core or front. Ends at a problem that makes further checks useless."""
     place = _place(learner.address)
     if isinstance(place, Finding):
         yield place
@@ -134,7 +134,7 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     try:
         learner.security.check([learner.address])
     except TransportSecurityError as error:
-        yield _bad(str(error), "see atoll certs")
+        yield _bad(str(error), "issue certificates with atoll certs")
         return
     reached = list(_reach(*place))
     yield from reached
@@ -145,12 +145,12 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
         with learner.security.dial_and_wait(learner.address, OPTIONS) as channel:
             yield from _way(rpc.DoctorStub(channel), learner)
     except TransportSecurityError as error:
-        yield _bad(str(error), "issue the certificates again, see atoll certs")
+        yield _bad(str(error), "issue the certificates again with atoll certs")
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "ask again in a minute")
+            yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "try again in a minute")
             return
-        yield _bad(f"{learner.address} does not answer as Atoll does: {error.details()}", _cure(error, learner))
+        yield _bad(f"{learner.address} does not answer like Atoll: {error.details()}", _cure(error, learner))
 
 
 def check_disk(directory: Path) -> Iterator[Finding]:
@@ -167,22 +167,24 @@ def check_disk(directory: Path) -> Iterator[Finding]:
         rate = DISK_BYTES / 1e6 / (time.monotonic() - began)
     except OSError as error:
         yield _bad(
-            f"{directory} cannot be written ({error.strerror})", "give a directory that you may write, with room"
+            f"{directory} cannot be written ({error.strerror})", "give a writable directory on a disk with free space"
         )
         return
     finally:
-        with contextlib.suppress(OSError):  # it was never created
+        with contextlib.suppress(OSError):  # the file may not exist
             file.unlink()
-    room = "a core needs 48 bytes per parameter (snapshots, first parameters, pending work): make room"
+    room = (
+        "a core needs 52 bytes per parameter (snapshots, first parameters) and room for pending work: free some space"
+    )
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free at {directory}", room)
-    quick = "contributions are acknowledged when they are on the disk: use a faster one"
-    yield _judged(rate >= SLOW_DISK_MB, f"{rate:.0f} MB/s are written and synced", quick)
+    quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"
+    yield _judged(rate >= SLOW_DISK_MB, f"the disk writes and syncs {rate:.0f} MB/s", quick)
 
 
 def _place(address: str) -> tuple[str, int] | Finding:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
-        return _bad(f"{address} is no HOST:PORT", "give the address that a core or front prints when it serves")
+        return _bad(f"{address} is not HOST:PORT", "give the address that a core or front prints when it starts")
     return host.strip("[]"), int(port)
 
 
@@ -190,14 +192,14 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:
-        yield _bad(f"{host} is no name that is known here ({error})", "correct it, or repair the name service")
+        yield _bad(f"{host} cannot be resolved ({error})", "correct the name, or fix DNS on this machine")
         return
-    yield Finding(Severity.GOOD, f"{host} is {', '.join(sorted(found))}")
+    yield Finding(Severity.GOOD, f"{host} resolves to {', '.join(sorted(found))}")
     try:
         with socket.create_connection((host, port), timeout=10.0):
             yield Finding(Severity.GOOD, f"port {port} is open")
     except OSError as error:
-        cure = "start a core or front there, or open the port in the firewalls on the way"
+        cure = "start a core or front there, or open the port in the firewalls between"
         yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", cure)
 
 
@@ -208,17 +210,19 @@ def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
     try:
         mine = read_certificate(directory)
     except CertificateError as error:
-        yield _bad(str(error), "issue it again, see atoll certs")
+        yield _bad(str(error), "issue the certificate again with atoll certs")
         return
-    renew = " ".join(("renew it: atoll certs issue", *mine.identity.split("/"), *(f"--host {h}" for h in mine.hosts)))
+    renew = " ".join(
+        ("renew the certificate: atoll certs issue", *mine.identity.split("/"), *(f"--host {h}" for h in mine.hosts))
+    )
     if mine.days_left <= 0:
         yield _bad(f"the certificate of {mine.identity} has expired", renew)
     else:
         good = mine.days_left >= DAYS
         yield _judged(good, f"the certificate of {mine.identity} is valid for {mine.days_left:.1f} days", renew)
     if learner.name and not allows_name(mine.identity, f"{Role.LEARNER.value}/{learner.name}"):
-        text = f"the certificate is of {mine.identity}, and the learner is called {learner.name}"
-        yield _bad(text, f"atoll certs issue learner {learner.name}")
+        text = f"the certificate belongs to {mine.identity}, but the learner is called {learner.name}"
+        yield _bad(text, f"issue one: atoll certs issue learner {learner.name}")
 
 
 def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
@@ -231,35 +235,34 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
         trips.append(time.monotonic() - began)
         offsets.append(told.wall_s - asked_at - trips[-1] / 2)
     trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
-    way = " by ".join(("a core is there", *told.via))
+    way = " via ".join(("the core answers", *told.via))
     yield Finding(Severity.GOOD, f"{way}, {1e3 * trip_s:.1f} ms round trip, {_run(told)}")
     off = f"the clocks are {abs(offset_s):.1f} s apart"
     yield _judged(
         abs(offset_s) < CLOCK_S,
         off,
-        "synchronise both with an NTP server: the validity of certificates depends on the clock",
+        "synchronise both clocks with NTP, because certificates are checked against the clock",
     )
     yield from _rates(stub, trip_s)
     _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
-    large = f"messages of {FRAME_BYTES >> 10} KiB come through"
-    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's limit on messages")
+    large = f"messages of {FRAME_BYTES >> 10} KiB arrive"
+    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's message size limit")
     if learner.tensors and told.fingerprint:
         yield from _model(learner, told)
     elif learner.tensors:
-        yield Finding(Severity.GOOD, "the run has no model yet: this one would be its first")
+        yield Finding(Severity.GOOD, "the run has no model yet: a learner with this model would start it")
 
 
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
     up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
     down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
-    cure = "a sync moves 3 bits per parameter at this rate, over more connections: raise H, or the link's rate"
+    cure = "a sync sends about 3 bits per parameter each way, over several connections: raise H or use a faster link"
     for way, requests in (("up", up), ("down", down)):
         began = time.monotonic()
         _probe(stub, requests)
         took_s = time.monotonic() - began
-        rate = (
-            RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)
-        )  # the round trip varies, so it may account for half of the time at most
+        # The round trip varies, so at most half of the time is subtracted for it.
+        rate = RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)
         yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", cure)
 
 
@@ -268,10 +271,11 @@ def _model(learner: LearnerToCheck, told: pb.ProbeReply) -> Iterator[Finding]:
         same = plan(learner.tensors, told.fragments).fingerprint == told.fingerprint
     except LayoutError:
         same = False
-    cure = "build the model of the run: the same names, shapes, dtypes and order of trainable parameters"
-    yield Finding(Severity.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
+    cure = "build the run's model: the same names, shapes, dtypes and order of trainable parameters"
+    good = Finding(Severity.GOOD, "the model's layout matches the run's")
+    yield good if same else _bad("the model's layout differs from the run's", cure)
     if same and learner.frozen_digest != told.frozen_digest:
-        yield _bad("the frozen parameters have other values than the run's", "load the values that the run began with")
+        yield _bad("the frozen parameters differ from the run's", "load the values that the run began with")
 
 
 def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
@@ -285,9 +289,11 @@ def _run(told: pb.ProbeReply) -> str:
 
 def _cure(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
-        return "check that both certificates are valid, of one authority, and for this host name (atoll certs show)"
+        return (
+            "check with atoll certs show: both certificates need one authority, and the server's needs this host name"
+        )
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "check that it is a core or front, and whether it needs certificates (--tls)"
+        return "check that a core or front serves there, and whether it needs certificates (--tls)"
     return "use the same version of Atoll on both sides"
 
 

@@ -1,4 +1,4 @@
-"""Errors that a learner shows to its user as one line."""
+"""Errors that the user of a learner sees as one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from atoll_wire.errors import UserError
 
 
 class LearnerError(UserError):
-    """The learner cannot continue. The message has the fact, the cause and the fix."""
+    """The learner cannot join or continue. The message states the fact, the cause and the fix."""
 
 
 NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

@@ -1,4 +1,4 @@
-"""`atoll.Learner`: three lines in a PyTorch loop make it a learner of a run."""
+"""`atoll.Learner`: three lines turn a PyTorch training loop into a learner of a run."""
 
 from __future__ import annotations
 
@@ -35,38 +35,45 @@ from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 
 log = structlog.get_logger()
 
-# How long leaving waits for fates. Open rounds close by then; when all learners leave at once, no round opens later.
+# How long leaving waits for the fates of contributions. Open rounds close within this time. When all learners leave at
+# once, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
-    "this process cannot fork while it is a learner: grpc was imported before atoll, and its fork handlers would crash "
-    f"it; import atoll before grpc, or start with {forking.SETTING}=0"
+    "this process cannot fork while it is a learner: grpc was imported before atoll, so gRPC's fork handlers would "
+    f"crash the process or its children; import atoll before grpc, or start the process with {forking.SETTING}=0"
 )
-LEFT = "the learner has left the run: call step() within its block, or make a new Learner to join again"
-STAND_S = 1.0  # while the run is paused, ranks agree on it again, and count the time, at least this often
+LEFT = "the learner has left the run: call step() inside the with block, or create a new Learner to join again"
+STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
 
 
 class Learner:
-    """A PyTorch loop's connection to a run: it exchanges fragments with other learners while the loop trains.
+    """Connects a PyTorch training loop to a run. It exchanges fragments with other learners while the loop trains.
 
         with atoll.Learner(model, optimizer, server="localhost:7070", name="eu-west") as learner:
             for batch in loader:
                 ...                                   # the loop as it was
                 learner.step(tokens=batch.numel())    # after optimizer.step()
 
-    Entering the block joins the run: the model's trainable parameters become the run's. Only entering may wait for a
-    core, connect_timeout_s seconds at most. Leaving sends outstanding work, waits up to `drain_s` seconds for its
-    acknowledgement, and leaves the run. Trainable parameters require gradients and are updated by the optimizer. Under
-    torchrun every rank makes a Learner and calls `step`. Data loaders may fork at any time if atoll was imported before
-    grpc.
+    Entering the block joins the run and sets the model's trainable parameters to the run's. Entering waits for a core
+    for up to `connect_timeout_s` seconds. Leaving the block sends outstanding work, waits up to `drain_s` seconds for
+    its acknowledgement, and leaves the run. A parameter is trainable if it requires gradients and an optimizer updates
+    it. Under torchrun, every rank creates a Learner and calls `step`. Data loaders may fork at any time if the program
+    imports atoll before grpc. Wrong arguments raise LearnerError.
 
-    optimizer: one, or a list of all. server: HOST:PORT of a core or front, or several, which are tried in turn. name:
-    unique in the run; default REGION.HOSTNAME. region: shown to people. unshared: names or patterns ("teacher.*") of
-    parameters that stay this learner's own. copies: returns pairs of a parameter and its copy, such as a float32
-    master, that an optimizer keeps outside its state. adoption: when a new version arrives, "rebase" keeps outstanding
-    work and "overwrite" drops it. metrics_listen: HOST:PORT for Prometheus; beyond loopback only with
-    metrics_plaintext. tls: directory of certificates, see `atoll certs`; without it the learner connects only to
-    loopback addresses, unless insecure_plaintext allows others. Wrong arguments raise LearnerError.
+    Arguments:
+        optimizer: the optimizer, or a list of all optimizers.
+        server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
+        name: unique in the run. Default: REGION.HOSTNAME.
+        region: the learner's region, shown in status and metrics.
+        unshared: names or patterns ("teacher.*") of parameters that the run does not share.
+        copies: a function that returns (parameter, copy) pairs. Name copies that an optimizer keeps outside its state,
+            such as float32 masters.
+        adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
+        metrics_listen: HOST:PORT of the Prometheus endpoint.
+        metrics_plaintext: allow metrics beyond loopback, over plain HTTP.
+        tls: directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
+        insecure_plaintext: allow other addresses without TLS.
     """
 
     def __init__(
@@ -88,7 +95,7 @@ class Learner:
         insecure_plaintext: bool = False,
     ) -> None:
         if adoption not in {"rebase", "overwrite"}:
-            raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
+            raise LearnerError(f'adoption="{adoption}" is not supported: use "rebase" or "overwrite"')
         self._model = model
         self._optimizer = optimizer
         self._unshared = unshared
@@ -99,7 +106,7 @@ class Learner:
         self._keep = adoption == "rebase"
         self._drain_s = drain_s
         self._metrics = (metrics_listen, metrics_plaintext)
-        self._leaving = contextlib.ExitStack()  # what ends when this learner leaves
+        self._leaving = contextlib.ExitStack()  # closed when this learner leaves
         self._clock = SYSTEM
         self._counters = Counters()
         self._exchange = ThreadExchange(self._clock)
@@ -119,9 +126,9 @@ class Learner:
         self._paused_since_step = 0.0
 
     def __enter__(self) -> Learner:
-        """Joins the run. Raises LearnerError when it cannot."""
+        """Joins the run. Raises LearnerError if joining fails."""
         if self._rank_group is not None:
-            raise LearnerError("a Learner can be entered once: make a new one to join again")
+            raise LearnerError("a Learner can be entered only once: create a new Learner to join again")
         self._process = os.getpid()
         began, self._counters.prepared_s = self._clock.monotonic(), process_age_s(self._clock)
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
@@ -131,7 +138,7 @@ class Learner:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._begin(self._parameters, self._rank_group)
         except BaseException:
-            self._leaving.close()  # at Ctrl-C too: else the agent would dial for ever
+            self._leaving.close()  # also after Ctrl-C: otherwise the agent would retry for ever
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()
@@ -139,12 +146,12 @@ class Learner:
 
     def _begin(self, parameters: Parameters, ranks: RankGroup) -> None:
         problem = self._join(parameters) if ranks.is_leader else None
-        # The other ranks learn here whether rank 0 could join, and how many fragments there are.
+        # This tells the other ranks whether rank 0 could join, and the number of fragments.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
         known = self._counters
         self._agreed = ranks.agree(0, GO_ON, known.run_tokens, known.total_tokens, fragments)
         if not self._agreed.adopt:
-            raise problem or LearnerError("rank 0 could not join the run: see its message")
+            raise problem or LearnerError("rank 0 could not join the run: see the error of rank 0")
         self._layout = self._layout or plan(parameters.tensors, self._agreed.adopt[0])
         ranks.spread(parameters.values)
 
@@ -169,12 +176,12 @@ class Learner:
             self._layout = self._agent.wait_ready()
         except LearnerError as error:
             return error
-        self._exchange.clear()  # the first anchors are taken from the agent itself
+        self._exchange.clear()  # the first anchors come directly from the agent
         self._take_over(parameters, self._layout, self._agent)
         return None
 
     def _take_over(self, parameters: Parameters, layout: Layout, agent: Agent) -> None:
-        """Writes the run's first anchors into the model, and starts watching it."""
+        """Writes the run's first anchors into the model, and starts to watch the parameters."""
         anchors = agent.anchors()
         self._watch = MovementWatch(ParameterSamples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
@@ -187,11 +194,11 @@ class Learner:
         self._watch.adopted(tuple(range(len(anchors))))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Sends outstanding work, unless the loop raised, and leaves the run."""
+        """Sends outstanding work, unless the loop raised an exception, and leaves the run."""
         if os.getpid() != self._process:
-            return  # a forked child unwinds its copy of the block: the learner is its parent's
+            return  # a forked child leaves its copy of the block: the learner belongs to the parent
         self._left = True
-        with self._leaving:  # Ctrl-C ends the draining, but the learner still leaves the run
+        with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
             if kind is None and self._local and self._rounds and self._failure() is None:
                 self._give_up_what_is_no_work(self._local)
                 self._drain(self._local, self._rounds)
@@ -203,12 +210,12 @@ class Learner:
     def _give_up_what_is_no_work(self, local: LocalParameters) -> None:
         """Drops outstanding work if the parameters were written since the last step."""
         if self._watch is not None and (verdict := self._watch.leave()) is not Movement.FINE:
-            log.warning(FOUND[verdict], learner=self._identity.name, consequence="nothing outstanding is sent")
+            log.warning(FOUND[verdict], learner=self._identity.name, consequence="outstanding work is not sent")
             for fragment, track in enumerate(local.tracks):
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
     def _drain(self, local: LocalParameters, rounds: RoundAnswers) -> None:
-        """Sends the last pseudo-gradients, also of fragments whose earlier contribution is settled meanwhile."""
+        """Sends the last pseudo-gradients. Includes fragments whose earlier contribution is settled in the meantime."""
         deadline, steps = self._clock.monotonic() + self._drain_s, self._counters.steps
         rounds.hand_over()
         max_wait_s = max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
@@ -224,19 +231,23 @@ class Learner:
                 return
             todo = self._exchange.next()
             self._release(todo)
-            while todo.prepared:  # the model is not changed: other ranks could not follow
+            while todo.prepared:  # the model does not change: other ranks could not follow
                 newer = todo.prepared.popleft()
                 self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
             while todo.due:
-                rounds.decline(todo.due.popleft(), "it leaves")
+                rounds.decline(todo.due.popleft(), "the learner is leaving")
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """Call it after each optimizer step: it takes pseudo-gradients that are due, and adopts fragments that arrived.
+        """Call this after each optimizer step. It takes pseudo-gradients that are due and adopts newer fragments.
 
-        tokens: trained in this step by this rank. loss: for monitoring; reading it from a GPU waits for the GPU.
-        It never waits for the network, except while an operator has paused the run.
-        Raises LearnerError when this learner cannot continue: it was fenced or evicted, or the run is another one. A
-        loop may catch what a signal handler raises in here and continue: the rest is done at the next step.
+        tokens: number of tokens that this rank trained in this step. loss: shown in status and metrics. If it is a GPU
+        tensor, reading it waits for the GPU.
+
+        `step` does not wait for the core, except while an operator has paused the run. Under torchrun it also waits
+        for the other ranks: it makes one small all-reduce, and broadcasts adopted fragments.
+
+        Raises LearnerError if this learner cannot continue: for example, the core fenced or evicted it. A loop may
+        catch an exception that a signal handler raises in `step`, and continue. The next call finishes the work.
         """
         began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
@@ -256,7 +267,7 @@ class Learner:
             self._decide(0)
         counters.paused = False
         if self._agreed.request == STOP:
-            raise self._failure() or LearnerError("rank 0 stopped: see its message")
+            raise self._failure() or LearnerError("rank 0 stopped: see the error of rank 0")
         if self._agreed.request == RESTORE:
             self._restore()
         self._adopt(self._agreed.adopt)
@@ -282,7 +293,7 @@ class Learner:
         self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:
-        """RESTORE when something other than the optimizer moved the parameters; STOP when it would happen again."""
+        """Returns RESTORE if something other than the optimizer moved the parameters, and STOP if it would recur."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
@@ -291,12 +302,12 @@ class Learner:
         if verdict is Movement.COPIES:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
-        log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are the run's again")
-        self._to_restore = True  # until it is done: a signal handler may raise in between
+        log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are reset to the run's")
+        self._to_restore = True  # stays set until the restore is complete: a signal handler may raise before that
         return RESTORE
 
     def _restore(self) -> None:
-        """Sets all parameters back to the run's, and drops outstanding work."""
+        """Resets all parameters to the run's, and drops outstanding work."""
         parameters = self._mine()
         with parameters.copies.following(parameters.values, restart=True):
             self._restore_anchors()
@@ -317,22 +328,29 @@ class Learner:
             self._watch.adopted(tuple(fragments))
 
     def _stand(self) -> float:
-        """Waits at most STAND_S while the run is paused; other ranks wait in an all-reduce. Returns the seconds."""
+        """Waits at most STAND_S seconds while the run is paused. Returns the seconds waited.
+
+        Other ranks wait in the all-reduce.
+        """
         began, self._counters.paused = self._clock.monotonic(), True
         if self._ranks().is_leader:
             self._exchange.wait_resumed(STAND_S)
         return self._counters.rested(began, self._clock.monotonic())
 
     def _failure(self) -> LearnerError | None:
-        """Why this process cannot continue; None: it can."""
+        """Returns the error that stops this process, or None."""
         if os.getpid() != self._process:
-            return LearnerError("this process was forked from the learner's process, and only that one can call step()")
+            return LearnerError(
+                "this process is a fork of the learner's process: call step() in the process that entered the learner"
+            )
         if self._local and self._local.torn:
-            return LearnerError("an adoption was interrupted by an earlier error: restart the learner")
+            return LearnerError(
+                "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
+            )
         return self._undone or (self._agent.failure if self._agent is not None else None)
 
     def _adopt(self, fragments: Sequence[int]) -> None:
-        """Moves fragments to their new anchors on all ranks; only the rank that talks has the anchors."""
+        """Moves fragments to their new anchors on all ranks. Only rank 0 has the anchors."""
         if not fragments:
             return
         assert self._layout is not None, "joined"
@@ -354,9 +372,9 @@ class Learner:
             self._exchange.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
 
     def _release(self, todo: BoundaryWork) -> None:
-        """Takes back the work of refused contributions, unless it is to be dropped."""
+        """Makes the work of refused contributions outstanding again, unless it must be dropped."""
         while todo.released:
-            assert self._local is not None, "only the rank that talks is told of fragments"
+            assert self._local is not None, "only rank 0 receives released fragments"
             self._abandon(todo.released[0], self._local.tracks[todo.released[0]].refused())
             todo.released.popleft()
 
@@ -366,9 +384,9 @@ class Learner:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context for evaluation or deliberate throttling between steps: its time counts neither as useful nor as lost.
+        """Context for evaluation or deliberate throttling between steps. Its time counts neither as useful nor as lost.
 
-        Parameters may be moved to another device in it, and back before it ends.
+        Inside the context, you may move parameters to another device. Move them back before it ends.
         """
         if self._rests:  # inside another pause, which counts the time
             yield
@@ -377,7 +395,7 @@ class Learner:
         self._rests = self._counters.paused = True
         try:
             if self._local is not None and self._mine().on_accelerator():
-                self._local.forget()  # so that memory of parameters that are moved is freed
+                self._local.forget()  # so that the old memory of moved parameters is freed
                 if self._watch is not None:
                     self._watch.forget()
             yield
@@ -387,21 +405,21 @@ class Learner:
             self._paused_since_step += self._counters.rested(began, self._clock.monotonic())
 
     def leave_soon(self) -> None:
-        """For signal handlers: `step` no longer waits while the run is paused. The loop should end after its step."""
+        """Stops `step` from waiting while the run is paused. Call this in a signal handler, then end the loop."""
         self._exchange.excused = True
 
     @property
     def run_tokens(self) -> int:
-        """Tokens trained by the run so far, as known at the last step. Use it for schedules: all ranks see the same."""
+        """Tokens that the run had trained at the last step. Use this for schedules: all ranks see the same value."""
         return self._agreed.run_tokens + self._agreed.tokens
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that the run is to train (the core's --total-tokens), for schedules. 0: the core has no such limit."""
+        """Tokens that the run will train (the core's --total-tokens), for schedules. 0: the core has no limit."""
         return self._agreed.total_tokens
 
     def stats(self) -> Stats:
-        """This learner's counters at this moment; it waits for nothing."""
+        """Returns this learner's counters now, without waiting."""
         versions = () if self._local is None else tuple(track.version for track in self._local.tracks)
         return self._counters.stats(self.run_tokens, versions)
 

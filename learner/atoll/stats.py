@@ -18,17 +18,19 @@ from prometheus_client.registry import Collector
 from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
-SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # a pause up to this long is throttling and belongs to a step
-LATELY = 4  # how many of the last steps give the shortest period
+SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # a pause up to this long counts as throttling, which is part of a step
+LATELY = 4  # the shortest of this many last steps is the period
 MAX_TOKENS = 1 << 40  # in one step of one rank
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What `Learner.stats()` returns: counters at one moment. Times are seconds; bytes are of payloads.
+    """The counters that `Learner.stats()` returns. Times are in seconds. Bytes count payloads only.
 
-    versions: of each fragment's anchor. stands: who paused the run and why; "" while it is not paused. pending:
-    contributions whose fate is unknown; after leaving, those that the core did not acknowledge: they are lost.
+    versions: the version of each fragment's anchor.
+    paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
+    pending: number of contributions whose fate is unknown. After leaving: contributions that the core did not
+    acknowledge, which are lost.
     """
 
     steps: int
@@ -50,12 +52,12 @@ class Stats:
     mismatches: int
     connected: bool
     last_error: str
-    stands: str
+    paused_by: str
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counters since the learner was entered. The training thread and the agent write different ones; both read all."""
+    """Counters since the learner was entered. The training thread and the agent write different counters."""
 
     steps: int = 0
     tokens: int = 0
@@ -69,8 +71,8 @@ class Counters:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     paused: bool = False
-    resting_since: float | None = None  # when the current pause of the loop began; None: it is not paused
-    period_s: float = 0.0  # shortest of the last steps, with their pauses
+    resting_since: float | None = None  # when the loop's current pause began; None: the loop is not paused
+    period_s: float = 0.0  # shortest of the last steps, including their pauses
     periods: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     bytes_up: int = 0
     bytes_down: int = 0
@@ -78,42 +80,42 @@ class Counters:
     merged: int = 0
     refused: int = 0
     pending: int = 0
-    mismatches: int = 0  # anchors without the published checksum, which were fetched whole
+    mismatches: int = 0  # anchors whose checksum differed from the published one; they were fetched whole
     reconnects: int = 0
     connected: bool = False
     last_error: str = ""
-    stands: str = ""
+    paused_by: str = ""
     run_tokens: int = 0
-    run_tokens_at: int = 0  # own tokens that run_tokens includes
-    voided_tokens: int = -1  # of the run, by operators or undone by a restore; -1: not known yet
-    corrected: bool = False  # run_tokens fell since training last read it
+    run_tokens_at: int = 0  # this learner's tokens that run_tokens includes
+    voided_tokens: int = -1  # tokens that operators or a restore removed from the run; -1: not known yet
+    corrected: bool = False  # run_tokens fell after training last read it
     total_tokens: int = 0  # the run's goal; 0: the core has none
 
     def told(self, run_tokens: int, voided_tokens: int = 0, *, anew: bool = False) -> None:
-        """Takes in the run's tokens as the core reports them; they fall when an operator strikes some.
+        """Records the run's tokens as the core reports them. The number falls when an operator removes tokens.
 
-        Reports may arrive out of order: an update carries what was known when its merge began. anew: the run was
-        restored to a checkpoint, so nothing that was reported before counts.
+        Reports may arrive out of order: an update carries the tokens that were known when its merge began. anew: the
+        run was restored to a checkpoint, so earlier reports no longer count.
         """
         if anew or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
             self.corrected |= anew or voided_tokens > self.voided_tokens > -1
             self.voided_tokens = voided_tokens
-            # In this order: training may read in between, and must see too few tokens rather than too many.
+            # The order matters: training may read in between, and must see too few tokens rather than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
-        """Tokens of the run: this learner's now, plus the others' as the core last reported them."""
-        # The core hears of own tokens a little later. Where some were struck, own ones may be among them.
+        """Tokens of the run: this learner's own, plus those of other learners as the core last reported them."""
+        # The core receives this learner's tokens with a delay. Removed tokens may include this learner's.
         return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
-        """Tokens of the run, never fewer than `agreed`, unless an operator struck some since the last call."""
+        """Tokens of the run; at least `agreed`, unless an operator removed tokens since the last call."""
         corrected, self.corrected = self.corrected, False
         return max(0 if corrected else agreed, self.known_tokens())
 
     def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
-        """Counts an inner step. whole_s: its seconds, of which paused_s were deliberate pauses."""
+        """Counts an inner step. whole_s: its duration, which includes paused_s seconds of deliberate pauses."""
         step_s = max(0.0, whole_s - paused_s)
         self.stepping_s += step_s
         if not self.steps:
@@ -126,28 +128,28 @@ class Counters:
         self.loss = self.loss if loss is None else loss
 
     def left(self, unsettled: int) -> None:
-        """The learner has left. unsettled: contributions that were never acknowledged."""
+        """Records that the learner has left. unsettled: number of contributions that were never acknowledged."""
         self.connected = False
         self.pending = unsettled
 
     def rested(self, began: float, now: float) -> float:
-        """Counts a deliberate pause, or a piece of one. began, now: monotonic seconds. Returns its seconds."""
+        """Counts a deliberate pause, or a part of one. began, now: monotonic seconds. Returns its duration."""
         seconds = now - began
         self.paused_s += seconds
         return seconds
 
     def stats(self, run_tokens: int, versions: tuple[int, ...]) -> Stats:
-        """All counters, for the user."""
+        """Returns all counters, for the user."""
         mine: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(Stats)}
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Whether to report a pause to the core. Short pauses throttle: they are a part of the steps."""
+        """Whether to report a pause to the core. Short pauses are throttling, which is part of the steps."""
         since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
     def progress(self, now: float) -> pb.Progress:
-        """The counters as a message to the core. now: monotonic seconds."""
+        """Returns the counters as a message to the core. now: monotonic seconds."""
         return pb.Progress(
             steps=self.steps,
             tokens=self.tokens,
@@ -168,26 +170,30 @@ class Counters:
 
 
 def whole(tokens: SupportsIndex) -> int:
-    """The `tokens` argument of `step` as an integer. Raises LearnerError for anything that is no count of tokens."""
+    """Returns the `tokens` argument of `step` as an integer. Raises LearnerError if it is not a number of tokens."""
     try:
         count = -1 if isinstance(tokens, bool) else operator.index(tokens)
     except TypeError:
         count = -1
     if not 0 <= count <= MAX_TOKENS:
-        raise LearnerError(f"step(tokens={tokens!r}): give the tokens of this step as an integer, 0 to {MAX_TOKENS}")
+        raise LearnerError(
+            f"step(tokens={tokens!r}) is not an integer from 0 to {MAX_TOKENS}: pass the number of tokens of this step"
+        )
     return count
 
 
 def number(loss: SupportsFloat) -> float:
-    """The `loss` argument of `step` as a float, without a tensor's graph. Raises LearnerError."""
+    """Returns the `loss` argument of `step` as a float, without a tensor's graph. Raises LearnerError."""
     try:
         return float(loss.detach() if hasattr(loss, "detach") else loss)
     except (TypeError, ValueError) as error:
-        raise LearnerError(f"step(loss=...): give one number, or nothing; this is a {type(loss).__name__}") from error
+        raise LearnerError(
+            f"step(loss=...) got a {type(loss).__name__} that is not one number: pass one number, or leave it out"
+        ) from error
 
 
 class LearnerMetrics(Collector):
-    """Exports the counters to Prometheus. They are what this process measured; the core exports its own series."""
+    """Exports this process's counters to Prometheus. The core exports its own series."""
 
     def __init__(self, counters: Counters, name: str) -> None:
         self._counters = counters
@@ -199,17 +205,17 @@ class LearnerMetrics(Collector):
         for name, text, value in (
             ("atoll_local_inner_steps", "Inner steps", c.steps),
             ("atoll_local_tokens", "Tokens trained", c.tokens),
-            ("atoll_local_stepping_seconds", "In inner steps", c.stepping_s),
-            ("atoll_local_blocked_seconds", "Inside Learner.step()", c.blocked_s),
-            ("atoll_local_paused_seconds", "Deliberate pauses", c.paused_s),
+            ("atoll_local_stepping_seconds", "Seconds in inner steps", c.stepping_s),
+            ("atoll_local_blocked_seconds", "Seconds inside Learner.step()", c.blocked_s),
+            ("atoll_local_paused_seconds", "Seconds of deliberate pauses", c.paused_s),
             ("atoll_local_merged", "Contributions merged", c.merged),
             ("atoll_local_refused", "Contributions refused", c.refused),
-            ("atoll_local_reconnects", "Times the core was lost", c.reconnects),
+            ("atoll_local_reconnects", "Lost connections to the core", c.reconnects),
         ):
             yield self._counter(name, text, {"": value})
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter("atoll_local_payload_bytes", "Payload bytes", directions)
-        streams = GaugeMetricFamily("atoll_local_open_calls", "Streams to the core", labels=["learner", "method"])
+        streams = GaugeMetricFamily("atoll_local_open_calls", "Open streams to the core", labels=["learner", "method"])
         for method, count in sorted(calls.open_calls().items()):
             streams.add_metric([self._name, method], count)
         yield streams
@@ -217,7 +223,7 @@ class LearnerMetrics(Collector):
             ("atoll_local_loss", "Latest training loss", c.loss),
             ("atoll_local_step_seconds", "Smoothed step time", c.step_time_s),
             ("atoll_local_pending", "Contributions in flight", c.pending),
-            ("atoll_local_connected", "Whether the core is there", float(c.connected)),
+            ("atoll_local_connected", "1 if connected to the core, else 0", float(c.connected)),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["learner"])
             gauge.add_metric([self._name], value)
@@ -231,7 +237,7 @@ class LearnerMetrics(Collector):
         return counter
 
     def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
-        """Serves metrics and readiness at HOST:PORT; returns a function that stops it. Raises MetricsServerError."""
+        """Serves metrics and readiness at HOST:PORT. Returns a function that stops it. Raises MetricsServerError."""
         metrics_server.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
@@ -239,5 +245,5 @@ class LearnerMetrics(Collector):
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """Why the learner is not ready. After joining it always is: it trains without a core, and no restart helps."""
-        return "" if self._counters.joining_s else "it has not joined yet"
+        """Returns why the learner is not ready, or "". After joining it stays ready: it trains without a core."""
+        return "" if self._counters.joining_s else "the learner has not joined the run yet"

@@ -22,8 +22,8 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
     arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]
     done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "SIGKILL to learner us-east" in done.stdout
-    assert "SIGKILL to the core" in done.stdout
+    assert "killed learner us-east with SIGKILL" in done.stdout
+    assert "killed the core with SIGKILL" in done.stdout
     summary = json.loads((tmp_path / "out.json").read_text())
     assert summary["kills"] == {"learner": 1, "core": 1}
     assert summary["learners"] == 3
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_every_child(number):
     children: list[psutil.Process] = []
     try:
         assert demo.stdout is not None
-        while "learners start" not in demo.stdout.readline():
+        while "starting 3 learners" not in demo.stdout.readline():
             assert demo.poll() is None
         eventually(lambda: len(psutil.Process(demo.pid).children()) == 5)  # a core, three learners, a dashboard
         children = psutil.Process(demo.pid).children()

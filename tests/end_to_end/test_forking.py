@@ -127,7 +127,7 @@ def test_where_grpc_came_before_atoll_a_fork_is_refused_in_one_line_and_the_lear
 def test_a_forked_child_that_leaves_the_block_leaves_the_learner_alone(tmp_path):
     done = ran(tmp_path, BEGIN + CHILD)
     assert merged(done) > 3
-    assert "child: this process was forked from the learner's" in done.stdout
+    assert "child: this process is a fork of the learner's process" in done.stdout
 
 
 @pytest.mark.frameworks

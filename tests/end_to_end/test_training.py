@@ -145,7 +145,7 @@ def test_a_core_that_never_comes_is_one_line(tmp_path):
         running.kill()
         alone = Trainee(running.address, "a", lambda _: True, connect_timeout_s=0.5)
         alone.start()
-        with pytest.raises(LearnerError, match=r"no core at .* within .* s .*start one"):
+        with pytest.raises(LearnerError, match=r"no core answered at .* within .* s .*start a core"):
             alone.done()
 
 

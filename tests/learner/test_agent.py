@@ -224,7 +224,7 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
     entered.join(20.0)
     core.start()
     assert not entered.is_alive()
-    assert "no core at" in str(errors[0])
+    assert "no core answered at" in str(errors[0])
 
 
 def test_fetches_that_fail_again_and_again_are_told_of(core):

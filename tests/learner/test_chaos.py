@@ -53,7 +53,7 @@ def test_a_procfile_is_a_deployment(tmp_path):
     [
         ("core: a\nnonsense\n", "line 2"),
         ("core: a\nb: c\nb: d\n", "line 3"),
-        ("b: c\n", "needs a line `core"),
+        ("b: c\n", "add a line `core"),
         ("core: a\n", "for each learner"),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_constructor_dials_nobody_and_a_learner_is_entered_once(core):
     assert not core.joins
     with loop.learner as learner:
         pass
-    with pytest.raises(LearnerError, match="entered once"):
+    with pytest.raises(LearnerError, match="entered only once"):
         learner.__enter__()
 
 

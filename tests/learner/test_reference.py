@@ -190,7 +190,7 @@ def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path, monk
         assert core.progress[-1].steps == 3
     assert seen == [WARM_UP] * 3
     assert learning_rate(1.0, WARM_UP, 100) == 1.0
-    assert any("was not told --total-tokens" in each["event"] for each in told)
+    assert any("has no --total-tokens" in each["event"] for each in told)
 
 
 def test_training_alone_lowers_the_loss(tmp_path):

@@ -378,16 +378,16 @@ def test_a_shard_that_comes_back_from_a_backup_is_followed_from_there():
 
 @pytest.mark.parametrize("far", [(1, 2, 3), (1,), (1, 3, 4), ()])
 def test_shards_that_do_not_have_each_fragment_once_are_refused_in_one_line(far):
-    refused(far, "localhost:2", "do not have each of the run's 4 fragments once")
+    refused(far, "localhost:2", "do not cover each of the run's 4 fragments once")
 
 
 def test_a_shard_is_not_called_in_plain_text_over_a_network():
-    refused(FAR, "192.0.2.1:7070", "names a shard that cannot be called")
+    refused(FAR, "192.0.2.1:7070", "cannot connect to a shard that the core named")
 
 
 @pytest.mark.parametrize("address", ["\n192.0.2.1:7070", "localhost:1\u2028", "a" * 300 + ":7070"])
 def test_an_address_that_cannot_be_one_is_refused_in_one_line(address):
-    refused(FAR, address, "which is not an address")
+    refused(FAR, address, "which is invalid")
 
 
 def refused(far: Sequence[int], address: str, why: str) -> None:

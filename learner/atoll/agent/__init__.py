@@ -1,6 +1,6 @@
-"""The agent: a thread beside training that joins the run, sends contributions, and fetches published updates.
+"""The agent: a second thread that joins the run, sends contributions, and fetches published updates.
 
-`run_session` joins and rejoins, `shard_session` follows and reports; `join_request` is one Join call.
+`run_session` joins and rejoins. `shard_session` follows and reports. `join_request` makes one Join call.
 
 May import: errors, fragments, stats.
 """

@@ -1,4 +1,4 @@
-"""A learner's reaction to failed gRPC calls: the remedy for each status, texts, and back-off."""
+"""A learner's reaction to failed gRPC calls: the remedy for each status, error texts, and back-off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc.aio
 from atoll_wire.connections.link import is_atoll_status
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-GOODBYE_S = 5.0  # timeout of a leave: a core that hangs delays it no longer
+GOODBYE_S = 5.0  # timeout of Leave, so that a core that hangs does not block the learner
 
 
 class Remedy(Enum):
@@ -36,20 +36,20 @@ CURES = {
 
 
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
-    """The remedy, by the table at the head of outer.proto; TRY_AGAIN for statuses that are not from a core or front."""
+    """Returns the remedy from the table at the head of outer.proto. Statuses of other origin give TRY_AGAIN."""
     return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
 
 
 def one_line(error: grpc.aio.AioRpcError) -> str:
-    """The status and its details on one line, for people."""
+    """Returns the status and its details on one line."""
     return f"{error.code().name.lower()}: {detail(error)}"
 
 
 def detail(error: grpc.aio.AioRpcError) -> str:
-    """The details on one line: they are untrusted and may have line breaks."""
+    """Returns the details on one line. They are untrusted and may contain line breaks."""
     return " ".join((error.details() or "no details").split())
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:
-    """Seconds to wait: exponential with full jitter, so that learners do not retry together. attempt: from 0."""
+    """Returns the seconds to wait: exponential with jitter, so that learners do not retry together. attempt: from 0."""
     return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

@@ -1,4 +1,4 @@
-"""The agent's view of the run, of each shard, and of each fragment; its parts share it on one event loop."""
+"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share it on one event loop."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from atoll.agent.partial_fetch import PartialFetch
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds of the wait for a silent shard; earlier gaps decide
-KEPT = 1024  # declined rounds, and adoptions, that may wait to be reported
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard, which depends on earlier gaps
+KEPT = 1024  # limit on declined rounds, and on adoptions, that wait to be reported
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A contribution until its fate is known.
+    """A contribution whose fate is not known yet.
 
-    messages: the run's frames by number, kept to be sent again; table: length and CRC-32C of the payloads.
+    messages: encoded frames by number, kept so that they can be sent again. table: length and CRC-32C of each payload.
     """
 
     taken: Submission
     seq: int
     messages: Mapping[int, bytes] = field(default_factory=dict)
     table: tuple[tuple[int, int], ...] = ()
-    session: pb.Session | None = None  # with which it was last sent
+    session: pb.Session | None = None  # the session of the last upload
     acknowledged: bool = False
-    asking: bool = False  # its fate is being asked for, after it was acknowledged
+    asking: bool = False  # the learner is asking for the fate of an acknowledged contribution
 
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
     """The agent's view of the frames of one fragment that this learner owns.
 
-    version, anchor: newest prepared; target: newest version that the shard announced.
+    version, anchor: the newest prepared ones. target: the newest version that the shard announced.
     """
 
     run: FrameRun
@@ -51,13 +51,13 @@ class FragmentTrack:
     version: int = 0
     target: int = 0
     whole: bool = True  # the next fetch must be of the whole fragment
-    drop: bool = False  # ... and drops the outstanding work
-    seq: int = 0  # of the newest contribution
+    drop: bool = False  # the next fetch drops the outstanding work
+    seq: int = 0  # sequence number of the newest contribution
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
-    incoming: PartialFetch | None = None  # frames of a fetch that runs, or was cut
-    setbacks: int = 0  # how often the shard lost known versions: it was restored from a backup or a checkpoint
-    restores: int = 0  # how often the run was restored to a checkpoint since training began here
+    incoming: PartialFetch | None = None  # frames of a running or interrupted fetch
+    setbacks: int = 0  # number of times that the shard lost known versions, by a restore from a backup or checkpoint
+    restores: int = 0  # number of times that the run was restored to a checkpoint since training began here
 
     @property
     def fragment(self) -> int:
@@ -69,11 +69,11 @@ class FragmentTrack:
         return self.whole or self.version < self.target
 
     def known(self) -> int:
-        """The newest version that the shard is known to have had."""
+        """Returns the newest version that the shard is known to have had."""
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """Takes in the shard's newest version after a break. known: its newest known version before the break."""
+        """Records the shard's newest version after a break. known: its newest known version before the break."""
         if version >= known:
             self.target = max(self.target, version)
             return
@@ -86,8 +86,8 @@ class FragmentTrack:
 class ShardView:
     """The agent's view of one shard.
 
-    address: empty for the address where the run was joined. link: its own, except that the first shard at that address
-    shares the run's. arrivals: of notifications. declined, adopted: to be reported to it.
+    address: empty for the address where the run was joined. link: the shard's own link; only the first shard at that
+    address shares the run's link. arrivals: estimates when notifications arrive. declined, adopted: reports that wait.
     """
 
     address: str
@@ -95,52 +95,54 @@ class ShardView:
     number: int = 0
     tracks: dict[int, FragmentTrack] = field(default_factory=dict)
     session: pb.Session = field(default_factory=pb.Session)
-    log: int = 0  # position of its last notification
+    log: int = 0  # log and sequence: position of the last notification
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # a call found that the session or the shard is gone
+    lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when a call finds that the session is gone
     arrivals: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     declined: deque[pb.Declined] = field(default_factory=lambda: deque(maxlen=KEPT))
     adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def joined(self, session: pb.Session) -> None:
-        """Sets the session; calls may begin."""
+        """Sets the session. Calls may begin."""
         self.session = session
         self.lost.clear()
         self.connected.set()
 
     def lose(self, session: pb.Session | None) -> None:
-        """Records that a call found this session gone: the learner joins again unless it has a newer session."""
+        """Records that a call found this session gone. The learner joins again unless it has a newer session."""
         if session is self.session:
             self.connected.clear()
             self.lost.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """The track of a fragment that the shard names. Raises LearnerError if the shard does not have it."""
+        """Returns the track of a fragment that the shard names. Raises LearnerError if it is in another shard."""
         if fragment not in self.tracks:
             raise LearnerError(
-                f"the core named fragment {fragment}, which is none of this shard's {len(self.tracks)}: {NONSENSE}"
+                f"the core sent fragment {fragment}, which is not one of this shard's {len(self.tracks)}: {NONSENSE}"
             )
         return self.tracks[fragment]
 
     def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[FragmentTrack, int]]:
-        """Each track with the shard's version of it. Raises LearnerError unless `versions` has every fragment once."""
+        """Yields each track and the shard's version of it. Raises LearnerError unless `versions` has all fragments."""
         if len(versions) != len(self.tracks):
-            raise LearnerError(f"the core has {len(versions)} fragments, this shard {len(self.tracks)}: {NONSENSE}")
+            raise LearnerError(
+                f"the core sent {len(versions)} versions, but this shard has {len(self.tracks)} fragments: {NONSENSE}"
+            )
         return ((self.track(fragment), version) for fragment, version in sorted(versions.items()))
 
 
 @dataclass(slots=True, eq=False)
 class CoreView:
-    """The agent's view of the run. link: where it was joined, or will be."""
+    """The agent's view of the run. link: to the address where the learner joins."""
 
     link: Link
     session: pb.Session = field(default_factory=pb.Session)
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)
     layout: Layout | None = None
     shards: list[ShardView] = field(default_factory=list)
-    tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # of all shards, by fragment, ascending
-    said_goodbye: bool = False  # the learner neither joins nor follows again
+    tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # tracks of all shards by fragment, ascending
+    said_goodbye: bool = False  # the learner will not join or follow again
     leaving: bool = False  # all connections are being closed
 
     def place(self, shards: Sequence[ShardView]) -> None:
@@ -156,9 +158,11 @@ class CoreView:
             shard.connected.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """The track of a fragment that the core names. Raises LearnerError if the run does not have it."""
+        """Returns the track of a fragment that the core names. Raises LearnerError if the run does not have it."""
         if fragment not in self.tracks:
-            raise LearnerError(f"the core named fragment {fragment}, and the run has {len(self.tracks)}: {NONSENSE}")
+            raise LearnerError(
+                f"the core sent fragment {fragment}, but the run has only {len(self.tracks)} fragments: {NONSENSE}"
+            )
         return self.tracks[fragment]
 
     def connected(self) -> bool:
@@ -175,14 +179,14 @@ class CoreView:
             self.tracks[adopted.fragment].shard.adopted.append(adopted)
 
     def near(self) -> list[ShardView]:
-        """The shards at the address where the run was joined."""
+        """Returns the shards at the address where the run was joined."""
         return [shard for shard in self.shards if not shard.address]
 
 
 def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
-    """Raises LearnerError unless each fragment of the run is in exactly one shard, and each shard has some."""
+    """Raises LearnerError unless each fragment is in exactly one shard, and each shard has a fragment."""
     owned = sorted(fragment for place in places for fragment in place.fragments)
     if owned != list(range(fragments)) or not all(place.fragments for place in places):
         raise LearnerError(
-            f"the core's {len(places)} shards do not have each of the run's {fragments} fragments once: {NONSENSE}"
+            f"the core's {len(places)} shards do not cover each of the run's {fragments} fragments once: {NONSENSE}"
         )

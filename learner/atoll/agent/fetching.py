@@ -1,8 +1,7 @@
 """Fetches published updates and whole fragments, and prepares anchors to be adopted.
 
-Updates are added one at a time and in order, and the result must have the checksum that the core published.
-A gap, an update that is no longer kept, or another checksum is repaired by fetching the fragment whole.
-A fetch that is cut continues with the frames that are missing.
+It adds updates one at a time and in order. The result must have the checksum that the core published. If an update is
+missing or the checksum differs, it fetches the whole fragment. An interrupted fetch continues with the missing frames.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-MANY = 3  # failures of one fetch in a row before a warning
+MANY = 3  # consecutive failures of one fetch before a warning
 
 
 class Fetcher:
@@ -51,15 +50,15 @@ class Fetcher:
         self._stop = stop
         self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments that are fetched at a time
+        self._at_once = asyncio.Semaphore(2)  # fragments that are fetched at a time; bounds memory
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
-        """Takes in an announced version, and fetches it if it is new. A lower version changes nothing."""
+        """Records an announced version, and fetches it if it is new. A lower version changes nothing."""
         track.target = max(track.target, version)
         self.begin(track)
 
     def begin(self, track: FragmentTrack) -> None:
-        """Starts a task that fetches what the track lacks, unless one runs."""
+        """Starts a task that brings the track up to date, unless one is running or the track is up to date."""
         if track.behind() and track.fetching is None:
             track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
             track.fetching.add_done_callback(self._ended)
@@ -69,7 +68,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises the error that stopped a fetch. If it is cancelled, fetches continue."""
+        """Waits for the first anchors. Raises the error that stopped a fetch. Cancelling the wait stops no fetch."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -100,12 +99,12 @@ class Fetcher:
             case _:
                 self._counters.last_error = one_line(failure.error)
                 if failure.before == MANY:
-                    log.warning("a fetch fails again and again", fragment=track.fragment, error=one_line(failure.error))
+                    log.warning("a fetch keeps failing", fragment=track.fragment, error=one_line(failure.error))
                 return False
         return True
 
     async def _step(self, track: FragmentTrack) -> bool:
-        """Fetches one update, or the whole fragment. Returns False when the result is not what was published."""
+        """Fetches one update, or the whole fragment. Returns False if the result differs from the published one."""
         if track.target - track.version > MAX_UPDATES:
             track.whole = True
         incoming, setbacks = self._incoming(track), track.setbacks
@@ -117,18 +116,18 @@ class Fetcher:
         return await self._take_in(track, incoming, setbacks)
 
     def _incoming(self, track: FragmentTrack) -> PartialFetch:
-        """The frames that earlier tries of this fetch brought, or an empty fetch."""
+        """Returns the frames that earlier attempts of this fetch received, or an empty fetch."""
         version = 0 if track.whole else track.version + 1
         if track.incoming is None or track.incoming.version != version:
             track.incoming = PartialFetch(track.run, Codec(self._core.settings.codec), version)
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches some frames. Returns False when the core sent something else. Raises AioRpcError and LinkLost."""
+        """Fetches some frames. Returns False if the core sent other data. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
-        aside = ask.version != incoming.version  # an update of frames that arrived at an older version
+        aside = ask.version != incoming.version  # an update for frames that have an older version
         before = incoming.size_bytes
         try:
             took = incoming.took_update if aside else incoming.took
@@ -150,10 +149,10 @@ class Fetcher:
         whole, header = not incoming.version, incoming.header
         anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else track.anchor)
         if anchor is None or checksum != header.crc32c:
-            log.error("anchor does not have the published checksum: fetching it whole", fragment=track.fragment)
+            log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
             return False
         if track.setbacks != setbacks:
-            return True  # meanwhile the core was restored, and lost this version
+            return True  # the core was restored in the meantime, and lost this version
         fate = self._fate(track, header, whole=whole)
         track.anchor, track.version = anchor, header.version
         if track.setbacks != setbacks:
@@ -166,7 +165,7 @@ class Fetcher:
         return True
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
-        """What this version means for the contribution in flight. It also acts on a refusal that the header tells."""
+        """Returns the fate of the contribution in flight at this version. Acts on a refusal in the header."""
         session = track.shard.session
         for receipt in header.receipts:
             in_flight = track.in_flight
@@ -186,5 +185,5 @@ class Fetcher:
 
 
 def _came(track: FragmentTrack) -> int:
-    """Bytes of the current fetch that have arrived: a try that brought some counts as progress."""
+    """Returns the bytes of the current fetch that have arrived. An attempt that received bytes counts as progress."""
     return track.incoming.size_bytes if track.incoming is not None else 0

@@ -1,4 +1,4 @@
-"""Joining a run: sends the learner's identity and model, and the first parameters if the core asks for them."""
+"""Joins a run: sends the learner's identity and model, and the first parameters if the core asks for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A learner's name and the servers that it dials. addresses: HOST:PORT, tried in turn."""
+    """A learner's name, and the servers that it connects to. addresses: HOST:PORT, tried in turn."""
 
     name: str
     region: str
@@ -44,9 +44,9 @@ class Identity:
     security: TransportSecurity = LOCAL
 
     def problem(self) -> LearnerError | None:
-        """Why no server can be dialled, or None."""
+        """Returns why the learner cannot connect to any server, or None."""
         if not self.addresses:
-            return LearnerError("no server was given: name at least one HOST:PORT")
+            return LearnerError("the list of servers is empty: give at least one HOST:PORT")
         try:
             self.security.check(self.addresses)
             check_role(self.security.tls, Role.LEARNER, self.name)
@@ -56,13 +56,13 @@ class Identity:
 
 
 def own_name(region: str) -> str:
-    """The default name, REGION.HOSTNAME: a restarted container or pod has the same one."""
+    """Returns the default name, REGION.HOSTNAME. A restarted container or pod keeps its name."""
     return ".".join(filter(None, (region, socket.gethostname())))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The model as a Join describes it. save: writes the first parameters to a file."""
+    """The model as a Join describes it. save: a function that writes the first parameters to a file."""
 
     tensors: tuple[TensorSpec, ...]
     frozen_digest: bytes
@@ -70,7 +70,7 @@ class ModelDescription:
 
 
 class Joiner:
-    """Joins a run, repeatedly if need be: a process keeps its incarnation."""
+    """Joins a run, and joins it again when needed. A process keeps its incarnation."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock
@@ -83,9 +83,9 @@ class Joiner:
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
-        """Returns once the run has parameters.
+        """Joins, and returns once the run has parameters.
 
-        Raises AioRpcError when the core is away or refuses, LinkLost, and LearnerError for an invalid reply.
+        Raises AioRpcError if the core does not answer or refuses, LinkLost, and LearnerError for an invalid reply.
         """
         proof, confirming = b"", False
         while True:
@@ -93,7 +93,7 @@ class Joiner:
             with self._core.link.quick.use() as connection:
                 reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
-                if confirming:  # a second time: another process with this name joined in between
+                if confirming:  # second request: another process with this name joined in between
                     await asyncio.sleep(SHORTEST_RETRY_S)
                 proof, confirming = reply.token, True
                 continue
@@ -102,13 +102,13 @@ class Joiner:
             if reply.state == pb.JoinReply.STATE_INITIALISE:
                 await self._initialise(reply)
             elif reply.state == pb.JoinReply.STATE_WAIT:
-                log.info("another learner sends the first parameters", learner=self._identity.name)
+                log.info("another learner is sending the first parameters", learner=self._identity.name)
                 await asyncio.sleep(reply.retry_s if SHORTEST_RETRY_S < reply.retry_s < JOIN_S else SHORTEST_RETRY_S)
             else:
-                raise LearnerError(f"the core answered Join with state {reply.state}, which does not exist: {NONSENSE}")
+                raise LearnerError(f"the core answered Join with the unknown state {reply.state}: {NONSENSE}")
 
     def session(self, reply: pb.JoinReply) -> pb.Session:
-        """The session that every later call sends."""
+        """Returns the session that every later call sends."""
         return pb.Session(
             run=reply.run,
             learner=self._identity.name,
@@ -156,7 +156,7 @@ class Joiner:
 
 
 def process_age_s(clock: Clock) -> float:
-    """Seconds since this process was started."""
+    """Returns the seconds since this process started."""
     return clock.wall() - psutil.Process().create_time()
 
 
@@ -166,14 +166,14 @@ def _sha256(path: Path) -> bytes:
 
 
 def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
-    """The run's layout, which is checked to be the core's. codecs: those that the run may use. Raises LearnerError."""
+    """Returns the run's layout. Raises LearnerError if the core's layout differs. codecs: the allowed ones."""
     if reply.settings.codec not in codecs:
-        raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
+        raise LearnerError(f"the core asks for codec {reply.settings.codec}, which this run does not use: {NONSENSE}")
     try:
         layout = plan(tensors, reply.settings.fragments)
     except LayoutError as error:
         raise LearnerError(f"the core sent an invalid layout ({error}): {NONSENSE}") from error
     if layout.fingerprint != reply.fingerprint:
-        raise LearnerError(f"the core computes another layout of the model: {NONSENSE}")
+        raise LearnerError(f"the core computed a different layout of the model: {NONSENSE}")
     checked_places(reply.shards, len(layout.fragments))
     return layout

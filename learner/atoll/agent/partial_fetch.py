@@ -1,7 +1,7 @@
-"""PURE: the frames of one fetch that have arrived. They are kept when the link is cut.
+"""PURE: the frames of one fetch that have arrived. They are kept when the link fails.
 
-A merge may change a fragment between two tries of a whole fetch. Frames that have arrived then have an older version.
-The published updates of only those frames bring them up: 0.4 bytes per parameter instead of 4.
+A merge may change a fragment between two attempts of a whole fetch. Frames that arrived earlier are then outdated.
+The learner fetches published updates for only those frames: 0.4 bytes per parameter instead of 4.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_UPDATES = 8  # more updates than this take more bytes than the frames
 
 
 class UnsoundError(Exception):
-    """The core sent something else than the request asked for."""
+    """The core sent data that the request did not ask for."""
 
 
 class FrameRequest(NamedTuple):
-    """The next request: frames of the update that leads to `version`, or of the fragment itself (version 0)."""
+    """A request: frames of the update that leads to `version`, or of the fragment itself (version 0)."""
 
     version: int
     frames: Sequence[int]
@@ -36,7 +36,7 @@ class FrameRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One frame. payload: empty until it arrives; updates: to be added to it, oldest first."""
+    """One frame. payload: empty until it arrives. updates: to be added to the payload's values, oldest first."""
 
     payload: Payload = b""
     version: int = 0
@@ -47,20 +47,21 @@ class PartialFetch:
     """A fetch of a run of frames: of a published update, or of the values."""
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
-        """version: to which the update leads; 0: fetches the values, at the fragment's current version."""
+        """version: the version that the update leads to. 0: fetches the values at the fragment's current version."""
         self.version = version
         self.header = pb.FetchHeader()
-        self.size_bytes = 0  # of payloads that arrived
+        self.size_bytes = 0  # total of the payloads that have arrived
         self._run = run
         self._update_codec = update_codec
         self._codec = update_codec if version else Codec.FLOAT32
         self._parts = {span.index: _Part() for span in run.frames}
-        self._floor = 0  # requested frames cannot be older, unless the core lost a version
+        self._floor = 0  # lowest version of requested frames, unless the core lost a version
 
     def next(self, target: int) -> FrameRequest | None:
-        """The next request; None when all frames have arrived at one version. target: the newest announced version.
+        """Returns the next request, or None when all frames have one version. target: the newest announced version.
 
-        Updates of frames that have arrived come first: the core keeps few. Frames that are too old are fetched again.
+        Updates for frames that have arrived come first, because the core keeps only a few updates. Frames that are too
+        old are fetched again.
         """
         missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
@@ -95,15 +96,15 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def forget(self, frames: Sequence[int]) -> None:
-        """Drops frames whose updates the core no longer keeps: they are fetched again."""
+        """Drops frames whose updates the core no longer keeps, so that they are fetched again."""
         for index in frames:
             self._parts[index] = _Part()
 
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """The run's values at the header's version, as a new array, and their CRC-32C; None if a frame does not decode.
+        """Returns the values at the header's version as a new array, and their CRC-32C. None: a frame does not decode.
 
-        base: float32 (run.length,), to which an update is added; None for a fetch of the values. The header's checksum
-        is that of the whole fragment: see `checksums.joined`.
+        base: float32 (run.length,), the values that the update is added to, or None for a fetch of the values. The
+        header's checksum covers the whole fragment: see `checksums.joined`.
         """
         out, checksum = buffers.empty(self._run.length), 0
         try:

@@ -1,4 +1,4 @@
-"""The retry loop of uploads and fetches: wait for a session, try, and wait longer after each failure in a row."""
+"""The retry loop of uploads and fetches: waits for a session, tries, and backs off after consecutive failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.errors import LearnerError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed try. session: the learner's when the try began; before: failures in a row before this one."""
+    """A failed attempt. session: the learner's when the attempt began. before: consecutive failures before this one."""
 
     error: grpc.aio.AioRpcError
     remedy: Remedy
@@ -35,22 +35,22 @@ async def retry(
     rng: random.Random,
     came: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Retries until a try succeeds, `wanted` is false, or the learner leaves.
+    """Retries until an attempt succeeds, `wanted` returns False, or the learner leaves.
 
-    track: of the fragment; each try begins when its shard is connected.
-    once: one try; returns whether it succeeded. It may raise AioRpcError and LinkLost.
-    After LinkLost the next try waits only for a session over another link.
-    failed: returns whether it applied the remedy, so that the next try need not wait.
-    came: bytes that have arrived so far; a failure after progress counts as the first.
-    Raises LearnerError when a core or front says that a retry cannot help.
+    track: the fragment's track. Each attempt begins when its shard is connected.
+    once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
+    After LinkLost, the next attempt waits only for a session over another link.
+    failed: returns whether it applied the remedy. If it did, the next attempt begins without a wait.
+    came: returns the bytes received so far. A failure after progress counts as the first failure.
+    Raises LearnerError if a core or front says that a retry cannot help.
     """
     failures = 0
     while wanted() and not core.leaving:
         shard = track.shard
         await shard.connected.wait()
         if track.shard is not shard:
-            continue  # the run has other shards now
-        if not wanted():  # such as when the run was restored meanwhile: old work is not sent
+            continue  # the fragment moved to another shard
+        if not wanted():  # for example, the run was restored in the meantime: old work is not sent
             return
         session, before, acted = shard.session, came(), False
         try:

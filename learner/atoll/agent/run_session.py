@@ -1,7 +1,7 @@
-"""A learner's membership of a run: it joins, has a session at every shard, and joins again after an outage.
+"""A learner's membership of a run: joins, keeps a session at every shard, and joins again after an outage.
 
-It runs on the agent's event loop and owns the CoreView. The Fetcher and the Sender fetch and send; the ThreadExchange
-has the work for the training loop.
+RunSession runs on the agent's event loop and owns the CoreView. The Fetcher fetches, the Sender sends, and the
+ThreadExchange holds work for the training loop.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-HELD_S = 2.0  # seconds after which a connection counts as good: the next back-off starts from its beginning
-DUPLICATE_S = 12.0  # seconds in which a core may not know yet that this name's last process is dead
-PART_OF_AN_OUTAGE = 0.1  # share of an outage to wait between attempts to join: the wait adds at most this to it
+HELD_S = 2.0  # after this time a connection counts as good, and back-off restarts from its shortest wait
+DUPLICATE_S = 12.0  # within this time a core may not know yet that the previous process with this name is dead
+PART_OF_AN_OUTAGE = 0.1  # the wait between attempts to join, as a share of the outage so far
 LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 class RunSession:
-    """Use it on one event loop only. on_ready: called with the layout when the first anchors are here.
+    """A learner's membership of a run. Use it on one event loop only.
 
-    stop: ends the learner with an error.
+    on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class RunSession:
         self._running: dict[ShardView, asyncio.Task[None]] = {}  # of sessions
 
     def _fetch(self, track: FragmentTrack) -> None:
-        """The Sender's access to the Fetcher: a final refusal is followed by a whole fetch."""
+        """Starts a fetch for the Sender, which needs the whole fragment after a final refusal."""
         self._fetcher.begin(track)
 
     async def live(self) -> None:
-        """Stays in the run for ever. Raises LearnerError when a retry cannot help."""
-        attempt, short, began = 0, 0, self._clock.monotonic()  # short: connections in a row that did not last
+        """Stays in the run until cancelled. Raises LearnerError if a retry cannot help."""
+        attempt, short, began = 0, 0, self._clock.monotonic()  # short: consecutive connections that ended early
         try:
             while True:
                 try:
@@ -115,12 +115,12 @@ class RunSession:
                 task.cancel()
 
     def _pause_s(self, away_s: float, short: int) -> float:
-        """Seconds until the next attempt: a share of the outage; longer if the core keeps ending new sessions."""
+        """Returns the seconds until the next attempt: a share of the outage, or more if new sessions keep ending."""
         part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
         return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
     def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
-        """Logs once per outage why the core is away. Raises LearnerError when a retry cannot help."""
+        """Logs once per outage why the core cannot be reached. Raises LearnerError if a retry cannot help."""
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
         duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
@@ -128,12 +128,13 @@ class RunSession:
             raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
-                f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
+                f"no core answered at {address} within {waited_s:.0f} s ({one_line(error)}): "
+                "start a core, or correct the server address"
             )
         if not self._said_away:
             self._said_away = True
             self._counters.reconnects += self._entered
-            text = "core is away: training goes on" if self._entered else "waiting for the core"
+            text = "lost the core: training continues" if self._entered else "waiting for the core"
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     # ------------------------------------------------------------------------------ joining
@@ -152,12 +153,12 @@ class RunSession:
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
-        # A run that was restored from a backup may have fewer.
+        # A run that was restored from a backup may have fewer removed tokens.
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, anew=restored)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
-            log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
+            log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
         for fragment, version in sorted(reply.versions.items()):
             track = core.track(fragment)
@@ -166,9 +167,9 @@ class RunSession:
             self._fetcher.begin(track)
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
-        """The run's shards as a Join names them; a known shard is reused if address and fragments are the same.
+        """Returns the run's shards as the Join reply names them. Reuses a shard with the same address and fragments.
 
-        Raises LearnerError for an address that must not be dialled.
+        Raises LearnerError for an address that the learner must not connect to.
         """
         known = {(shard.address, frozenset(shard.tracks)): shard for shard in self.core.shards}
         shards = list[ShardView]()
@@ -192,7 +193,7 @@ class RunSession:
         return shards
 
     async def _take_over(self, shards: list[ShardView]) -> None:
-        """Takes over the run's shards. Sessions at other addresses continue unless the Join gave another session."""
+        """Sets the run's shards. Sessions at other addresses continue unless the Join gave a new session."""
         core = self.core
         gone = [shard for shard in core.shards if shard not in shards]
         core.place(shards)
@@ -212,8 +213,8 @@ class RunSession:
     # ------------------------------------------------------------------------------ being at the shards
 
     def _restored(self, reply: pb.JoinReply) -> None:
-        """The run was restored to a checkpoint: drops the work since then, and fetches all fragments whole."""
-        log.warning("the run was restored to a checkpoint: this learner follows", generation=reply.generation)
+        """Follows a restore of the run to a checkpoint: drops later work, and fetches all fragments whole."""
+        log.warning("the run was restored to a checkpoint: dropping work since then", generation=reply.generation)
         self._exchange.adopted.clear()
         for shard in self.core.shards:
             shard.adopted.clear()
@@ -226,7 +227,7 @@ class RunSession:
             self._sender.forget(track)
 
     async def _stay(self) -> None:
-        """Runs a session at every shard until the run must be joined again. Raises the error that ended one, if any."""
+        """Runs a session at every shard until the learner must join again. Raises the error that ended a session."""
         for shard, session in self._sessions.items():
             if shard not in self._running:
                 self._running[shard] = task = asyncio.create_task(session.live())
@@ -243,7 +244,7 @@ class RunSession:
             await asyncio.gather(entering, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Stops the learner for an error that a rejoin cannot cure. A session may end while the run is away."""
+        """Stops the learner after an error that joining again cannot fix."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, grpc.aio.AioRpcError | LinkLost):
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -257,7 +258,7 @@ class RunSession:
             await asyncio.wait(tasks)
 
     async def _enter(self) -> None:
-        """Lets training begin when all fragments are here, the first time; then it waits for ever."""
+        """Lets training begin once all fragments have arrived. Then waits until cancelled."""
         if not self._entered:
             await self._fetcher.all_here()
             assert self.core.layout is not None, "joining comes first"
@@ -268,23 +269,23 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """A link to an address that the core named, which is untrusted."""
+        """Returns a link to an address from the core. The address is untrusted."""
         if not address.isprintable() or len(address) > LONGEST_ADDRESS:
-            raise LearnerError(f"the core names a shard at {address[:80]!a}, which is not an address: {NONSENSE}")
+            raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
         try:
             self._identity.security.check([address])
         except TransportSecurityError as error:
-            raise LearnerError(f"the core names a shard that cannot be called: {error}") from error
+            raise LearnerError(f"the learner cannot connect to a shard that the core named: {error}") from error
         return self._dial(address, self._identity.security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
-        """Replaces a shard's dead link, also for joins if they use the same one."""
+        """Replaces a shard's dead link, and the run's link if it is the same."""
         old, shard.link = shard.link, self._redialled(shard.link)
         if self.core.link is old:
             self.core.link = shard.link
 
     def _redialled(self, old: Link) -> Link:
-        """A new link to the same address; the old one closes when its frames have been transferred."""
+        """Returns a new link to the same address. The old link closes after its transfers end."""
         new = self._dial(old.address, self._identity.security, self._clock)
         self._links = [new if link is old else link for link in self._links]
         self._retire(old)
@@ -297,7 +298,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ called by the agent
 
     def submit(self, taken: Submission) -> None:
-        """Sends a pseudo-gradient; returns at once."""
+        """Starts to send a pseudo-gradient. Returns at once."""
         self._sender.send(self.core.tracks[taken.fragment], taken)
 
     async def say_goodbye(self) -> None:

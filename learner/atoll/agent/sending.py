@@ -1,7 +1,7 @@
-"""Sends contributions: each is coded once, then sent until the core acknowledges or refuses it.
+"""Sends contributions. Each is coded once, and sent until the core acknowledges or refuses it.
 
-An upload whose fate is unknown is never replaced: the same bytes are offered again under the same key, and the core
-answers with the frames that it has, or with the fate.
+The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key, and the
+core answers with the frames that it has, or with the fate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sender:
         stop: Callable[[Exception], None],
         fetch: Callable[[FragmentTrack], None],
     ) -> None:
-        """stop: ends the learner with an error. fetch: brings a track up to date, whole if its `whole` is set."""
+        """stop: ends the learner with an error. fetch: brings a track up to date."""
         self._core = core
         self._exchange = exchange
         self._counters = counters
@@ -51,7 +51,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
-        """Starts to send a pseudo-gradient, unless it was handed over before; returns at once."""
+        """Starts to send a pseudo-gradient, unless it was handed over before. Returns at once."""
         if taken.received:
             return
         taken.received = True
@@ -68,13 +68,13 @@ class Sender:
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
         """Drops work from an anchor that the run no longer has, and fetches the fragment whole."""
-        log.info("work from before the run was restored is dropped", fragment=track.fragment)
+        log.info("dropped work from before the run was restored", fragment=track.fragment)
         self._exchange.settle(taken)
         track.whole = track.drop = True
         self._fetch(track)
 
     def ask_again(self, shard: ShardView) -> None:
-        """Asks for the fates of contributions that a shard acknowledged before it was away."""
+        """Asks for the fates of contributions that a shard acknowledged before an outage."""
         for track in shard.tracks.values():
             if track.in_flight is not None and track.in_flight.acknowledged and not track.in_flight.asking:
                 track.in_flight.asking = True
@@ -83,7 +83,7 @@ class Sender:
                 task.add_done_callback(self._ended)
 
     async def _ask(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        # It retries until the fate is known: a missed refusal would leave the fragment in flight for ever.
+        # Retries until the fate is known: a missed refusal would keep the contribution in flight for ever.
         try:
             await self._offer(track, in_flight)
         finally:
@@ -101,16 +101,16 @@ class Sender:
         await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        """Pushes until the core has answered, or the fate is known from an update."""
+        """Pushes until the core answers, or an update tells the fate."""
         once, failed = partial(self._push, track, in_flight), partial(self._failed, track, in_flight)
         await retry(self._core, track, lambda: track.in_flight is in_flight, once, failed, self._rng)
 
     async def _push(self, track: FragmentTrack, in_flight: InFlight) -> bool:
-        """Offers the contribution, and sends the frames that the core lacks. Returns whether there is a receipt."""
+        """Offers the contribution, and sends the frames that the core lacks. Returns whether a receipt arrived."""
         outstanding, offered = in_flight.taken.outstanding, track.shard.session
 
         def head() -> pb.PushHeader:
-            # If the run was restored in between, it keeps the old session, so that the core refuses it.
+            # If the run was restored in between, the header keeps the old session, so that the core refuses the work.
             same = track.shard.session.generation == offered.generation
             in_flight.session = track.shard.session if same else offered
             return pb.PushHeader(
@@ -131,11 +131,11 @@ class Sender:
             self._counters.bytes_up += in_flight.table[index][0]
 
         name = self._name(track, in_flight)
-        log.debug("sending", contribution=name, cycle=in_flight.taken.cycle, tokens=outstanding.tokens)
+        log.debug("sending a contribution", contribution=name, cycle=in_flight.taken.cycle, tokens=outstanding.tokens)
         receipt = await upload(track.shard.link, head, in_flight.messages, sent, known=in_flight.acknowledged)
         if receipt is None:
             return False
-        log.debug("acknowledged", contribution=name)
+        log.debug("the core acknowledged a contribution", contribution=name)
         self._acknowledged(in_flight)
         self.decided(track.shard, receipt)
         return True
@@ -144,13 +144,13 @@ class Sender:
         error, name = failure.error, self._name(track, in_flight)
         self._counters.last_error = one_line(error)
         if track.in_flight is not in_flight:
-            return True  # its fate became known meanwhile
+            return True  # its fate became known in the meantime
         match failure.remedy:
             case Remedy.DROP_WORK:
-                log.warning("outstanding work is dropped", contribution=name, detail=detail(error))
+                log.warning("dropped outstanding work: the core refused it", contribution=name, detail=detail(error))
                 self._drop(track)
             case Remedy.GIVE_UP:
-                log.error("contribution refused", contribution=name, detail=detail(error))
+                log.error("the core refused a contribution", contribution=name, detail=detail(error))
                 self.end(track, merged=False)
             case Remedy.JOIN_AGAIN:
                 track.shard.lose(in_flight.session)
@@ -171,32 +171,33 @@ class Sender:
             return
         if receipt.fate == pb.FATE_REFUSED:
             self._counters.last_error = receipt.reason
-            log.warning("contribution refused", contribution=self._name(track, track.in_flight), reason=receipt.reason)
+            name = self._name(track, track.in_flight)
+            log.warning("the core refused a contribution", contribution=name, reason=receipt.reason)
             if receipt.drop_outstanding:
                 self._drop(track)
             else:
                 self.end(track, merged=False)
 
     def end(self, track: FragmentTrack, *, merged: bool) -> None:
-        """Ends a flight. A merge is adopted with its update; refused work can be sent again at once."""
+        """Records the fate of the contribution in flight. Refused work can be sent again at once."""
         assert track.in_flight is not None, "only a flight can end"
         in_flight, track.in_flight = track.in_flight, None
         self._acknowledged(in_flight)
         self._counters.pending -= 1
         if merged:
-            log.debug("merged", contribution=self._name(track, in_flight))
+            log.debug("the core merged a contribution", contribution=self._name(track, in_flight))
             self._counters.merged += 1
         else:
             self._counters.refused += 1
             self._exchange.release(track.fragment)
 
     def forget(self, track: FragmentTrack) -> None:
-        """Drops the contribution in flight: the run has another generation."""
+        """Drops the contribution in flight, because the run has a new generation."""
         if track.in_flight is not None:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Drops work that was refused for good, and fetches the fragment whole; until its adoption nothing is sent."""
+        """Drops finally refused work, and fetches the whole fragment. Until its adoption, nothing is sent."""
         assert track.in_flight is not None, "only a flight can be dropped"
         self._acknowledged(track.in_flight)
         track.in_flight = None
@@ -215,7 +216,7 @@ class Sender:
 
 
 def _messages(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    """A run's frames as messages, by their numbers in the fragment; and length and CRC-32C of their payloads."""
+    """Returns a run's frames as messages by frame number, and the length and CRC-32C of each payload."""
     payloads = list(map(frame_codec.compress, coded.contents))
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)

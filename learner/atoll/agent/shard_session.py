@@ -1,6 +1,6 @@
-"""A learner's session at one shard: it follows the shard's notifications, and reports progress.
+"""A learner's session at one shard: follows the shard's notifications and reports progress.
 
-A shard that is away stalls only its own fragments: the learner retries it, and stays connected to the others.
+An unreachable shard stalls only its own fragments. The learner retries that shard and stays connected to the others.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-LOOK_S = 0.25  # seconds between checks for something to report
-PATIENCE_STEPS = 4.0  # a round is declined when there was no step boundary for so many step times
+LOOK_S = 0.25  # seconds between checks for news to report
+PATIENCE_STEPS = 4.0  # a round is declined after this many step times without a step boundary
 WATCH_S = 0.5
 
 
 class ShardSession:
-    """A session at one shard. dial_again: replaces a shard's link, which no longer works."""
+    """A session at one shard. dial_again: a function that replaces a shard's broken link."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class ShardSession:
         self._clock = clock
 
     async def live(self) -> None:
-        """Runs until the run must be joined again; then returns, or raises AioRpcError or LinkLost."""
+        """Runs until the learner must join again. Then returns, or raises AioRpcError or LinkLost."""
         failures = 0
         while True:
             try:
                 await self._stay()
-                why = "it ended the session"
+                why = "the shard ended the session"
             except (grpc.aio.AioRpcError, LinkLost) as error:
                 if self._ends_with(error):
                     raise
@@ -71,7 +71,7 @@ class ShardSession:
                 failures = 0 if self._shard.connected.is_set() else failures
                 self._shard.connected.clear()
             if not failures:
-                log.warning("a shard is away: its fragments wait", server=self._shard.link.address, error=why)
+                log.warning("lost a shard: its fragments wait", server=self._shard.link.address, error=why)
             self._counters.connected = False
             self._counters.last_error = why
             await asyncio.sleep(backoff_s(failures, random.Random()))  # noqa: S311 - jitter
@@ -80,7 +80,7 @@ class ShardSession:
                 self._dial_again(self._shard)
 
     def _ends_with(self, error: grpc.aio.AioRpcError | LinkLost | None = None) -> bool:
-        """Whether the run must be joined again; otherwise this shard is retried."""
+        """Whether the learner must join again. Otherwise it retries this shard."""
         if self._shard.lost.is_set() or self._core.said_goodbye:
             return True
         if isinstance(error, grpc.aio.AioRpcError) and remedy(error) is not Remedy.TRY_AGAIN:
@@ -102,25 +102,25 @@ class ShardSession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Dials again and returns when the shard is silent for longer than is likely: its connections are dead.
+        """Connects again and returns when the shard has been silent for so long that its connections must be dead.
 
-        It does the same for new certificates; transfers on the old connections continue there.
+        Does the same when certificates are replaced. Transfers on the old connections continue there.
         """
         shard = self._shard
         shard.arrivals.again(self._clock.monotonic())
         while not shard.arrivals.overdue(self._clock.monotonic()) and not shard.link.stale:
             await asyncio.sleep(WATCH_S)
             await shard.link.rest()
-        why = "new certificates" if shard.link.stale else "the core is silent"
+        why = "certificates were replaced" if shard.link.stale else "the core does not answer"
         max_wait_s = round(shard.arrivals.max_wait_s(), 1)
-        log.warning(f"{why}: dialling again", learner=shard.session.learner, max_wait_s=max_wait_s)
+        log.warning(f"{why}: connecting again", learner=shard.session.learner, max_wait_s=max_wait_s)
         shard.connected.clear()  # before the old link closes: no call may begin on it
         self._dial_again(shard)
 
     # ------------------------------------------------------------------------------ following
 
     async def follow(self) -> None:
-        """Takes in notifications until the shard ends the call. Raises AioRpcError, LinkLost and LearnerError."""
+        """Handles notifications until the shard ends the call. Raises AioRpcError, LinkLost and LearnerError."""
         shard = self._shard
         request = pb.FollowRequest(session=shard.session, log=shard.log, sequence=shard.sequence, shard=shard.number)
         known = {fragment: track.known() for fragment, track in shard.tracks.items()}
@@ -136,18 +136,18 @@ class ShardSession:
 
     def _back(self) -> None:
         """Records that the shard answers again."""
-        log.info("the shard is there", server=self._shard.link.address)
+        log.info("connected to the shard", server=self._shard.link.address)
         self._shard.connected.set()
         self._counters.connected = self._core.connected()
 
     def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
-        """Takes in a notification. Returns False when the shard shuts down. known: versions when following began."""
+        """Handles a notification. Returns False if the shard shuts down. known: versions when following began."""
         shard = self._shard
         shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())
         match notification.WhichOneof("what"):
             case "current":
-                self._sender.ask_again(shard)  # the state tells versions, but not the fates since our last position
+                self._sender.ask_again(shard)  # the state has versions, but not the fates since our last position
                 self._counters.told(notification.current.run_tokens, notification.current.voided_tokens)
                 for track, version in shard.newest(notification.current.versions):
                     track.stands_at(version, known[track.fragment])
@@ -170,12 +170,12 @@ class ShardSession:
         return True
 
     def _pause(self, reason: str) -> None:
-        self._counters.stands = reason
+        self._counters.paused_by = reason
         self._exchange.pause(reason)
 
     def _opened(self, opened: pb.RoundOpened) -> None:
         if self._shard.track(opened.fragment).in_flight is not None:
-            self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
+            self._decline(opened.fragment, opened.cycle, "an earlier contribution is in flight")
         else:
             self._exchange.ask(opened.fragment, opened.cycle)
 
@@ -193,7 +193,7 @@ class ShardSession:
         ):
             while not call.done():
                 for due in self._exchange.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
-                    self._decline(due.fragment, due.cycle, "no inner step while it was open")
+                    self._decline(due.fragment, due.cycle, "no inner step while the round was open")
                 now = self._clock.monotonic()
                 state = (self._counters.steps, self._counters.pausing(now))
                 self._core.sort_answers(self._exchange)
@@ -210,7 +210,7 @@ class ShardSession:
             await call
 
     def _progress(self) -> pb.Progress:
-        """All counters, and adoptions and declined rounds since the last message, up to one message's limit."""
+        """Returns all counters, and the adoptions and declined rounds since the last message, up to a limit."""
         progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
         progress.shard = shard.number
         progress.declined.extend(shard.declined.popleft() for _ in range(min(REPORTED, len(shard.declined))))
@@ -218,7 +218,7 @@ class ShardSession:
         return progress
 
     async def say_goodbye(self) -> None:
-        """Leaves cleanly if the shard is connected; a failure is only logged."""
+        """Leaves cleanly if the shard is connected. A failure is only logged."""
         shard = self._shard
         if not shard.connected.is_set():
             return

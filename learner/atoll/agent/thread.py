@@ -1,6 +1,6 @@
 """The agent's thread: one event loop for the network, and worker threads for slow work.
 
-The training thread starts it, hands pseudo-gradients over, and ends it. Everything else goes through the
+The training thread starts the agent, hands over pseudo-gradients, and ends the agent. All other data goes through the
 ThreadExchange.
 """
 
@@ -31,11 +31,11 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-ENDING_S = 1.0  # seconds from when the interpreter closes its thread pools to the end of its main thread
+ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
 
 
 class Agent:
-    """A learner's agent. It can be started once. failure: why it stopped, or None."""
+    """A learner's agent. It can be started only once. failure: why the agent stopped, or None."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, exchange: ThreadExchange, counters: Counters, clock: Clock
@@ -63,33 +63,33 @@ class Agent:
         self._thread.start()
 
     def wait_ready(self) -> Layout:
-        """Waits for the first anchors; returns the layout. Raises LearnerError when the learner cannot join."""
+        """Waits for the first anchors. Returns the layout. Raises LearnerError if the learner cannot join."""
         while not self._ready.done():
             wait((self._ready,), PIECE_S)
         return self._ready.result()
 
     def anchors(self) -> list[tuple[int, F32]]:
-        """Version and anchor, float32 (fragment.length,), of each fragment; only after `wait_ready`."""
-        assert self._session is not None, "ready comes first"
+        """Returns the version and anchor, float32 (fragment.length,), of each fragment. Call after `wait_ready`."""
+        assert self._session is not None, "call wait_ready first"
         return [(track.version, track.anchor) for track in self._session.core.tracks.values()]
 
     @property
     def run_codec(self) -> Codec:
-        """The codec of contributions and updates; only after `wait_ready`."""
-        assert self._session is not None, "ready comes first"
+        """The codec of contributions and updates. Available after `wait_ready`."""
+        assert self._session is not None, "call wait_ready first"
         return Codec(self._session.core.settings.codec)
 
     def submit(self, taken: Submission) -> None:
-        """Hands a pseudo-gradient over to be sent; it is idempotent."""
-        assert self._session is not None, "ready comes first"
+        """Hands over a pseudo-gradient to be sent. Idempotent."""
+        assert self._session is not None, "call wait_ready first"
         self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
 
     def leave(self) -> None:
-        """Leaves the run if the core is connected, and ends the thread, also before it has joined."""
+        """Leaves the run if the core is connected, and ends the thread. Works before joining too."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed in between
+            with contextlib.suppress(RuntimeError):  # the loop closed in between
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)
@@ -106,7 +106,7 @@ class Agent:
             asyncio.run(self._live())
         except asyncio.CancelledError:
             if not self._leaving and self.failure is None:  # an unexpected cancellation
-                self._fail(RuntimeError("it was cancelled"))
+                self._fail(RuntimeError("the agent's task was cancelled"))
         except Exception as error:
             self._fail(error)
 
@@ -128,11 +128,11 @@ class Agent:
         )
         try:
             await self._session.live()
-        except Exception as error:  # recorded before the loop closes, since other tasks fail while it does
+        except Exception as error:  # recorded before the loop closes, because closing makes other tasks fail
             self._fail(error)
 
     def _stop(self, error: Exception) -> None:
-        """Ends the learner with an error that a part of the agent found."""
+        """Ends the learner with an error from a part of the agent."""
         self._fail(error)
         if self._main is not None:
             self._main.cancel()
@@ -141,13 +141,15 @@ class Agent:
         known = isinstance(error, LearnerError)
         if self.failure is not None or (not known and _interpreter_ends()):
             return
-        text = str(error) if known else f"the learner's agent failed: {error!r}"
+        text = (
+            str(error) if known else f"the learner's agent failed ({error!r}): restart the learner and report this bug"
+        )
         self.failure = LearnerError(text)
         self._exchange.end()
         self._counters.last_error = text
         if not self._ready.done():
             self._ready.set_exception(self.failure)
-        log.error("learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
+        log.error("the learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
 
     def _say_goodbye(self) -> None:
         async def leave_and_end() -> None:
@@ -162,13 +164,13 @@ class Agent:
 
 
 def _interpreter_ends() -> bool:
-    """Whether the interpreter ends: then thread pools fail, and the error that ended it must be the last output."""
+    """Whether the interpreter is ending. Thread pools then fail, and the original error must be the last output."""
     main = threading.main_thread()
     main.join(ENDING_S)
     return not main.is_alive()
 
 
 def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores a known error: gRPC wakes all loops of a process for each event, and late ones find none (grpc#25364)."""
+    """Ignores a known error (grpc#25364): gRPC wakes all loops of a process for each event, and most find no event."""
     if not (isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context["message"]):
         loop.default_exception_handler(context)

@@ -16,7 +16,7 @@ LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """commands: by process name, the core's included. address: the core's HOST:PORT."""
+    """The processes of a deployment. commands: by process name, including the core. address: the core's HOST:PORT."""
 
     address: str
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Deployment:
 def reference(
     directory: Path, learners: int, size: str, batch: int, total_tokens: int, seed: int, core_options: list[str]
 ) -> Deployment:
-    """A core and learners of equal speed that train the reference model."""
+    """Returns a deployment of a core and learners of equal speed that train the reference model."""
     address = f"127.0.0.1:{free_port()}"
     core = ["core", "--dir", str(directory / "run"), "--listen", address, "--total-tokens", str(total_tokens)]
     commands = {CORE: [*ATOLL, *core, *core_options]}
@@ -44,19 +44,19 @@ def reference(
 
 
 def procfile(path: Path, address: str) -> Deployment:
-    """Reads a Procfile with one `name: command` per line: `core`, and learners by their names. Raises DemoError."""
+    """Reads a Procfile with one `name: command` per line: the core, named `core`, and learners. Raises DemoError."""
     commands: dict[str, list[str]] = {}
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise DemoError(f"--procfile {path} cannot be read ({error.strerror})") from error
+        raise DemoError(f"--procfile {path} cannot be read ({error.strerror}): give another path") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         found = LINE.fullmatch(line.strip())
         if found is None or found[1] in commands:
-            raise DemoError(f"{path}, line {number}: give `name: command`, each name once")
+            raise DemoError(f"{path}, line {number} is not a new `name: command`: write one, and use each name once")
         commands[found[1]] = shlex.split(found[2])
     if CORE not in commands or len(commands) < 2:
-        raise DemoError(f"{path} needs a line `core: ...` and one for each learner")
+        raise DemoError(f"{path} lacks a core or a learner: add a line `core: ...` and a line for each learner")
     return Deployment(address, commands)

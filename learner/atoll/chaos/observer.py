@@ -1,4 +1,4 @@
-"""Observes a deployment from outside: the core's status, and how long killed processes take to recover."""
+"""Observes a deployment from outside: the core's status, and the recovery times of killed processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ASK_S = 1.0
 
 @dataclass(slots=True)
 class KillRecord:
-    """A kill and the recovery from it, in seconds; None: not recovered yet.
+    """A kill and the recovery from it, in seconds. None: not recovered yet.
 
     A learner recovers in phases: prepared (interpreter, imports, model, data), joining, first step.
-    serving_s: from a core's start to its first answer; all_back_s: from then until every learner was heard again.
+    serving_s: from a core's start to its first answer. all_back_s: from then until the core saw every learner again.
     """
 
     at_s: float
     target: str
-    started_at: float = 0.0  # monotonic, of the new process
+    started_at: float = 0.0  # start of the new process, monotonic seconds
     prepared_s: float | None = None
     joining_s: float | None = None
     first_step_s: float | None = None
@@ -35,20 +35,20 @@ class KillRecord:
     all_back_s: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """The fields that are known, for the JSON object."""
+        """Returns the known fields, for the JSON object."""
         names = ("at_s", "target", "prepared_s", "joining_s", "first_step_s", "serving_s", "all_back_s")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @contextmanager
 def observing(address: str) -> Iterator[Observer]:
-    """An observer of the core at this address, as long as the block lasts."""
+    """Context of an observer of the core at this address, HOST:PORT."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         yield Observer(channel)
 
 
 class Observer:
-    """Polls one core's status. address: HOST:PORT."""
+    """Polls one core's status. channel: to the core."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = rpc.OperatorStub(channel)
@@ -71,7 +71,7 @@ class Observer:
         self._core_answered_at = None
 
     def look(self) -> bool:
-        """Asks for the status once; returns whether the core answered."""
+        """Asks for the status once. Returns whether the core answered."""
         try:
             self.status = self._stub.Status(pb.StatusRequest(), timeout=ASK_S)
         except grpc.RpcError as error:

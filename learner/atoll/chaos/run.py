@@ -1,4 +1,4 @@
-"""Runs `atoll chaos`: starts a deployment, injects failures by a schedule, restarts killed processes, and reports."""
+"""Runs `atoll chaos`: starts a deployment, injects scheduled failures, restarts killed processes, prints a summary."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from atoll.demo.display import Progress
 from atoll.demo.processes import Child, Children, DemoError, children
 
 TICK_S = 0.1
-READY_S = 180.0  # until all learners train
-LEAVE_S = 90.0  # for all learners to leave at the end
-BACK_S = 120.0  # for a core to be back at the end
+READY_S = 180.0  # limit on the start of all learners
+LEAVE_S = 90.0  # limit on the leaving of all learners at the end
+BACK_S = 120.0  # limit on the return of a core at the end
 
 
 def run_chaos(settings: ChaosSettings) -> None:
-    """Runs chaos and prints its cost. Raises DemoError when a process ends by itself; Ctrl-C ends every child."""
+    """Runs chaos and prints the summary. Raises DemoError if a process ends by itself. Ctrl-C ends every child."""
     console = Console()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)
@@ -54,7 +54,7 @@ def run_chaos(settings: ChaosSettings) -> None:
             if settings.procfile is None:
                 observer.export(str(directory / "last.safetensors"))
         if settings.procfile is None:
-            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the children have ended
+            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - loads torch only after the children have ended
 
             summary["validation_loss"] = loss_of_file(directory / "last.safetensors", settings.size, None)
     console.print(summary_table(summary))
@@ -63,7 +63,7 @@ def run_chaos(settings: ChaosSettings) -> None:
 
 
 def _faults(settings: ChaosSettings, deployment: Deployment) -> list[Fault]:
-    """The failures to inject: those of --schedule, or random ones."""
+    """Returns the failures to inject: those in --schedule, or random ones."""
     if settings.schedule is not None:
         return parse(settings.schedule, list(deployment.commands))
     return random_faults(
@@ -88,13 +88,13 @@ class Chaos:
         self._done: list[Fault] = []
 
     def run(self, faults: list[Fault]) -> dict[str, Any]:
-        """Runs from the first start until all learners have left; returns the summary."""
+        """Runs from the first start until all learners have left. Returns the summary."""
         for name, command in self._deployment.commands.items():
             self._alive[name] = self._group.start(name, command)
         self._wait_until_all_train()
         began, left = time.monotonic(), list(faults)
         self._progress.note(
-            f"all {len(self._deployment.learners)} learners train; {len(faults)} failures are scheduled"
+            f"all {len(self._deployment.learners)} learners are training; {len(faults)} failures are scheduled"
         )
         while (elapsed := time.monotonic() - began) < self._settings.seconds and self._anybody_trains():
             left = [fault for fault in left if fault.at_s > elapsed or not self._strike(fault, elapsed)]
@@ -108,11 +108,13 @@ class Chaos:
         while not (self._observer.look() and self._observer.all_train(len(self._deployment.learners))):
             self._check()
             if time.monotonic() > deadline:
-                raise DemoError(f"not all learners train within {READY_S:.0f} s: see the logs (--keep DIR)")
+                raise DemoError(
+                    f"some learners do not train after {READY_S:.0f} s: use --keep DIR, and read the logs there"
+                )
             time.sleep(TICK_S)
 
     def _strike(self, fault: Fault, elapsed: float) -> bool:
-        """Kills or pauses a process. Returns False when it is down or paused already: then it is tried again later."""
+        """Kills or pauses a process. Returns False if it is already down or paused: the caller retries later."""
         name = fault.target
         if name in self._again or name in self._paused:
             return False
@@ -121,11 +123,11 @@ class Chaos:
             child.kill()
             again_at = time.monotonic() + self._settings.restart_after_s
             self._again[name] = (again_at, KillRecord(elapsed, name))
-            self._progress.note(f"SIGKILL to {name}")
+            self._progress.note(f"killed {name} with SIGKILL")
         else:
             child.process.send_signal(signal.SIGSTOP)
             self._paused[name] = time.monotonic() + fault.for_s
-            self._progress.note(f"SIGSTOP to {name} for {fault.for_s:.1f} s")
+            self._progress.note(f"paused {name} with SIGSTOP for {fault.for_s:.1f} s")
         self._done.append(fault)
         return True
 
@@ -147,11 +149,11 @@ class Chaos:
         time.sleep(TICK_S)
 
     def _check(self) -> None:
-        """Raises DemoError when a process ended that chaos did not kill."""
+        """Raises DemoError if a process ended that chaos did not kill."""
         for name, child in self._alive.items():
             status = child.process.poll()
             if name not in self._again and (status not in {None, 0} or (status == 0 and name == CORE)):
-                raise DemoError(f"{name} ended with status {status}: {child.tail()}")
+                raise DemoError(f"{name} exited with status {status}: {child.tail()}")
 
     def _anybody_trains(self) -> bool:
         names = self._deployment.learners

@@ -1,4 +1,4 @@
-"""Which process fails, when, and how: random with a seed, or a given list."""
+"""The schedule of failures: random with a seed, or a given list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CORE = "core"
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be read; the message is one line, with the fix."""
+    """A schedule that cannot be read. The message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """A failure, at_s seconds after all learners train. kill: SIGKILL and restart. pause: SIGSTOP for for_s seconds."""
+    """A failure, `at_s` seconds after all learners train. kill: SIGKILL and restart. pause: `for_s` seconds SIGSTOP."""
 
     at_s: float
     what: str
@@ -41,16 +41,16 @@ def _parse(part: str, targets: Sequence[str]) -> Fault:
     except (IndexError, ValueError) as error:
         raise ScheduleError(f'--schedule "{part}" cannot be read: give 12:kill:NAME or 12:pause:NAME:5') from error
     if what not in {KILL, PAUSE} or target not in targets or not at_s >= 0 or not for_s >= 0:
-        raise ScheduleError(f'--schedule "{part}": kill or pause one of {", ".join(targets)}')
+        raise ScheduleError(f'--schedule "{part}" is invalid: kill or pause one of {", ".join(targets)}')
     return Fault(at_s, what, target, for_s)
 
 
 def random_faults(
     seed: int, seconds: float, learners: Sequence[str], mtbf_s: float, core_mtbf_s: float, pauses: float
 ) -> list[Fault]:
-    """Random failures with exponentially distributed intervals; a seed always gives the same ones.
+    """Returns random failures with exponentially distributed intervals. A seed always gives the same failures.
 
-    mtbf_s: mean seconds between failures of any learner; core_mtbf_s: of the core; 0: none.
+    mtbf_s: mean seconds between failures of any learner; 0: no failures. core_mtbf_s: the same for the core.
     pauses: share of learner failures that are pauses (5 s on average) and not kills.
     """
     rng = random.Random(f"learners {seed}")  # noqa: S311 - dice, not secrets

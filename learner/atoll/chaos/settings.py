@@ -10,46 +10,46 @@ from pydantic import Field
 
 from atoll.reference.settings import Size
 
-WHAT = Option(panel="What runs")
+WHAT = Option(panel="Deployment")
 
 
 class ChaosSettings(Settings):
-    """The options of `atoll chaos`: a deployment, and the failures that it gets."""
+    """The options of `atoll chaos`: a deployment, and the failures to inject."""
 
     command: ClassVar[str] = "chaos"
 
-    learners: Annotated[int, Field(ge=1, le=64, description="Learner processes.")] = 4
-    seconds: Annotated[float, Field(ge=1, description="Duration, from when all learners train.")] = 300.0
+    learners: Annotated[int, Field(ge=1, le=64, description="Number of learners.")] = 4
+    seconds: Annotated[float, Field(ge=1, description="Seconds to run after all learners have started.")] = 300.0
     mtbf_s: Annotated[float, Field(ge=0, description="Mean seconds between failures of any learner. 0: none.")] = 60.0
     core_mtbf_s: Annotated[float, Field(ge=0, description="Mean seconds between failures of the core. 0: none.")] = 0.0
     pauses: Annotated[float, Field(ge=0, le=1, description="Share of learner failures that are pauses (SIGSTOP).")] = (
         0.0
     )
-    restart_after_s: Annotated[
-        float, Field(ge=0, description="Seconds from a kill to the start of the next process.")
-    ] = 0.0
+    restart_after_s: Annotated[float, Field(ge=0, description="Seconds from a kill to the restart of the process.")] = (
+        0.0
+    )
     schedule: Annotated[
         str | None,
-        Field(description="Use these failures, not random ones: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"),
+        Field(description="Failures to use instead of random ones: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"),
     ] = None
     seed: Annotated[
         int, Field(ge=0, description="Seed of the failures, the first parameters and the text's order.")
     ] = 0
     procfile: Annotated[
         Path | None,
-        Field(description="Your own deployment: one `name: command` per line, the core's name is core."),
+        Field(description="Your own deployment: one `name: command` per line. The core must be named core."),
         WHAT,
     ] = None
     server: Annotated[
         str,
-        Field(description="Address of the core in --procfile."),
+        Field(description="Address of the --procfile's core."),
         Option(metavar="HOST:PORT", panel=WHAT.panel),
     ] = "127.0.0.1:7070"
-    size: Annotated[Size, Field(description="Size of the model in parameters; tiny has 1M."), WHAT] = "tiny"
-    batch: Annotated[int, Field(ge=1, description="Windows of text per step."), WHAT] = 8
+    size: Annotated[Size, Field(description="Size of the model in parameters. tiny has 1M."), WHAT] = "tiny"
+    batch: Annotated[int, Field(ge=1, description="Text windows per step."), WHAT] = 8
     total_tokens: Annotated[
         int,
-        Field(ge=1, description="Tokens of the learning rate's schedule; the run ends there at the latest."),
+        Field(ge=1, description="Length of the learning rate schedule in tokens. The run ends there at the latest."),
         WHAT,
     ] = 20_000_000
     core_options: Annotated[
@@ -58,6 +58,4 @@ class ChaosSettings(Settings):
         Option(name="core-option", panel=WHAT.panel),
     ] = ("--fragments=8", "--snapshot-every-s=30")
     json_path: Annotated[Path | None, Field(description="Write the summary to this file."), Option(name="json")] = None
-    keep: Annotated[
-        Path | None, Field(description="Keep the run's directory and the processes' logs in this directory.")
-    ] = None
+    keep: Annotated[Path | None, Field(description="Store the run and all logs in this directory.")] = None

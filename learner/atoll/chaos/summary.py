@@ -8,18 +8,18 @@ from typing import Any
 from rich.table import Table
 
 CAUSES = {
-    "down": "down: from the kill to the new process",
-    "restarting": "interpreter, imports, model and data",
-    "joining": "joining: the run's current parameters",
+    "down": "down, from the kill to the new process",
+    "restarting": "restarting: interpreter, imports, model, data",
+    "joining": "joining: fetching the run's parameters",
     "blocked": "blocked in step()",
     "thrown_away": "work thrown away",
-    "other": "other: the first reports, leaving",
+    "other": "other: first reports, leaving",
 }
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The summary as a table: the figures of the JSON object."""
-    table = Table("what", "figure", title="atoll chaos")
+    """Returns the summary as a table. summary: the JSON object."""
+    table = Table("metric", "value", title="atoll chaos")
     kills, counts = summary["kills"], summary["contributions"]
     table.add_row("run", f"{summary['learners']} learners, {summary['seconds']:.0f} s")
     table.add_row("killed", f"{kills['learner']} learners, {kills['core']} cores; {kills['paused']} pauses")
@@ -34,15 +34,15 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("tokens", f"{summary['tokens_trained']:,} trained, {lost:,} lost ({share:.2f} %)")
     table.add_row("contributions", ", ".join(f"{count} {fate}" for fate, count in counts.items()))
     for name, text in (
-        ("prepared_s", "a killed learner: process start until it joins"),
-        ("joining_s", "  ... until it has the run's parameters"),
-        ("first_step_s", "  ... until its first inner step is done"),
-        ("serving_s", "a killed core: process start until it serves"),
-        ("all_back_s", "  ... until every learner was heard again"),
+        ("prepared_s", "killed learner: process start to Join"),
+        ("joining_s", "  ... to the run's parameters"),
+        ("first_step_s", "  ... to the end of the first inner step"),
+        ("serving_s", "killed core: process start to first answer"),
+        ("all_back_s", "  ... to the first report of every learner"),
     ):
         times = [hit[name] for hit in summary["hits"] if name in hit]
         if times:
-            table.add_row(text, f"{statistics.median(times):.2f} s median, {max(times):.2f} s at most")
+            table.add_row(text, f"{statistics.median(times):.2f} s median, {max(times):.2f} s maximum")
     if "validation_loss" in summary:
         table.add_row("validation loss", f"{summary['validation_loss']:.4f}")
     return table

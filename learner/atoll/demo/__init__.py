@@ -1,4 +1,4 @@
-"""`atoll demo`: a run of real processes on one machine, in which a learner, the core and a front are killed.
+"""`atoll demo`: runs real processes on one machine, and kills a learner, the core and a front.
 
 May import: reference.
 """

@@ -1,4 +1,4 @@
-"""Output of the demo: live progress, and the summary."""
+"""Output of the demo: live progress and the summary."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_EVERY_S = 10.0  # between two lines without a terminal
+PLAIN_EVERY_S = 10.0  # seconds between two progress lines when the output is not a terminal
 
 
 class Progress:
-    """A live table on a terminal; elsewhere a line every ten seconds."""
+    """Shows a live table on a terminal, and otherwise prints a line every ten seconds."""
 
     def __init__(self, console: Console, total_tokens: int) -> None:
         self._console = console
@@ -38,14 +38,14 @@ class Progress:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Shows a line with the elapsed seconds, and keeps it on the screen."""
+        """Shows a line with the elapsed seconds. The line stays on the screen."""
         line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
         self._notes.append(line)
         if self._live is None:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, status: pb.StatusReply) -> None:
-        """Shows the run's state; without a terminal, at most every PLAIN_EVERY_S."""
+        """Shows the run's state. Without a terminal, it prints at most once every PLAIN_EVERY_S seconds."""
         if self._live is not None:
             self._live.update(Group(self._line(status), _learners(status), Text("\n".join(self._notes))))
         elif time.monotonic() - self._said_at >= PLAIN_EVERY_S:
@@ -65,7 +65,7 @@ class Progress:
 
 
 def _learners(status: pb.StatusReply) -> Table:
-    table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "tokens", "heard", box=None)
+    table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "tokens", "last seen", box=None)
     for each in status.learners:
         table.add_row(
             each.learner,
@@ -81,15 +81,15 @@ def _learners(status: pb.StatusReply) -> Table:
 
 
 def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
-    """The summary as a table: the figures of the JSON object."""
-    table = Table("what", "figure", title="atoll demo")
+    """Returns the summary as a table. solo: validation loss without Atoll, or None."""
+    table = Table("metric", "value", title="atoll demo")
     loss, contributions = summary["validation_loss"], summary["contributions"]
     fall = 100 * (1 - loss["last"] / loss["first"])
     table.add_row("model", f"{summary['parameters']:,} parameters on {summary['learners']} learners")
     table.add_row("validation loss", f"{loss['first']:.3f} -> {loss['last']:.3f} ({fall:.0f} % lower)")
     if solo is not None:
-        table.add_row("... of the busiest learner's tokens alone", f"{solo:.3f}")
-    table.add_row("killed on the way", ", ".join(f"{count} {what}" for what, count in summary["kills"].items()))
+        table.add_row("validation loss, busiest learner's tokens without Atoll", f"{solo:.3f}")
+    table.add_row("killed during training", ", ".join(f"{count} {what}" for what, count in summary["kills"].items()))
     table.add_row("goodput", f"{summary['goodput']:.3f}")
     table.add_row("blocked in step(), worst learner", f"{100 * summary['learner_blocked_fraction']:.2f} %")
     merged = summary["tokens_merged"] / max(1, summary["tokens_trained"])
@@ -97,15 +97,15 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("merges", f"{summary['merges']:,}")
     table.add_row("contributions", ", ".join(f"{count} {fate}" for fate, count in contributions.items()))
     bits, size = summary["wire_bits_per_parameter"], summary["wire_bytes"]
-    table.add_row("wire, up", f"{bits['up']:.2f} bits per parameter, {size['up'] / 1e6:.1f} MB")
-    table.add_row("wire, down", f"{bits['down']:.2f} bits per parameter, {size['down'] / 1e6:.1f} MB")
-    table.add_row("whole fragments, apart from that", f"{summary['whole_bytes'] / 1e6:.1f} MB")
+    table.add_row("contributions sent", f"{bits['up']:.2f} bits per parameter per sync, {size['up'] / 1e6:.1f} MB")
+    table.add_row("updates received", f"{bits['down']:.2f} bits per parameter per sync, {size['down'] / 1e6:.1f} MB")
+    table.add_row("whole fragments, both ways", f"{summary['whole_bytes'] / 1e6:.1f} MB")
     for name, moved in summary.get("regions", {}).items():
         table.add_row(
-            f"WAN of {name}",
-            f"{moved['contribution_bytes'] / 1e6:.1f} MB up; {moved['update_bytes'] / 1e6:.1f} MB of updates and "
-            f"{moved['whole_bytes'] / 1e6:.1f} MB of whole fragments down; the link in all "
-            f"{moved['link_up_bytes'] / 1e6:.1f} and {moved['link_down_bytes'] / 1e6:.1f} MB",
+            f"WAN traffic of {name}",
+            f"payloads: {moved['contribution_bytes'] / 1e6:.1f} MB up, {moved['update_bytes'] / 1e6:.1f} MB of updates "
+            f"and {moved['whole_bytes'] / 1e6:.1f} MB of whole fragments down. "
+            f"All bytes: {moved['link_up_bytes'] / 1e6:.1f} MB up, {moved['link_down_bytes'] / 1e6:.1f} MB down",
         )
-    table.add_row("seconds", f"{summary['seconds']:.0f}")
+    table.add_row("duration", f"{summary['seconds']:.0f} s")
     return table

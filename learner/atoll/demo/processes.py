@@ -1,4 +1,4 @@
-"""Child processes of `atoll demo` and `atoll chaos`: started by a command, logged to files, ended by their pid."""
+"""Child processes of `atoll demo` and `atoll chaos`: starts them, writes their logs to files, and ends them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S, STOP_S = 120.0, 40.0
 
 
 class DemoError(UserError):
-    """A child process failed; the message is one line, with its last log line or the log's path."""
+    """A child process failed. The message is one line with the last line of its log, or with the log's path."""
 
 
 @dataclass(slots=True)
@@ -36,27 +36,27 @@ class Child:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """Sends SIGKILL and waits: the process neither leaves the run nor flushes anything."""
+        """Sends SIGKILL and waits until the process has ended. It neither leaves the run nor flushes its files."""
         self.process.kill()
         self.process.wait()
 
     def tail(self) -> str:
-        """The last line of its log."""
+        """Returns the last line of the process's log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "its log is empty"
 
 
 class Children:
-    """All child processes, by name. directory: of their logs."""
+    """All child processes, by name. directory: where their logs are written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._all: dict[str, Child] = {}
         self._starting = False
-        self._interrupted = False  # by a signal that came while a child was being started
+        self._interrupted = False  # a signal arrived while a child was being started
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
-        """Starts a command; a name may be reused after its process ended. piped: stdout is a pipe, not logged."""
+        """Starts a command. A name can be reused after its process ended. piped: stdout is a pipe and is not logged."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
@@ -73,7 +73,7 @@ class Children:
                 )
             child = self._all[name] = Child(name, command, path, process)
         except OSError as error:
-            raise DemoError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
+            raise DemoError(f"{name} cannot be started ({command[0]}: {error.strerror}): check the command") from error
         finally:
             self._starting = False
             if self._interrupted:
@@ -81,24 +81,24 @@ class Children:
         return child
 
     def interrupt(self) -> None:
-        """Raises KeyboardInterrupt. It waits while a child is being started, which would else outlive this process."""
+        """Raises KeyboardInterrupt. While a child is being started, it waits: that child would outlive this process."""
         if self._starting:
             self._interrupted = True
             return
         raise KeyboardInterrupt
 
     def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
-        """Starts a core and waits until it serves; returns its address."""
+        """Starts a core and waits until it serves. Returns the process and its address."""
         child = self.launch_core("core", directory, listen, options)
         return child, self.serving(child)
 
     def start_front(self, name: str, listen: str, core: str, options: Sequence[str] = ()) -> tuple[Child, str]:
-        """Starts a front and waits until it serves; returns its address."""
+        """Starts a front and waits until it serves. Returns the process and its address."""
         child = self.start(name, [*ATOLL, "front", "--listen", listen, "--core", core, *options], piped=True)
         return child, self.serving(child)
 
     def start_dashboard(self, listen: str, server: str, options: Sequence[str] = ()) -> tuple[Child, str]:
-        """Starts a dashboard and waits until it serves; returns its URL."""
+        """Starts a dashboard and waits until it serves. Returns the process and its URL."""
         command = [*ATOLL, "dashboard", "--listen", listen, "--server", server, *options]
         child = self.start("dashboard", command, piped=True)
         return child, self.serving(child)
@@ -108,20 +108,20 @@ class Children:
         return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
 
     def serving(self, child: Child) -> str:
-        """Waits until a core, front, relay or dashboard serves; returns its address. Raises DemoError."""
+        """Waits until a core, front, relay or dashboard serves. Returns its address. Raises DemoError."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
-        assert stream is not None, "a core's output is read"
+        assert stream is not None, "the child was started with piped=True"
         while time.monotonic() < deadline:
             ready, _, _ = select.select([stream], [], [], 0.2)
             line = stream.readline().decode() if ready else ""
             if found := SERVING.match(line):
                 return found[1]
             if child.process.poll() is not None:
-                raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+                raise DemoError(f"{child.name} exited with status {child.process.returncode}: {child.tail()}")
         raise DemoError(f"{child.name} did not serve within {START_S:.0f} s: see {child.log}")
 
     def stop(self, child: Child) -> None:
-        """Sends SIGTERM and waits; sends SIGKILL after STOP_S seconds."""
+        """Sends SIGTERM and waits. Sends SIGKILL after STOP_S seconds."""
         if child.process.poll() is None:
             child.process.send_signal(signal.SIGTERM)
             try:
@@ -142,9 +142,9 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """A group of children that are killed when the block ends, for any reason; SIGTERM ends it like Ctrl-C.
+    """Context of a group of children, which are killed when the block ends. SIGTERM ends the block like Ctrl-C.
 
-    It sets both handlers, since a process that a script starts in the background ignores SIGINT.
+    It sets both handlers because a process that a script starts in the background ignores SIGINT.
     """
     group = Children(directory)
     before = {number: signal.signal(number, lambda *_: group.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -157,7 +157,7 @@ def children(directory: Path) -> Iterator[Children]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
+    """Returns a port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

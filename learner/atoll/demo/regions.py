@@ -1,4 +1,4 @@
-"""Regions of the demo: each has a front behind a relay that limits rate and delay, and can be cut."""
+"""Regions of the demo. Each has a front behind a relay that limits the rate, adds delay, and can be cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.demo.processes import Child, Children, free_port
 
-MBIT, DELAY_MS = 100.0, 40.0  # each way
+MBIT, DELAY_MS = 100.0, 40.0  # in each direction
 SERIES = {
     "update_bytes": 'atoll_front_wan_bytes_total{direction="down",kind="update"',
     "contribution_bytes": 'atoll_front_wan_bytes_total{direction="up",kind="contribution"',
@@ -23,7 +23,7 @@ SERIES = {
 
 @dataclass(slots=True)
 class Region:
-    """One region. address: of its front; counts: the relay's file; before: bytes counted by killed fronts."""
+    """One region. address: its front's. counts: the relay's file of byte counts. before: bytes of killed fronts."""
 
     name: str
     relay: Child
@@ -36,7 +36,7 @@ class Region:
 
 
 class Regions:
-    """All regions, in front of one core. core: its address."""
+    """All regions of one core. core: the core's address."""
 
     def __init__(self, group: Children, directory: Path, core: str, names: list[str]) -> None:
         self._group = group
@@ -52,7 +52,7 @@ class Regions:
         return Region(name, relay, link, counts, port, front, address)
 
     def kill_front(self, region: Region) -> None:
-        """Kills a region's front and starts another one at the same address."""
+        """Kills a region's front and starts another front at the same address."""
         region.before.update(_counted(region))
         region.front.kill()
         options = _options(region.name, region.metrics_port)
@@ -63,11 +63,11 @@ class Regions:
         region.relay.process.send_signal(signal.SIGUSR1)
 
     def restore(self, region: Region) -> None:
-        """Restores a region's link; delayed data arrives."""
+        """Restores a region's link. Delayed data then arrives."""
         region.relay.process.send_signal(signal.SIGUSR2)
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """By region: payload bytes between its front and the core, and all bytes over its link."""
+        """Returns, by region, the payload bytes between its front and the core, and all bytes over its link."""
         found = {}
         for region in self.all:
             link = json.loads(region.counts.read_text())
@@ -84,7 +84,7 @@ def _options(name: str, metrics_port: int) -> list[str]:
 
 
 def _counted(region: Region) -> Counter[str]:
-    """Payload bytes that the running front has counted, by the names of SERIES."""
+    """Returns the payload bytes that the running front has counted, by the names in SERIES."""
     with urllib.request.urlopen(f"http://127.0.0.1:{region.metrics_port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return Counter(

@@ -1,9 +1,9 @@
-"""Emulates a slow link on one machine without root: a TCP relay with a rate, a delay and cuts.
+"""Emulates a slow link on one machine without root: a TCP relay that limits the rate, adds delay, and can be cut.
 
 python -m atoll.demo.relay --listen 127.0.0.1:0 --to HOST:PORT --mbit 100 --delay-ms 40 [--counts PATH]
 
-SIGUSR1 cuts the link and SIGUSR2 restores it; meanwhile nothing arrives, and no connection ends. It is not a network
-emulator: no packet is lost, and TCP's windows open on both sides at once.
+SIGUSR1 cuts the link and SIGUSR2 restores it. While the link is cut, no data arrives and no connection ends. The relay
+is not a network emulator: it loses no packets, and each side's TCP connection sees only the local round trip.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
-QUEUED_S = 0.1  # received data may wait this long, as in a router; beyond that the relay stops reading
-COUNT_S = 0.5  # how often counts are written to their file
+QUEUED_S = 0.1  # received data waits up to this long, as in a router; beyond that, the relay stops reading
+COUNT_S = 0.5  # seconds between writes of the counts to their file
 QUEUED = 256  # chunks in flight: 16 MiB, more than 100 Mbit/s carries in a second
 
 
@@ -34,7 +34,7 @@ class Counts:
 
 
 class Way:
-    """One direction of the link, shared by all connections. open_: cleared while the link is cut."""
+    """One direction of the link. All connections share it. open_: cleared while the link is cut."""
 
     def __init__(self, bytes_per_s: float, delay_s: float, open_: asyncio.Event) -> None:
         self._bytes_per_s = bytes_per_s
@@ -77,7 +77,7 @@ class Way:
 
 
 class Relay:
-    """Relays connections to one target. target: HOST:PORT; bytes_per_s, delay_s: of each direction."""
+    """Relays connections to one target. target: HOST:PORT. bytes_per_s, delay_s: in each direction."""
 
     def __init__(self, target: str, bytes_per_s: float, delay_s: float) -> None:
         host, _, port = target.rpartition(":")
@@ -88,11 +88,11 @@ class Relay:
         self._up, self._down = (Way(bytes_per_s, delay_s, self._open) for _ in range(2))
 
     def cut(self) -> None:
-        """Cuts the link: nothing arrives any more."""
+        """Cuts the link: no data arrives until `restore`."""
         self._open.clear()
 
     def restore(self) -> None:
-        """Restores the link: delayed data arrives."""
+        """Restores the link. Delayed data then arrives."""
         self._open.set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ class Relay:
         try:
             await asyncio.gather(*tasks)
         except OSError:
-            pass  # one side was reset: the other is closed too
+            pass  # one side was reset: the block below closes the other
         finally:
             for task in tasks:
                 task.cancel()
@@ -125,7 +125,7 @@ class Relay:
 
 
 async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
-    """Serves until the process ends. counts: the file for the byte counts, JSON; None: not written."""
+    """Serves until the process ends. counts: JSON file for the byte counts, or None."""
     host, _, port = listen.rpartition(":")
     server = await asyncio.start_server(relay.connected, host, int(port))
     loop = asyncio.get_running_loop()

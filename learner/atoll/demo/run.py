@@ -1,4 +1,4 @@
-"""Runs the demo: a core and learners of unequal speed; one of each is killed and restarted; then it prints figures."""
+"""Runs the demo: starts a core and learners of unequal speed, kills and restarts one of each, and prints a summary."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from atoll.demo.regions import Regions
 from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
 from atoll.reference.settings import TrainSettings
 
-SLOW_DOWN = (1.0, 1.15, 1.35)  # learners' slow-down factors, in turn: unequal on purpose
+SLOW_DOWN = (1.0, 1.15, 1.35)  # slow-down factors of learners in turn, so that their speeds differ
 FRAGMENTS = 8  # a model of 1M parameters is too small for 24
-KILL_FRONT_AT = 0.2  # part of the tokens; the next three likewise
+KILL_FRONT_AT = 0.2  # fraction of the run's tokens; the same for the next three
 KILL_LEARNER_AT = 0.3
 CUT_AT = 0.4
 KILL_CORE_AT = 0.6
@@ -37,7 +37,7 @@ ANSWER_S = 20.0
 
 @dataclass(slots=True)
 class Killed:
-    """How many processes of each kind were killed so far, and how many links were cut."""
+    """Number of processes of each kind that were killed so far, and number of links that were cut."""
 
     learner: int = 0
     core: int = 0
@@ -46,14 +46,14 @@ class Killed:
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Runs the demo and prints the summary. Raises DemoError when a process fails; Ctrl-C ends every child."""
+    """Runs the demo and prints the summary. Raises DemoError if a process fails. Ctrl-C ends every child."""
     _check_writable(settings)
     console, began = Console(), time.monotonic()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / "run").exists():
-            raise DemoError(f"--keep {directory} holds a run already: give a new directory")
+            raise DemoError(f"--keep {directory} already contains a run: give a new directory")
         with children(directory) as group, Progress(console, settings.total_tokens) as progress:
             status, killed, regions = _train(settings, directory, group, progress)
         seconds = time.monotonic() - began
@@ -67,9 +67,9 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _check_writable(settings: DemoSettings) -> None:
-    """Raises DemoError for paths that cannot be used, before minutes of training."""
+    """Raises DemoError for unusable paths, before minutes of training."""
     if settings.data is not None and not os.access(settings.data, os.R_OK):
-        raise DemoError(f"--data {settings.data} cannot be read: give a text file or a folder")
+        raise DemoError(f"--data {settings.data} cannot be read: give a readable text file or folder")
     if settings.json_path is not None:
         try:
             settings.json_path.touch()
@@ -85,7 +85,7 @@ def _train(
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
     options += ["--record"] if settings.keep is not None else []
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
-    progress.note(f"core serves {address}; {settings.count} learners start")
+    progress.note(f"the core serves {address}; starting {settings.count} learners")
     if find_spec("fastapi") is not None:  # the dashboard is an optional extra
         _, url = group.start_dashboard("127.0.0.1:0", address)
         progress.note(f"dashboard: {url}")
@@ -105,23 +105,23 @@ def _train(
             if settings.kills and not killed.learner and done >= KILL_LEARNER_AT:
                 victim = min(1, settings.count - 1)
                 learners[victim].kill()
-                progress.note(f"SIGKILL to learner {learners[victim].name}; started again")
+                progress.note(f"killed learner {learners[victim].name} with SIGKILL; restarting it")
                 learners[victim] = group.start(settings.name(victim), learners[victim].command)
                 killed.learner += 1
             elif settings.kills and regions.all and not killed.front and done >= KILL_FRONT_AT:
                 regions.kill_front(regions.all[0])
-                progress.note(f"SIGKILL to the front of {regions.all[0].name}; started again")
+                progress.note(f"killed the front of {regions.all[0].name} with SIGKILL; restarted it")
                 killed.front += 1
             elif settings.kills and regions.all and not killed.cuts and done >= CUT_AT:
                 regions.cut(regions.all[-1])
-                progress.note(f"the link of {regions.all[-1].name} is cut for {CUT_S:.0f} s; its learners train on")
+                progress.note(f"cut the link of {regions.all[-1].name} for {CUT_S:.0f} s; its learners keep training")
                 killed.cuts, mended_at = 1, time.monotonic() + CUT_S
             elif mended_at and time.monotonic() >= mended_at:
                 regions.restore(regions.all[-1])
                 mended_at = 0.0
             elif settings.kills and not killed.core and done >= KILL_CORE_AT:
                 core.kill()
-                progress.note("SIGKILL to the core; learners train on, and it is started again")
+                progress.note("killed the core with SIGKILL; restarting it while the learners keep training")
                 core, _ = group.start_core(directory / "run", address, options)
                 killed.core += 1
         _check(learners, core)
@@ -147,14 +147,14 @@ def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
 
 
 def _check(learners: list[Child], *servers: Child) -> None:
-    """Raises DemoError when a child ended unexpectedly."""
+    """Raises DemoError if a child ended unexpectedly."""
     for child in (*learners, *servers):
         if child.process.poll() not in {None, 0} or (child in servers and child.process.poll() is not None):
-            raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+            raise DemoError(f"{child.name} exited with status {child.process.returncode}: {child.tail()}")
 
 
 def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Asks until the core answers: a connection may have died with the core. Raises DemoError after ANSWER_S."""
+    """Asks until the core answers, because its restart breaks connections. Raises DemoError after ANSWER_S seconds."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:
@@ -166,7 +166,7 @@ def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
 
 
 def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """The state once nothing is pending: the core merges open rounds when all learners have left."""
+    """Returns the status once nothing is pending. The core merges open rounds when all learners have left."""
     deadline = time.monotonic() + 30.0
     while True:
         status = _status(stub)
@@ -214,24 +214,24 @@ def _summary(
 
 
 def _evaluate(settings: DemoSettings, path: Path) -> float:
-    """Validation loss of an exported checkpoint in the plain model, without Atoll's code."""
-    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the children have ended
+    """Returns the validation loss of an exported checkpoint in the plain model, without Atoll's code."""
+    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - loads torch only after the children have ended
 
     return loss_of_file(path, "tiny", settings.data)
 
 
 def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
-    """Validation loss of a single learner that trains the busiest learner's tokens without a core."""
+    """Returns the validation loss of one process that trains the busiest learner's tokens without a core."""
     from atoll.reference import data  # noqa: PLC0415 - see above
     from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 
     busiest = max(status.learners, key=lambda each: each.tokens)
-    console.print(f"training {busiest.learner}'s {busiest.tokens:,} tokens alone ...")
+    console.print(f"training on {busiest.learner}'s {busiest.tokens:,} tokens without Atoll ...")
     alone = TrainSettings(batch=BATCH, data=settings.data, seed=settings.seed, device="cpu", threads=0)
 
     def tell(step: int, loss: float) -> None:
         if step % 200 == 0:
-            console.print(f"  alone: step {step}, loss {loss:.3f}", highlight=False)
+            console.print(f"  without Atoll: step {step}, loss {loss:.3f}", highlight=False)
 
     model = train_alone(alone, busiest.learner, busiest.tokens, tell)
     return validation_loss(model, data.load(settings.data, CONTEXT))

@@ -1,4 +1,4 @@
-"""Settings of `atoll demo`, and the names and tokens that follow from them."""
+"""Settings of `atoll demo`, and the names and token counts that follow from them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ class DemoSettings(Settings):
 
     command: ClassVar[str] = "demo"
 
-    learners: Annotated[int, Field(ge=0, le=64, description="Learner processes. 0: three, or two in each region.")] = 0
+    learners: Annotated[int, Field(ge=0, le=64, description="Number of learners. 0: three, or two per region.")] = 0
     regions: Annotated[
         int,
         Field(
             ge=0,
             le=6,
-            description="Regions, each with a front behind a link of 100 Mbit/s and 40 ms. 0: learners call the core.",
+            description="Number of regions. Each has a front behind a link of 100 Mbit/s and 40 ms. 0: no fronts.",
         ),
     ] = 0
     steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700
     kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
     solo: Annotated[
-        bool, Field(description="Afterwards train the busiest learner's tokens without a run, and compare.")
+        bool, Field(description="Afterwards train on the busiest learner's tokens without Atoll, and compare.")
     ] = False
     seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
     data: Annotated[
         Path | None,
-        Field(description="A text file, or a folder of text files. Default: the Python standard library's sources."),
+        Field(description="A text file, or a folder of text files. Default: sources of Python's standard library."),
     ] = None
     json_path: Annotated[Path | None, Field(description="Write the summary to this file."), Option(name="json")] = None
     keep: Annotated[
         Path | None,
-        Field(
-            description="Keep the run (recorded, for atoll replay PATH/run) and the processes' logs in this directory."
-        ),
+        Field(description="Store the run, its recording (for atoll replay PATH/run) and all logs in this directory."),
     ] = None
 
     @property
@@ -55,14 +53,14 @@ class DemoSettings(Settings):
         return self.steps * BATCH * CONTEXT
 
     def region(self, learner: int) -> str:
-        """A learner's region; without fronts, each learner has its own."""
+        """Returns a learner's region. Without fronts, each learner has its own region."""
         return region_name(learner % self.regions if self.regions else learner)
 
     def name(self, learner: int) -> str:
-        """The name that a learner joins with. learner: its number, from 0."""
+        """Returns the name that a learner joins with. learner: its number, from 0."""
         return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else region_name(learner)
 
 
 def region_name(number: int) -> str:
-    """The name of a region, and of a learner that is alone in it. number: from 0."""
+    """Returns the name of a region, which is also the name of its only learner. number: from 0."""
     return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"

@@ -1,8 +1,8 @@
-"""Text as bytes: the Python standard library's own sources (real text, on every machine), or your files.
+"""Text as bytes: the sources of the Python standard library, which every machine has, or your files.
 
-A hash of its name assigns each file of a folder to training or validation; a single file, or a folder of few files, is
-cut near its end. Batches are random windows that depend only on a seed, a stream and the batch's number. So learners
-see different text, and a restarted learner continues where it was.
+A hash of a file's name assigns it to training or validation. A single file, or a folder of few files, is split near its
+end. Batches are random windows that depend only on a seed, a stream and the batch's number. So learners see different
+text, and a restarted learner continues where it stopped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
-MAX_BYTES = 8_000_000  # how much is read at most: a restarted learner should start quickly
-HELD_OUT = 20  # one in this many files, or bytes, is held out
-MIN_HELD_OUT, MAX_HELD_OUT = 0.01, 0.25  # of a folder's bytes: outside, its files are too few to split by file
+MAX_BYTES = 8_000_000  # limit on the text that is read, so that a restarted learner starts quickly
+HELD_OUT = 20  # one in this many files, or bytes, is validation text
+MIN_HELD_OUT, MAX_HELD_OUT = 0.01, 0.25  # share of a folder's bytes; outside this range, files are not split by name
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
@@ -40,7 +40,7 @@ class Corpus:
 
 
 def load(path: Path | None, context: int) -> Corpus:
-    """Reads a file, a folder, or (None) the standard library. context: bytes per window. Raises DataError."""
+    """Reads a file, a folder, or the standard library (path None). context: bytes per window. Raises DataError."""
     try:
         if path is not None and not path.exists():
             raise DataError(f"--data {path} does not exist: give a text file or a folder")
@@ -50,13 +50,15 @@ def load(path: Path | None, context: int) -> Corpus:
     where = path or "the standard library"
     for kind, part in zip(("training", "validation"), parts, strict=True):
         if len(part) <= context + 1:
-            raise DataError(f"{where} gives {len(part)} bytes of {kind} text, {context + 2} are needed: give more text")
+            raise DataError(
+                f"{where} has only {len(part)} bytes of {kind} text, but {context + 2} are needed: give more text"
+            )
     digest = hashlib.sha256(b"".join(hashlib.sha256(part.tobytes()).digest() for part in parts)).hexdigest()
     return Corpus(parts[0], parts[1], digest)
 
 
 def _beginning(file: Path) -> bytes:
-    """At most MAX_BYTES of a file, which may be larger than memory."""
+    """Reads at most MAX_BYTES of a file, which may be larger than memory."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES)
 
@@ -68,7 +70,7 @@ def _cut(text: bytes) -> list[NDArray[np.uint8]]:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    """Training and validation text from different files; with few files, both from a cut through all of them."""
+    """Returns training and validation text from different files. With few files, splits all of them at one place."""
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     everything: list[bytes] = []
     total = 0
@@ -86,7 +88,7 @@ def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
 
 
 def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
-    """Files below a folder in a fixed order, with their relative names; without the standard library's tests."""
+    """Yields the files below a folder in a fixed order, with relative names. Skips the standard library's tests."""
     root = path if path is not None else Path(sysconfig.get_path("stdlib"))
     for place, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = sorted(name for name in folders if path is not None or name not in LEFT_OUT)
@@ -97,16 +99,16 @@ def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(error: OSError) -> None:
-    """Makes os.walk raise: it would skip an unreadable folder, and the text would silently differ."""
+    """Makes os.walk raise. Otherwise it would skip an unreadable folder, and the text would silently differ."""
     raise error
 
 
 def batches(
     text: NDArray[np.uint8], batch: int, context: int, seed: int, stream: str, first: int = 0
 ) -> Iterator[torch.Tensor]:
-    """Endless batches of windows, int64 (batch, context + 1), from batch number `first` on.
+    """Yields endless batches of windows, int64 (batch, context + 1), starting at batch number `first`.
 
-    A batch depends only on its number, the seed and the stream: another stream is another order of the same text.
+    A batch depends only on its number, the seed and the stream. Another stream gives another order of the same text.
     """
     number = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big")
     for nth in itertools.count(first):
@@ -115,11 +117,11 @@ def batches(
 
 
 def windows(text: NDArray[np.uint8], starts: NDArray[np.int64], context: int) -> torch.Tensor:
-    """Windows of text that begin at `starts`, int64 (len(starts), context + 1)."""
+    """Returns windows of text that begin at `starts`, int64 (len(starts), context + 1)."""
     return torch.from_numpy(text[starts[:, None] + np.arange(context + 1)].astype(np.int64))
 
 
 def validation_windows(corpus: Corpus, count: int, context: int) -> torch.Tensor:
-    """Evenly spaced windows of held-out text, always the same ones; int64 (count, context + 1)."""
+    """Returns evenly spaced windows of validation text, always the same: int64 (count, context + 1)."""
     starts = np.linspace(0, len(corpus.validation) - context - 2, count).astype(np.int64)
     return windows(corpus.validation, starts, context)

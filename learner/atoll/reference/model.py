@@ -14,7 +14,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Width, number of layers and heads, and the longest text that the model sees, in bytes."""
+    """Width, number of layers, number of heads, and context length in bytes."""
 
     width: int
     layers: int
@@ -53,13 +53,13 @@ class Block(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (2104.09864); the halves of a head are the two coordinates. x: (..., time, head)."""
+    """Applies rotary position embedding (arXiv 2104.09864) to the halves of each head. x: (..., time, head)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
 class Transformer(nn.Module):
-    """Predicts the next byte. Embedding and head are not tied: at 256 symbols that would save nothing."""
+    """Predicts the next byte. Embedding and head are not tied, because tying saves little with 256 symbols."""
 
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def _angles(size: ModelSize) -> Tensor:
 
 
 def build(size: str | ModelSize, seed: int) -> Transformer:
-    """A new model; a seed always gives the same parameters, independent of torch's global generator."""
+    """Returns a new model. A seed always gives the same parameters, whatever the state of torch's generator."""
     model = Transformer(SIZES[size] if isinstance(size, str) else size)
     generator = torch.Generator().manual_seed(seed)
     scale = 0.02 if model.size.width >= 512 else 0.05

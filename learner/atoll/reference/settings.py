@@ -13,29 +13,29 @@ Size: TypeAlias = Literal["tiny", "25m", "124m"]  # the keys of SIZES
 
 
 class TrainSettings(Settings):
-    """The options of a reference learner. slow_down: see `train`."""
+    """The options of a reference learner."""
 
     command: ClassVar[str] = "learner"
     panel: ClassVar[str] = MODEL
 
-    size: Annotated[Size, Field(description="Size of the model in parameters; tiny has 1M.")] = "tiny"
+    size: Annotated[Size, Field(description="Size of the model in parameters. tiny has 1M.")] = "tiny"
     data: Annotated[
         Path | None,
-        Field(description="A text file, or a folder of text files. Default: the Python standard library's sources."),
+        Field(description="A text file, or a folder of text files. Default: sources of Python's standard library."),
     ] = None
-    batch: Annotated[int, Field(ge=1, description="Windows of text per step.")] = 8
+    batch: Annotated[int, Field(ge=1, description="Text windows per step.")] = 8
     learning_rate: Annotated[float, Field(ge=0, description="Peak learning rate of AdamW.")] = 3e-3
-    max_steps: Annotated[int | None, Field(ge=1, description="Leave after this many steps of this learner.")] = None
+    max_steps: Annotated[
+        int | None, Field(ge=1, description="Leave the run after this many steps of this learner.")
+    ] = None
     seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
-    device: Annotated[str, Field(description="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    threads: Annotated[int, Field(ge=0, description="CPU threads of torch. 0: torch's default.")] = 1
-    slow_down: Annotated[
-        float, Field(ge=1, description="Pause after each step, so that it runs at 1/N of its speed.")
-    ] = 1.0
+    device: Annotated[str, Field(description="Device to train on: auto, cpu, cuda, cuda:1, ...")] = "auto"
+    threads: Annotated[int, Field(ge=0, description="CPU threads for torch. 0: torch's default.")] = 1
+    slow_down: Annotated[float, Field(ge=1, description="Pause after each step to train at 1/N of full speed.")] = 1.0
 
 
 class JoinSettings(Certificates, Metrics):
-    """The run that the learner joins, and its name there."""
+    """The run that the learner joins, and the learner's name in it."""
 
     command: ClassVar[str] = "learner"
     panel: ClassVar[str] = "Joining"
@@ -46,9 +46,10 @@ class JoinSettings(Certificates, Metrics):
         Option(name="server", metavar="HOST:PORT"),
     ] = ("127.0.0.1:7070",)
     name: Annotated[str, Field(description="Unique name in the run. Default: REGION.HOSTNAME.")] = ""
-    region: Annotated[str, Field(description="Region of this learner, shown to people.")] = ""
+    region: Annotated[str, Field(description="Region of this learner, shown in status and metrics.")] = ""
     adoption: Annotated[
-        Literal["rebase", "overwrite"], Field(description="rebase keeps outstanding work, overwrite drops it.")
+        Literal["rebase", "overwrite"],
+        Field(description="When a new version arrives: rebase keeps outstanding work, overwrite drops it."),
     ] = "rebase"
-    connect_timeout_s: Annotated[float, Field(ge=0, description="Seconds to wait for a core at the start.")] = 600.0
-    drain_s: Annotated[float, Field(ge=0, description="Seconds to wait for acknowledgements at the end.")] = 30.0
+    connect_timeout_s: Annotated[float, Field(ge=0, description="Seconds to wait for a core when joining.")] = 600.0
+    drain_s: Annotated[float, Field(ge=0, description="Seconds to wait for acknowledgements when leaving.")] = 30.0

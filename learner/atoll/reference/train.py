@@ -1,4 +1,4 @@
-"""`atoll learner`: an ordinary PyTorch loop with Atoll's three lines, and the same loop without them."""
+"""`atoll learner`: an ordinary PyTorch training loop with Atoll's three lines, and the same loop without them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from atoll.stats import Stats
 
 log = structlog.get_logger()
 
-WARM_UP = 0.05  # part of the run's tokens
-LAST_LR = 0.1  # part of the peak
-OWN_WARM_UP = 30  # steps of each process: a restarted one has a fresh optimizer
+WARM_UP = 0.05  # fraction of the run's tokens
+LAST_LR = 0.1  # fraction of the peak rate
+OWN_WARM_UP = 30  # steps at the start of each process, because a restarted process has a new optimizer
 SAY_EVERY_S = 5.0
 EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
 
 
 class DeviceError(UserError):
-    """A device that torch cannot use here."""
+    """torch cannot use a device on this machine."""
 
 
 def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
+    """Returns AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -44,10 +44,10 @@ def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW
 
 
 def learning_rate(peak: float, done: float, own_steps: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the peak; and a short warm-up of each process.
+    """Returns the learning rate: a linear warm-up, then a cosine decay to a tenth of the peak.
 
-    done: part of the run's tokens that is trained, 0 to 1; if unknown, WARM_UP, which gives the peak. own_steps: of
-    this process so far.
+    Each process also warms up for a few steps. done: trained fraction of the run's tokens, 0 to 1. If the total is
+    unknown, pass WARM_UP, which gives the peak. own_steps: steps of this process so far.
     """
     peak *= min(1.0, (own_steps + 1) / OWN_WARM_UP)
     if done < WARM_UP:
@@ -57,11 +57,10 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
 
 
 def train(settings: TrainSettings, joining: JoinSettings) -> None:
-    """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT arrives.
+    """Trains as one learner until the run has its total tokens, max_steps are done, or SIGTERM or SIGINT arrives.
 
-    The core knows the run's total tokens, which the learning rate's schedule follows. If it was not given any, training
-    continues at the peak rate.
-    With slow_down above 1 the learner pauses after each step, so that it runs at 1/slow_down of its speed.
+    The learning rate schedule follows the core's --total-tokens. If the core has no total, the rate stays at its peak.
+    With `slow_down` above 1, the learner pauses after each step and trains at 1/slow_down of full speed.
     """
     model, corpus, device = _prepare(settings)
     optimizer = optimizer_for(model, settings.learning_rate)
@@ -85,14 +84,14 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
         ) as learner,
     ):
         leaving.learner = learner
-        # The run's tokens include this name's own, except steps that it made after its last report. So a restarted
-        # learner continues with text that it has not seen.
+        # The run's tokens include those of earlier processes with this name, except for steps after their last report.
+        # So a restarted learner continues with text that it has not seen.
         first = learner.run_tokens // tokens
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
         steps = 0
         if not learner.total_tokens:
-            log.warning("the core was not told --total-tokens: training until stopped, and the learning rate stays")
+            log.warning("the core has no --total-tokens: training continues until stopped, at the peak learning rate")
         while (done := _done(learner)) < 1.0 and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
             rate = learning_rate(settings.learning_rate, done, steps)
@@ -129,7 +128,10 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
-    """The same loop without a core, on `tokens` tokens of the learner `stream`. tell: called with step and loss."""
+    """Runs the same loop without a core, on `tokens` tokens of the learner `stream`. Returns the model.
+
+    tell: called with the step and its loss.
+    """
     model, corpus, device = _prepare(settings)
     optimizer, batches = optimizer_for(model, settings.learning_rate), _batches(settings, corpus, stream)
     steps = tokens // (settings.batch * SIZES[settings.size].context)
@@ -140,7 +142,7 @@ def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callabl
 
 
 def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUATION_WINDOWS) -> float:
-    """Mean loss in nats per byte over `count` fixed windows of held-out text."""
+    """Returns the mean loss in nats per byte over `count` fixed windows of validation text."""
     device = next(model.parameters()).device
     windows = data.validation_windows(corpus, count, model.size.context)
     model.eval()
@@ -151,7 +153,7 @@ def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUA
 
 
 def loss_of_file(path: Path, size: str, text: Path | None) -> float:
-    """Validation loss of an exported checkpoint in the plain model, without Atoll's code. text: see `data.load`."""
+    """Returns the validation loss of an exported checkpoint, without Atoll's code. text: see `data.load`."""
     model = build(size, 0)
     model.load_state_dict(load_file(path), strict=True)
     return validation_loss(model, data.load(text, SIZES[size].context))
@@ -180,7 +182,7 @@ def _batches(settings: TrainSettings, corpus: data.Corpus, stream: str, first: i
 
 
 def usable_device(chosen: str) -> torch.device:
-    """The device to train on; auto: a GPU if there is one. Raises DeviceError when torch cannot compute on it."""
+    """Returns the device to train on. auto: a GPU if there is one. Raises DeviceError if torch cannot compute on it."""
     if chosen == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -195,7 +197,7 @@ def usable_device(chosen: str) -> torch.device:
 def inner_step(
     model: Transformer, optimizer: torch.optim.Optimizer, window: torch.Tensor, rate: float, device: torch.device
 ) -> float:
-    """One optimizer step at this learning rate; returns the loss before it. window: int64 (batch, context + 1)."""
+    """Makes one optimizer step at this learning rate, and returns the loss. window: int64 (batch, context + 1)."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     narrow = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
@@ -209,10 +211,10 @@ def inner_step(
 
 
 class Leaving:
-    """Handles SIGTERM and SIGINT in a block: they end the wait for a core at once, and later set `asked`.
+    """Context that handles SIGTERM and SIGINT. During joining, they end the wait for a core. Later, they set `asked`.
 
-    The loop then ends after its step and leaves cleanly. The old handlers return after the block. learner: set it once
-    the learner has joined.
+    The loop should check `asked`, and end after its step to leave cleanly. The old handlers return after the block. Set
+    `learner` once the learner has joined.
     """
 
     def __init__(self) -> None:
