@@ -1,4 +1,4 @@
-"""`python -m atoll_server`: core, front and what goes with them, where the command `atoll` is not installed."""
+"""`python -m atoll_server`: the subcommands for cores, fronts and certificates, where `atoll` is not installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Settings of a run and of a core process: validated once, at startup, and plain values from there on."""
+"""Settings of a run and of a core process. They are validated once, at startup, and are plain values afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_server.access.quotas import Quotas
 
 
 class Quorum(BaseModel):
-    """The least number of contributions that may close a round: a number of learners, or a share of the live ones."""
+    """The fewest contributions that may close a round: a number of learners, or a share of the live learners."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,55 +37,55 @@ class Quorum(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Quorum:
-        """Reads "3" as three learners, "0.5" or "50%" as half of the live ones. Raises SettingsError."""
+        """Reads "3" as three learners, and "0.5" or "50%" as half of the live learners. Raises SettingsError."""
         try:
             if text.endswith("%"):
                 return cls(share=float(text[:-1]) / 100)
             return cls(share=float(text)) if "." in text else cls(learners=int(text))
         except ValueError as error:
             raise SettingsError(
-                f'quorum "{text}" is neither a number of learners nor a share: give 3, 0.5 or 50%'
+                f'quorum "{text}" is neither a number of learners nor a share: give a value such as 3, 0.5 or 50%'
             ) from error
 
 
 class RunSettings(Settings):
-    """Settings that all learners of a run share; kept with the run's state, sent to each learner when it joins."""
+    """Settings that all learners of a run share. The core keeps them with the run, and each Join reply has them."""
 
     command: ClassVar[str] = "core"
-    panel: ClassVar[str] = "Run settings (kept with the run; a value given again replaces the kept one)"
+    panel: ClassVar[str] = "Run settings (kept with the run; a new value replaces the kept one)"
 
     inner_steps: Annotated[int, Field(ge=1, le=100_000, description="H: inner steps between syncs of a fragment.")] = 24
     fragments: Annotated[
-        int, Field(ge=0, le=4096, description="P: fragments. 0: as many as the tensors allow, at most 24.")
+        int, Field(ge=0, le=4096, description="P: number of fragments. 0: as many as the tensors allow, at most 24.")
     ] = 0
     overlap_steps: Annotated[
         float, Field(gt=0, le=1000, description="tau: inner steps that a sync may take."), Option(name="overlap")
-    ] = 4.0  # an answer and an adoption both wait for the end of a step
+    ] = 4.0  # a learner answers and adopts only at the end of a step
     quorum: Annotated[
-        Quorum, Field(description="K: learners, or a share of the live ones: 3, 0.5 or 50%."), Option(metavar="<text>")
+        Quorum, Field(description="K: number or share of live learners: 3, 0.5 or 50%."), Option(metavar="<text>")
     ] = Quorum()
     grace_ratio: Annotated[
         float,
-        Field(ge=0, lt=1, description="gamma: part of the slack that a round waits longer. 0: no wait."),
+        Field(ge=0, lt=1, description="gamma: part of the slack that a round waits after its quorum. 0: no wait."),
     ] = 0.8
     staleness_exponent: Annotated[
-        float, Field(ge=0, le=10, description="a: the weight of a late contribution falls as staleness^-a.")
+        float, Field(ge=0, le=10, description="a: a late contribution's weight falls as staleness^-a.")
     ] = 0.5
     max_staleness: Annotated[
-        int, Field(ge=0, le=1_000_000, description="Outer steps; a staler contribution is refused.")
+        int, Field(ge=0, le=1_000_000, description="Largest accepted staleness, in outer steps.")
     ] = 4
     outer_lr: Annotated[float, Field(gt=0, le=10, description="Outer learning rate.")] = 0.5
     outer_momentum: Annotated[float, Field(ge=0, lt=1, description="Outer Nesterov momentum.")] = 0.85
     outer_warm_up: Annotated[
         int,
         Field(ge=0, le=1_000_000, description="Outer steps of a fragment until its momentum reaches --outer-momentum."),
-    ] = 25  # early pseudo-gradients point in other directions
+    ] = 25  # early pseudo-gradients point in different directions
     outer_cool_down: Annotated[
         float,
         Field(ge=0, le=1, description="Last part of --total-tokens, over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
-        int, Field(ge=0, le=1 << 60, description="Tokens to be trained by all learners together. 0: not known.")
+        int, Field(ge=0, le=1 << 60, description="Tokens that all learners together will train. 0: unknown.")
     ] = 0
     norm_limit: Annotated[
         float,
@@ -95,25 +95,25 @@ class RunSettings(Settings):
         float,
         Field(ge=0, le=1e6, description="Scale larger contributions down to this many times the usual norm. 0: none."),
     ] = 10.0
-    codec: Annotated[Codec, Field(description="Encoding of values, both ways.")] = Codec.INT4
+    codec: Annotated[Codec, Field(description="Encoding of values, in both directions.")] = Codec.INT4
     # Retention is kept with the run, so that a start without these options deletes nothing.
     keep_snapshots: Annotated[int, Field(ge=2, description="Snapshots kept.")] = (
         3  # a payload is deleted only when two snapshots cover it
     )
     record: Annotated[
         bool,
-        Field(description="Keep every payload, so that the run can be replayed; --no-record deletes them."),
+        Field(description="Keep every payload, so that the run can be replayed. --no-record deletes them."),
     ] = False
 
     def heat(self, tokens: int) -> float:
-        """1 during the run; falls to 0 over the last `outer_cool_down` of its tokens. tokens: trained so far."""
+        """1 during the run; falls to 0 over the last `outer_cool_down` of its tokens. tokens: tokens trained so far."""
         if not self.total_tokens:
             return 1.0
         left = max(0.0, 1 - tokens / self.total_tokens)
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
-        """Rate and momentum of the outer step to a version of this age, in outer steps. heat: 0: a plain mean."""
+        """Learning rate and momentum of the outer step to a version. age: outer steps. heat: 0 is a plain mean."""
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
@@ -132,7 +132,7 @@ class RunSettings(Settings):
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
-        """A copy with the given settings replaced (None: not given). Raises SettingsError, which names invalid ones."""
+        """A copy with the given settings replaced; None keeps a setting. Raises SettingsError for invalid ones."""
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
@@ -140,13 +140,13 @@ class Serving(Certificates, Metrics):
     """Settings of every process that serves the protocol."""
 
     def check_reach(self, *addresses: str) -> None:
-        """Raises SettingsError when an address, or the metrics, would be served to a network in plain text."""
+        """Raises SettingsError when an address or the metrics would be served to a network in plain text."""
         self.security.check(addresses)
         metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
 
 
 class ServerLimits(Settings):
-    """Limits of a server, over all callers together."""
+    """Limits of a server for all callers together."""
 
     panel: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "limit"
@@ -154,50 +154,50 @@ class ServerLimits(Settings):
     calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls, of any kind.")] = 16_384
     message_bytes: Annotated[
         Bytes,
-        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message received; Atoll splits larger ones."),
+        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message that is received; Atoll splits larger ones."),
     ] = MESSAGE_BYTES
 
 
 class Limits(ServerLimits):
-    """Limits of a core. A call above one ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
+    """Limits of a core. A call above a limit ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
 
-    learners: Annotated[int, Field(ge=1, le=1 << 16, description="Learner names that a run may ever have.")] = 4096
+    learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Trainable tensors of the model.")] = TENSORS
     tensor_name_bytes: int = 512
     parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Trainable parameters of the model.")] = 1 << 36
-    tokens: int = 1 << 50  # that one learner may report; also the limit of its steps
+    tokens: int = 1 << 50  # largest number that a learner may report; also the limit of its steps
     model_bytes: Annotated[Bytes, Field(ge=1, le=1 << 50, description="Size of the first parameters' file.")] = 1 << 40
     spool_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Disk space of contributions that wait for a merge.")
+        Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
     ] = 64 << 30
     learner_spool_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Disk space of one learner's, from first frame to fate.")
+        Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions, until their fate.")
     ] = 16 << 30
-    norm_window: int = 32  # contributions of a fragment whose running median is the usual norm
+    norm_window: int = 32  # number of contributions of a fragment whose median is the usual norm
     headroom_bytes: Annotated[
-        Bytes, Field(ge=1 << 20, le=1 << 50, description="Disk space kept free for the ledger, besides a snapshot.")
+        Bytes, Field(ge=1 << 20, le=1 << 50, description="Disk space kept free for the ledger, beyond a snapshot.")
     ] = 64 << 20
     receipts: int = 10_000  # in one answer
     contents_bytes: Annotated[
         Bytes,
-        Field(ge=0, le=1 << 50, description="Decompressed contributions in memory; a merge reads others from disk."),
+        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read others from disk."),
     ] = 32 << 20
     update_cache_bytes: Annotated[
-        Bytes, Field(ge=0, le=1 << 50, description="Published updates in memory; at least 0.4 bytes per parameter.")
+        Bytes, Field(ge=0, le=1 << 50, description="Memory for published updates; at least 0.4 bytes per parameter.")
     ] = 48 << 20
     update_cache_versions: Annotated[
-        int, Field(ge=1, le=4096, description="Updates kept per fragment; a learner behind more fetches it whole.")
+        int, Field(ge=1, le=4096, description="Updates kept per fragment; a learner further behind fetches it whole.")
     ] = UPDATES_KEPT
     upload_idle_s: Annotated[
-        float, Field(gt=0, le=86_400, description="Seconds; an upload without a frame loses its reservation.")
+        float, Field(gt=0, le=86_400, description="Seconds until an upload without a frame loses its reservation.")
     ] = 60.0
     lease_s: Annotated[
         float, Field(gt=0, le=86_400, description="Seconds until a learner must begin to send the first parameters.")
     ] = 60.0
     turn_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Seconds to send all of them, while another learner waits for its turn.")
-    ] = 600.0  # doubles with each turn of a name
-    notifications: int = 4096  # kept for followers; one that is further behind gets the full state
+        float, Field(gt=0, le=1e6, description="Seconds to send all first parameters while another learner waits.")
+    ] = 600.0  # doubles with each turn of the same name
+    notifications: int = 4096  # kept for followers; a follower that is further behind gets the full state
 
 
 class CoreSettings(Serving):
@@ -207,7 +207,7 @@ class CoreSettings(Serving):
 
     directory: Annotated[Path, Field(description="Directory of the run."), Option(name="dir")]
     listen: Annotated[
-        tuple[str, ...], Field(description="Addresses to serve at. Port 0: any free one."), Option(metavar="HOST:PORT")
+        tuple[str, ...], Field(description="Addresses to serve at. Port 0: any free port."), Option(metavar="HOST:PORT")
     ] = ("127.0.0.1:7070",)
     init: Annotated[
         Path | None,
@@ -217,22 +217,24 @@ class CoreSettings(Serving):
         ),
     ] = None
     operator_tokens: Annotated[
-        Path | None, Field(description="File of the tokens that operators need, see atoll token.")
+        Path | None, Field(description="File of operator tokens (see atoll token). Operators then need one.")
     ] = None
     snapshot_every_s: Annotated[
         float,
-        Field(gt=0, description="Most seconds between snapshots; earlier ones keep the next start quick."),
+        Field(gt=0, description="Longest time between snapshots, in seconds. Slow replays cause earlier ones."),
     ] = 120.0
     wan_budget_gb: Annotated[
         float,
-        Field(ge=0, le=1e9, description="WAN traffic in GB per month, both ways; more raises an alert. 0: no budget."),
+        Field(
+            ge=0, le=1e9, description="WAN traffic in GB per month, up and down; more raises an alert. 0: no budget."
+        ),
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory for the core (default: all); a model that needs more is refused."),
+        Field(gt=0, description="Memory for the core (default: all). A model that needs more is refused."),
     ] = None
     standby: Annotated[
-        bool, Field(description="While another core uses the directory, wait, and take over when it ends.")
+        bool, Field(description="Wait while another core uses the directory; take over when that core ends.")
     ] = False
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
@@ -243,7 +245,7 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError for an address that would serve the run in plain text, or an unreadable --init."""
+        """Raises SettingsError when an address would serve the run in plain text, or --init cannot be read."""
         self.check_reach(*self.listen)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")

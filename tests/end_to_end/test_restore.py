@@ -132,7 +132,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
             export_from_directory(running.directory, tmp_path / "now.safetensors", initial=False)
             assert (tmp_path / "now.safetensors").read_bytes() == (tmp_path / f"{name}.safetensors").read_bytes()
             again = restore(running.directory, checkpoint)
-            assert f"is at checkpoint {checkpoint} already: generation {generation}" in again.stdout
+            assert f"is already at checkpoint {checkpoint} (generation {generation})" in again.stdout
         missing = restore(running.directory, 77)
         assert missing.returncode == 1
         assert f"there is no checkpoint 77 in {running.directory}: there is {first} (" in missing.stderr

@@ -53,7 +53,7 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
             seen(terminal, "eu-1")
             seen(terminal, "goodput")
             running.kill()
-            seen(terminal, "no core answers: this is")
+            seen(terminal, "the core does not answer: this status is")
             running.start()
             seen(terminal, "epoch 2")
             watching.send_signal(signal.SIGINT)
@@ -73,5 +73,5 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
 def test_watching_and_json_are_not_both_offered():
     done = atoll("status", "--watch", "--json")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
-        1, "error: --watch and --json together are not offered: ask for one of them",
+        1, "error: --watch and --json cannot be combined: give only one of them",
     )  # fmt: skip

@@ -34,7 +34,7 @@ def init_command(directory: Folder = Path("certs")) -> None:
     """Make a certificate authority. Keep its key, ca-key.pem, secret: it can issue a certificate for any name and role."""
     from atoll_server.access.certificates import init
 
-    print(f"{init(directory)}: the authority; issue certificates with `atoll certs issue`")
+    print(f"wrote the authority {init(directory)}; issue certificates with `atoll certs issue`")
 
 
 def issue_command(
@@ -42,39 +42,39 @@ def issue_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="A unique name. For a learner: the name that it joins with, or eu.* for every name that begins with eu."
+            help="A unique name. A learner joins with this name. A learner's name may end in *, such as eu-*, to cover all names with that prefix."
         ),
     ],
     host: Annotated[
-        list[str], typer.Option(help="A host name or address of this core or front; may be given several times.")
+        list[str], typer.Option(help="A host name or address of this core or front. You may give it several times.")
     ] = [],  # noqa: B006 - typer copies it
     days: Annotated[float, typer.Option(help="Days until it expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
 ) -> None:
-    """Make or renew a process's directory of certificates, for its --tls."""
+    """Make or renew the certificate directory of a process, which you give to it as --tls."""
     from atoll_wire.security.certificate import Role, read_certificate
 
     from atoll_server.access.certificates import issue
 
     if not math.isfinite(days):
-        raise typer.BadParameter(f"{days}: give a finite number", param_hint="--days")
+        raise typer.BadParameter(f"{days} is not finite: give a finite number", param_hint="--days")
     roles = {each.value: each for each in Role}
     if role not in roles:
-        raise typer.BadParameter(f"{role}: use one of {', '.join(roles)}", param_hint="ROLE")
+        raise typer.BadParameter(f"{role} is not a role: use one of {', '.join(roles)}", param_hint="ROLE")
     out = issue(directory, roles[role], name, host, days)
     print(
-        f"{out}: {role} {name}, valid until {read_certificate(out).ends:%Y-%m-%d %H:%M} UTC; give the process this directory as --tls"
+        f"wrote {out} ({role} {name}, valid until {read_certificate(out).ends:%Y-%m-%d %H:%M} UTC); give the process this directory as --tls"
     )
 
 
 def show_command(
-    path: Annotated[Path, typer.Argument(help="A certificate, or a process's directory of certificates.")],
+    path: Annotated[Path, typer.Argument(help="A certificate, or the certificate directory of a process.")],
 ) -> None:
     """Show a certificate's role, name, hosts and validity."""
     from atoll_wire.security.certificate import read_certificate
 
     found = read_certificate(path)
-    print(f"who          {found.identity}\nhosts        {' '.join(found.hosts) or 'none'}\nissuer       {found.issuer}")
+    print(f"identity     {found.identity}\nhosts        {' '.join(found.hosts) or 'none'}\nissuer       {found.issuer}")
     print(
         f"valid        {found.begins:%Y-%m-%d %H:%M} to {found.ends:%Y-%m-%d %H:%M} UTC, {found.days_left:.1f} days left"
     )

@@ -21,11 +21,11 @@ Server = Annotated[str, typer.Option(help="Address of a core or a front.", metav
 Tls = Annotated[
     Path | None,
     typer.Option(
-        "--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS", rich_help_panel=REACH
+        "--tls", help="Directory of certificates (see atoll certs).", envvar="ATOLL_TLS", rich_help_panel=REACH
     ),
 ]
 Token = Annotated[
-    str, typer.Option(help="Operator's token, see atoll token.", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
+    str, typer.Option(help="Operator's token (see atoll token).", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
 ]
 Plaintext = Annotated[
     bool,
@@ -35,7 +35,7 @@ Plaintext = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
-    text = "Run the outer optimizer of one run. It needs a directory and a port, nothing else."
+    text = "Run the outer optimizer of one run. It needs only a directory and a port."
     lazy_commands.add(app, "core", text, _start_core)
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
@@ -82,7 +82,7 @@ def status_command(
     from atoll_server.cli.watch import show_status, watch_status
 
     if watch and as_json:
-        raise UserError("--watch and --json together are not offered: ask for one of them")
+        raise UserError("--watch and --json cannot be combined: give only one of them")
     if watch:
         watch_status(_core(server, tls, token, insecure_plaintext))
     else:
@@ -96,7 +96,7 @@ def pause_command(
     insecure_plaintext: Plaintext = False,
     reason: Annotated[str, typer.Option(help="Shown to learners and operators.")] = "no reason given",
 ) -> None:
-    """Pause the run: no round opens and learners wait in step(), until `atoll resume`. A restarted core stays paused."""
+    """Pause the run until `atoll resume`: learners wait in step() and no round opens. A restarted core stays paused."""
     from atoll_server.cli.operator_client import pause
 
     pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
@@ -120,12 +120,12 @@ def receipts_command(
         Path | None,
         typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
     ] = None,
-    learner: Annotated[str, typer.Option(help="Show only this learner's.")] = "",
-    fate: Annotated[str, typer.Option(help="Show only this fate: pending, merged or refused.")] = "",
-    last: Annotated[int, typer.Option(help="How many to show, newest first.", min=1)] = 50,
+    learner: Annotated[str, typer.Option(help="Show only contributions of this learner.")] = "",
+    fate: Annotated[str, typer.Option(help="Show only contributions with this fate: pending, merged or refused.")] = "",
+    last: Annotated[int, typer.Option(help="Number of contributions to show, newest first.", min=1)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show the fate of contributions: merged (version, weight), refused (why), or pending."""
+    """Show the fate of contributions: merged (version, weight), refused (reason), or pending."""
     need("receipts", "server", *KEEPING)
     from atoll_server.cli.receipts import from_core, from_directory, show
 
@@ -145,10 +145,10 @@ def evict_command(
     reason: Annotated[str, typer.Option(help="Shown to the learner and recorded.")] = "by an operator",
     undo: Annotated[bool, typer.Option("--undo", help="Let it join again.")] = False,
     tokens: Annotated[
-        int | None, typer.Option(min=0, help="How many of its reported tokens count, if its reports were false.")
+        int | None, typer.Option(min=0, help="Number of its reported tokens that count, if its reports were false.")
     ] = None,
 ) -> None:
-    """Evict a learner: it stops, its pending work is refused, and its name cannot join again."""
+    """Evict a learner. It stops, its pending contributions are refused, and its name cannot join again."""
     from atoll_server.cli.operator_client import evict
 
     evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
@@ -156,11 +156,11 @@ def evict_command(
 
 def token_command(
     name: Annotated[str, typer.Argument(help="Name of the operator, for the audit log.")],
-    file: Annotated[Path, typer.Option(help="The file that the core gets as --operator-tokens.")] = Path(
+    file: Annotated[Path, typer.Option(help="The token file, which you give to the core as --operator-tokens.")] = Path(
         "operator-tokens"
     ),
 ) -> None:
-    """Make a token for an operator; a new one replaces the old. From then on, operators need a token."""
+    """Make a token for an operator. It replaces the operator's earlier token. The core needs --operator-tokens FILE."""
     from atoll_server.access.tokens import new
 
     print(new(file, name))
@@ -176,7 +176,7 @@ def checkpoint_list(
         typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"),
     ] = None,
 ) -> None:
-    """List the snapshots on a core's disk: each of them can be restored."""
+    """List the snapshots on a core's disk. Each of them can be restored."""
     if directory is not None:
         need("checkpoint list --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import list_from_directory
@@ -189,15 +189,18 @@ def checkpoint_list(
 
 
 def checkpoint_restore(
-    checkpoint: Annotated[int, typer.Argument(metavar="ID", help="Its number, see atoll checkpoint list.", min=1)],
+    checkpoint: Annotated[
+        int, typer.Argument(metavar="ID", help="Number of the checkpoint (see atoll checkpoint list).", min=1)
+    ],
     directory: Annotated[
-        Path, typer.Option("--dir", help="Of the run; its core is stopped.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR")
+        Path,
+        typer.Option("--dir", help="Directory of the run. Stop its core first.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR"),
     ],
 ) -> None:
-    """Take a run back to an older checkpoint: a new generation begins there, and learners follow.
+    """Restore a run to an older checkpoint. A new generation begins there, and learners continue from it.
 
-    A core keeps the newest snapshots (--keep-snapshots, 3), and takes one when it stops. After a restore those of the
-    old generation stay until the core has taken two in the new one: until then this can be undone.
+    A core keeps the newest snapshots (--keep-snapshots, default 3), and takes one when it stops. After a restore, the
+    snapshots of the old generation stay until the new generation has two. You can undo the restore until then.
     """
     need("checkpoint restore", "server", *KEEPING)
     from atoll_server.cli.run_directory import restore_checkpoint
@@ -229,9 +232,9 @@ def checkpoint_export(
             "--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
         ),
     ] = None,
-    initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
+    initial: Annotated[bool, typer.Option("--initial", help="Write the first parameters (version 0).")] = False,
 ) -> None:
-    """Write the published model as a file that load_state_dict(strict=True) takes."""
+    """Write the published model as a file that load_state_dict(strict=True) accepts."""
     from atoll_server.cli.operator_client import export_checkpoint
 
     if directory is not None:
@@ -249,7 +252,7 @@ def replay_command(
         list[str],
         typer.Option(
             "--set",
-            help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.",
+            help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. You may give it several times.",
             metavar="NAME=VALUE",
         ),
     ] = [],  # noqa: B006 - typer copies it
@@ -258,7 +261,9 @@ def replay_command(
     ] = None,
     generation: Annotated[
         int | None,
-        typer.Option(help="Another than the current one, of a run that was restored to a checkpoint.", min=1),
+        typer.Option(
+            help="Generation to replay, if the run was restored to a checkpoint. Default: the current one.", min=1
+        ),
     ] = None,
 ) -> None:
     """Repeat every merge of a recorded run from its ledger, byte for byte, or with other outer settings."""

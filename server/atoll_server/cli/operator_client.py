@@ -29,7 +29,7 @@ class OperatorError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class OperatorTarget:
-    """How an operator reaches a core or a front. address: HOST:PORT; token: empty where the core asks for none."""
+    """How an operator reaches a core or a front. address: HOST:PORT. token: empty if the core requires none."""
 
     address: str
     security: TransportSecurity = LOCAL
@@ -38,12 +38,14 @@ class OperatorTarget:
 
 @contextlib.contextmanager
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
-    """A stub for a core. Raises OperatorError when it is unreachable or refuses, TransportSecurityError for
-    certificates."""
+    """Context with a stub for a core.
+
+    Raises OperatorError when the core is unreachable or refuses; TransportSecurityError when a certificate is unusable.
+    """
     address = remote.address
     remote.security.check([address])
     if not (remote.token.isascii() and remote.token.isprintable()):
-        raise OperatorError("--token has characters that no token has: give what `atoll token` printed")
+        raise OperatorError("--token has invalid characters: give the token that `atoll token` printed")
     with remote.security.dial_and_wait(address) as dialled:
         channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
         try:
@@ -75,11 +77,11 @@ def pause(remote: OperatorTarget, reason: str) -> None:
     """Pauses the run, or with an empty reason resumes it."""
     with operator(remote) as stub:
         stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
-    print(f"the run is paused: {reason}" if reason else "the run goes on")
+    print(f"the run is paused: {reason}" if reason else "the run is resumed")
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner, or with an empty reason lets it join again. tokens: how many of its reported tokens count."""
+    """Evicts a learner, or with an empty reason lets it join again. tokens: its reported tokens that count."""
     with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
@@ -101,7 +103,7 @@ def take_checkpoint(remote: OperatorTarget) -> None:
 
 
 def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool) -> None:
-    """Streams the published model into a file; a broken stream leaves no file."""
+    """Writes the published model to a file; leaves no file when the stream breaks."""
     part = out.with_name(out.name + ".part")
     try:
         request = pb.ExportCheckpointRequest(initial=initial)

@@ -26,16 +26,16 @@ from atoll_server.storage.spool import Spool, SpoolError
 
 WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
 
-Tell = Callable[[int, int], None]  # merges so far, and in all
+Tell = Callable[[int, int], None]  # merges so far, merges in total
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """The result of a replay, compared with the state that a core would start with.
 
-    identical: every bit of parameters and momentum. snapshot: whether a snapshot could be read; without one, that
-    state comes from the same ledger. apart: norm of the difference of the published parameters, relative to the
-    distance that the recorded run moved from its first parameters.
+    identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. Without
+    one, the compared state comes from the same ledger. apart: distance between the two sets of published parameters,
+    divided by the distance that the recorded run moved from its first parameters.
     """
 
     layout: Layout
@@ -48,11 +48,11 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
-    """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, it checks the ledger's checksums.
+    """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, checks the ledger's checksums.
 
-    With changes, the contributions stay as recorded, from learners that trained on the recorded anchors. A core may
-    run meanwhile: merges after the beginning of the replay are left out. generation: whose merges, with those that it
-    has of its ancestors; None: the current one.
+    With changes, the contributions stay as recorded: their learners trained on the recorded anchors. A core may use
+    the directory meanwhile; merges that it makes during the replay are left out. generation: its merges and those of
+    its ancestors are repeated; None is the current one.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
@@ -90,13 +90,13 @@ def _again(
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         raise SpoolError(
-            f"the payloads of version {row.version} of fragment {fragment.index} are not there any more: a run can be "
-            "replayed when its core was started with --record from its beginning"
+            f"the payloads of version {row.version} of fragment {fragment.index} were deleted: a run can be replayed "
+            "only if its core had --record from the start"
         ) from error
 
 
 class _WhatIf:
-    """The run's last settings with the requested changes. Only settings of the merge itself may change."""
+    """The run's settings with the requested changes. Only settings of the merge itself may change."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}

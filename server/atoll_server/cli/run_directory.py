@@ -26,15 +26,17 @@ from atoll_server.storage.disk import DISK
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """The state that a core would start with. from_start: replay the whole ledger (needs --record).
+    """The state that a core would start with. from_start: replays the whole ledger, which needs --record.
 
-    check: read all first parameters too and compare their digest; an export has tensors that never change. generation:
-    another than the current one. Raises SettingsError when there is none of that number.
+    check: also reads the whole file of the first parameters and compares its digest, since an export copies tensors
+    from it. generation: None is the current one. Raises SettingsError when the generation does not exist.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
         if generation is not None and not 1 <= generation <= meta["generation"]:
-            raise SettingsError(f"--generation {generation}: the run in {directory} has 1 to {meta['generation']}")
+            raise SettingsError(
+                f"--generation {generation} does not exist: the run in {directory} has 1 to {meta['generation']}"
+            )
         run = restore(db, Origin.of(meta, generation), directory, from_start=from_start)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
@@ -60,24 +62,24 @@ def list_from_directory(directory: Path) -> None:
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
-    """Takes the run in a directory back to a checkpoint, and says so. Raises SettingsError, LedgerError."""
+    """Restores the run in a directory to a checkpoint, and prints the result. Raises SettingsError, LedgerError."""
     done = roll_back(directory, checkpoint)
     merges = sum(done.row.versions.values())
     if not done.began:
-        print(f"the run is at checkpoint {checkpoint} already: generation {done.generation}, {merges} merges")
+        print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
         return
     print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
-    print("start the core: learners follow by themselves, and give up what they trained since")
+    print("start the core: learners continue from the checkpoint and discard what they trained after it")
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
-    """Writes the published model from a run's directory. initial: the first parameters, else the last durable state."""
+    """Writes the published model from a run's directory. initial: writes the first parameters instead."""
     run = read_run(directory, check=True)
     write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
 
 
 def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model at these states, completely or not at all, and prints a line. Raises SettingsError."""
+    """Writes the published model at these states, completely or not at all; prints a line. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

@@ -16,13 +16,13 @@ FEW = 40  # learners and fragments that fit on a screen
 
 
 def console() -> Console:
-    """As wide as the terminal; in a pipe or a log, WIDE columns, so that no table is cut."""
+    """A console as wide as the terminal; WIDE columns in a pipe or a log, so that no table is cut."""
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
 
 
 def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
-    """As a table, oldest first."""
+    """Prints checkpoints as a table, oldest first."""
     table = Table("id", "taken", "merges", "size MB", "generation")
     for each in checkpoints:
         table.add_row(*checkpoint_row(each))
@@ -30,14 +30,14 @@ def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
 
 
 def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
-    """Number, time, merges, MB and generation, for people."""
+    """Number, time, merges, size in MB and generation, as text."""
     when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
     merges = str(sum(each.versions.values()))
     return str(each.id), when, merges, f"{each.size_bytes / 1e6:.1f}", str(each.generation)
 
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
-    """The whole status. most: limit on learners and on fragments shown; learners in trouble come first."""
+    """The whole status. most: limit on shown learners and on shown fragments; learners in trouble come first."""
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
@@ -84,8 +84,8 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
         "lost",
         "blocked",
         "heard",
-        "came back in",
-        "waited for",
+        "recovery",
+        "waiting for",
     )
     fine = {LearnerState.LIVE, LearnerState.LEFT}
     wanted = sorted(reply.learners, key=lambda each: each.state in fine) if most else reply.learners
@@ -119,7 +119,7 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
 
 
 def _recovery(each: pb.LearnerStatus) -> str:
-    """Seconds for the process's start, its joining, and its first step; empty for a first incarnation."""
+    """Seconds that the process took to start, to join, and for its first step; empty for a first incarnation."""
     parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

@@ -1,4 +1,4 @@
-"""`atoll status`: once, or refreshed every second."""
+"""`atoll status`: prints the status once, or refreshes it every second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watch_status(remote: OperatorTarget) -> None:
 
 
 def _watch(remote: OperatorTarget) -> None:
-    """While the core does not answer, the last state stays on the screen, with its age."""
+    """Keeps the last state on the screen, with its age, while the core does not answer."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)
@@ -48,5 +48,6 @@ def _watch(remote: OperatorTarget) -> None:
                 if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                     raise
                 old_s = SYSTEM.monotonic() - seen_at
-                picture = Group(f"[bold red]no core answers: this is {old_s:.0f} s old[/]", shown(reply, FEW))
+                warning = f"[bold red]the core does not answer: this status is {old_s:.0f} s old[/]"
+                picture = Group(warning, shown(reply, FEW))
             live.update(picture, refresh=True)

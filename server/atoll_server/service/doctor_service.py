@@ -1,4 +1,4 @@
-"""The service for `atoll doctor`, with limits, since every process with a certificate may call it."""
+"""The service for `atoll doctor`. It has limits, since every process with a certificate may call it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, discard_rest
 from atoll_server.run.core import Core
 
-MAX_BYTES = 64 << 20  # of padding in one call, each way
+MAX_BYTES = 64 << 20  # limit on the padding in one call, in each direction
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
-IDLE_S, LONGEST_S = 10.0, 60.0  # seconds without a request; seconds of a whole call
+IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the whole call
 
 
 class DoctorService(rpc.DoctorServicer):
@@ -27,12 +27,12 @@ class DoctorService(rpc.DoctorServicer):
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def Probe(self, requests: AsyncIterator[pb.ProbeRequest], context: Context) -> AsyncIterator[pb.ProbeReply]:
-        """Answers each request until the call reaches a limit; then it ends as RESOURCE_EXHAUSTED."""
+        """Answers each request until the call reaches a limit. The call then ends with RESOURCE_EXHAUSTED."""
         up = down = 0
         try:
             caller(context)
             if self._slots.locked():
-                raise Refused(Status.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes run already: try again in a minute")
+                raise Refused(Status.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes are already running: try again in a minute")
             async with self._slots, asyncio.timeout(LONGEST_S):
                 while (request := await self._next(requests)) is not None:
                     up, down = up + len(request.padding), down + request.wanted_bytes

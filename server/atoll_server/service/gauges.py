@@ -1,4 +1,4 @@
-"""Reads the run once a second: records changes in the journal, and gives Prometheus all figures of one moment."""
+"""Reads the run once per second: records changes in the journal, and gives Prometheus a consistent set of values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry.metrics import Metrics, MetricSamples
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-SETTLED_S = 10.0  # seconds after a start: learners report again what the last second before it may have lost
+SETTLED_S = 10.0  # within this time after a start, learners report again what the core's last second may have lost
 
 
 async def keep_gauges(
@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Reads the run once a second, for ever. facts: returns the core's current facts."""
+    """Reads the run once per second until it is cancelled. facts: returns the core's current facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
@@ -47,7 +47,7 @@ async def keep_gauges(
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
             metrics.fold(run.registry.regions(), MAX_REGIONS)
         except Exception:
-            log.exception("the run could not be read for Prometheus: what was read last stays")
+            log.exception("the run could not be read for Prometheus: its last values stay")
         await asyncio.sleep(EVERY_S)
 
 
@@ -59,7 +59,7 @@ def reading(
     ledger_bytes: int,
     now: float,
 ) -> MetricSamples:
-    """The run's current figures. now: monotonic seconds."""
+    """The run's current values. now: monotonic seconds."""
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
@@ -78,7 +78,7 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
         if (
             account.heard_at > run.registry.since
-        ):  # a restarted core may lack a second until then, and no counter may fall
+        ):  # a restarted core may lack the last second until then, and a counter must not fall
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)

@@ -1,4 +1,4 @@
-"""The gRPC service for learners. Each method converts messages and calls the core, which decides."""
+"""The gRPC service for learners. Each method converts messages and calls the core, which makes the decisions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 
-HEADER_BYTES = 4096  # limit on a Push header, which stays in memory as long as its upload grows
+HEADER_BYTES = 4096  # limit on a Push header, which stays in memory while its upload grows
 MAX_PATIENCE = 4.0  # longest wait for one stream's next message, as a multiple of the upload's idle timeout
-HEARD_S = 0.05  # seconds between two messages that acknowledge frames: learners measure the link's rate by them
+HEARD_S = 0.05  # interval of messages that acknowledge frames: learners measure the link's rate by them
 
 
 class OuterService(rpc.OuterServicer):
@@ -50,8 +50,8 @@ class OuterService(rpc.OuterServicer):
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
-        """Ends long calls, except what is being made durable, and Follow calls: these end with the shard's log."""
-        self._waits.end("the core is going away: reconnect, here or elsewhere")
+        """Ends long calls, but finishes what is being made durable. Follow calls end with the shard's log instead."""
+        self._waits.end("the core is stopping: reconnect to this or another address")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Joins a learner to the run, or joins it again."""
@@ -77,7 +77,7 @@ class OuterService(rpc.OuterServicer):
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.came(process, staging)
             accepting = self._core.underway(self._joining.accept(process, staging))
-            await asyncio.shield(accepting)  # a learner that leaves must not stop it half-way
+            await asyncio.shield(accepting)  # a learner that disconnects must not stop it halfway
             return pb.InitialiseReply()
         except Refused as refused:
             self._run.record(entries.FirstParametersRefused(refused.detail))
@@ -100,7 +100,7 @@ class OuterService(rpc.OuterServicer):
             shard = self._run.shard(request.shard)
         except Refused as refused:
             await abort(context, refused)
-        wait = InterruptibleWait()  # `stop` does not end it: the log's last notification does
+        wait = InterruptibleWait()  # `stop` does not end this wait; the log's last notification does
         try:
             with process.entry.stream(wait.end):
                 news = shard.follower_log.follow(process.entry.name, request.log, request.sequence)
@@ -111,7 +111,7 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Takes a contribution, or the frames of it that are missing, and replies with its receipt."""
+        """Takes a contribution, or its missing frames, and replies with its receipt."""
         header, wait = pb.PushHeader(), self._waits.begin()
         try:
             request = await wait.first(requests, "a Push stream")
@@ -130,7 +130,7 @@ class OuterService(rpc.OuterServicer):
                 async with aclosing(self._frames(requests, wait, answer, process, intake, header)) as told:
                     async for came in told:
                         yield pb.PushReply(received=pb.ReceivedFrames(frames=came))
-                if answer.state is UploadState.GROWING:  # other streams of this contribution bring the rest
+                if answer.state is UploadState.GROWING:  # other streams of this contribution send the rest
                     async with wait():
                         await answer.ended.wait()
                 answer = await intake.receipt(answer)
@@ -225,7 +225,7 @@ class OuterService(rpc.OuterServicer):
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
             newest = shard.uploads.newest_receipt(
                 entry.name, entry.incarnation, fragment.index
-            )  # of the same moment as the state
+            )  # taken at the same moment as the state
             crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -250,7 +250,7 @@ class OuterService(rpc.OuterServicer):
         wait = self._waits.begin()
         try:
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
-            assert told is not None, "there is a first one"
+            assert told is not None, "`first` never returns None"
             entry = self._session(context, told.session).entry
             entry.reports.again(self._core.clock.monotonic())
             with entry.stream(wait.end):
@@ -264,7 +264,7 @@ class OuterService(rpc.OuterServicer):
             await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Takes a learner's clean leave."""
+        """Takes a learner's announcement that it leaves."""
         try:
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None
@@ -289,7 +289,7 @@ class OuterService(rpc.OuterServicer):
     async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
         """The stream's next message; None at its end.
 
-        Raises Refused when it takes longer than this upload's earlier frames make likely.
+        Raises Refused when the message takes much longer than this upload's earlier frames.
         """
         with upload.heard() as usual_s:
             max_wait_s = min(usual_s, MAX_PATIENCE * self._core.settings.limits.upload_idle_s)

@@ -36,14 +36,14 @@ LARGEST_REASON = 200
 
 
 class OperatorService(rpc.OperatorServicer):
-    """The Operator service of a core: `atoll status`, `receipts`, `evict`, `checkpoint` and the dashboard call it."""
+    """The Operator service of a core, which the dashboard and the operators' subcommands of `atoll` call."""
 
     def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "", **what: str) -> str:
-        """The operator's name; ends the call of any other caller. act: recorded with the operator; "": not recorded."""
+        """The operator's name. Ends the call of any other caller. act: the recorded action; empty for a read."""
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
@@ -55,7 +55,7 @@ class OperatorService(rpc.OperatorServicer):
         return name
 
     async def _shard(self, context: Context) -> Shard:
-        """This process's shard; ends the call while the run has no parameters."""
+        """This process's shard. Ends the call while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
             await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
         return shards[0]
@@ -67,7 +67,7 @@ class OperatorService(rpc.OperatorServicer):
         return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """The fates of contributions, newest first, read over a connection of its own to the ledger."""
+        """The fates of contributions, newest first, read over a separate connection to the ledger."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
@@ -90,7 +90,7 @@ class OperatorService(rpc.OperatorServicer):
         await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
         try:
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
-            await asyncio.shield(evicting)  # an operator that disconnects must not stop it half-way
+            await asyncio.shield(evicting)  # an operator that disconnects must not stop it halfway
             return pb.EvictReply()
         except Refused as refused:
             await abort(context, refused)
@@ -128,7 +128,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a snapshot now, and answers when it is durable."""
+        """Takes a snapshot now, and replies when it is durable."""
         await self._may(context, "take a checkpoint")
         shard = await self._shard(context)
         try:
@@ -147,7 +147,7 @@ class OperatorService(rpc.OperatorServicer):
             with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
                 async with (
                     contextlib.AsyncExitStack() as reading
-                ):  # the states are released before streaming, since merges need the memory
+                ):  # releases the states before streaming, since merges need the memory
                     if request.initial:
                         states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
                     else:
@@ -174,7 +174,7 @@ def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """A contribution's ledger rows as a message. number: grows with each contribution."""
+    """A contribution's ledger rows as a message. number: grows with each contribution of the run."""
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

@@ -1,4 +1,4 @@
-"""The state of a run as operators see it, and its newest rounds, as messages."""
+"""Converts the state of a run, and its newest rounds, to messages for operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Everything that `atoll status` shows. since: by learner, when its state began, in seconds since 1970."""
+    """Everything that `atoll status` shows. since: when each learner's state began, in seconds since 1970."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -62,12 +62,12 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
 
 
 def trained_tokens(run: Registrar) -> int:
-    """Tokens trained by all learners; merged work counts even if its learner died before it reported that."""
+    """Tokens trained by all learners. Merged tokens count even if their learner died before it reported them."""
     return max(run.registry.tokens(), math.ceil(merged_tokens(run)))
 
 
 def merged_tokens(run: Registrar) -> float:
-    """Merged tokens, as a mean over parameters; at most `trained_tokens`. 0 before there are parameters."""
+    """Merged tokens, as a mean over parameters; at most `trained_tokens`. 0 before the run has parameters."""
     if isinstance(run.state, Waiting) or run.layout is None:
         return 0.0
     merged = sum(entry.account.merged_token_parameters for entry in run.registry.entries.values())
@@ -135,7 +135,7 @@ def _since(at: float | None, now: float) -> float:
 
 def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str:
     if entry.evicted:
-        return f"nothing: it was evicted, {entry.evicted}"
+        return f"nothing: it was evicted ({entry.evicted})"
     if isinstance(run.state, Waiting):
         return "the first parameters"
     observed = liveness_of(run, entry.name)
@@ -146,7 +146,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 
 def _answered(run: Registrar) -> Answered:
-    """The learners that have answered, by fragment with an open round; computed once for all learners."""
+    """For each fragment with an open round, the learners that have answered. Computed once for all learners."""
     return {
         index: fragment.rounds.answered()
         for shard in run.shards
@@ -174,7 +174,7 @@ def _wire(entries: list[RegistryEntry]) -> pb.WireBytes:
 
 # ---------------------------------------------------------------------------------- rounds
 
-MAX_ANSWERS = 64  # reported for one round
+MAX_ANSWERS = 64  # limit on the answers reported for one round
 LARGEST_NAME = 64
 
 
@@ -182,7 +182,7 @@ def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsReques
     """The newest rounds, newest first."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
-        raise Refused(Status.INVALID_ARGUMENT, "learner: no name is that long")
+        raise Refused(Status.INVALID_ARGUMENT, "the learner name is too long: names have at most 64 characters")
     for seen in islice(timeline.newest(), request.last or None):
         reply.rounds.append(_round(run, seen, request))
     return reply
