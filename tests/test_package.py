@@ -29,7 +29,7 @@ def test_the_wheel_holds_the_five_packages_and_no_tests(wheel):
         f"{package}/py.typed"
         for package in ("atoll_wire", "atoll_server", "atoll", "atoll_forecast", "atoll_dashboard")
     ]
-    page = ("atoll_dashboard/page/index.html", "atoll_dashboard/page/views/overview.js")
+    page = ("atoll_dashboard/page/index.html", "atoll_dashboard/page/views/overview.js", "atoll_dashboard/runbooks.md")
     for wanted in ("atoll_wire/outer.proto", "atoll_server/rounds/syncer.py", "atoll/learner.py", *typed, *page):
         assert wanted in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -23,7 +23,7 @@ def _dashboard() -> lazy_commands.Command:
     from atoll_dashboard.settings import DashboardSettings
 
     def dashboard(settings: DashboardSettings, logs: Logs) -> None:
-        need("dashboard", "dashboard", "fastapi", "uvicorn")
+        need("dashboard", "dashboard", "fastapi", "markdown_it", "uvicorn")
         from atoll_dashboard.web.server import serve
 
         logs.begin()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import struct
 import time
+import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
+import yaml
+from atoll_dashboard.web.runbooks import render
 from atoll_wire import outer_pb2 as pb
 
 from tests.dashboard.house import LEARNERS, House, house
 from tests.end_to_end.world import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+RULES = ROOT / "docker/prometheus/rules.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +177,50 @@ def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
     with urllib.request.urlopen(f"{lived_in.url}/api/openapi.json", timeout=20) as answer:
         paths = json.loads(answer.read())["paths"]
     assert {"/api/run", "/api/receipts", "/api/actions/evict"} <= set(paths)
+
+
+def test_the_runbook_url_of_every_alert_opens_its_section(lived_in: House):
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) > 15
+    for alert in alerts:
+        url = urllib.parse.urlsplit(alert["annotations"]["runbook_url"])
+        with urllib.request.urlopen(f"{lived_in.url}{url.path}", timeout=20) as answer:
+            page = answer.read().decode()
+            assert answer.headers["content-type"] == "text/html; charset=utf-8"
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert f'<h2 id="{url.fragment}">{alert["alert"]}</h2>' in page
+        assert f'<a href="#{url.fragment}">' in page, "the list of alerts leads there too"
+    for name in re.findall(r'(?:href|src)="(page/[^"]+)"', page):
+        with urllib.request.urlopen(f"{lived_in.url}/{name}", timeout=20) as answer:
+            assert answer.status == 200
+    assert not re.search(r'href="(?!#|page/|\./"|https?:)', page), "no link to a file that the dashboard does not serve"
+
+
+def test_compose_and_the_chart_publish_the_dashboard_where_runbook_urls_lead():
+    environment = (ROOT / "docker/.env").read_text()
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["dashboard"]
+    assert "DASHBOARD_PORT=7080\n" in environment
+    assert compose["ports"] == ["127.0.0.1:${DASHBOARD_PORT}:7080"]
+    assert compose["command"][-2:] == ["--host", "localhost"]
+    assert "port-forward service/{{ $fullname }}-dashboard 7080" in (ROOT / "k8s/atoll/templates/NOTES.txt").read_text()
+
+
+def test_runbooks_are_rendered_without_raw_html_tabs_or_comments():
+    title, contents, body = render(
+        "# Runbooks\n\n## AtollX\n\n<!-- not run: a cluster -->\n"
+        '=== "Docker"\n\n    ```bash\n    atoll status\n    ```\n\n'
+        "See [backups](backups.md#a), [here](#atollx) and <b>b</b>.\n"
+    )
+    assert title == "Runbooks"
+    assert contents == '<li><a href="#atollx">AtollX</a></li>'
+    assert body.splitlines() == [
+        '<h2 id="atollx">AtollX</h2>',
+        "<p><strong>Docker</strong></p>",
+        '<pre><code class="language-bash">atoll status',
+        "</code></pre>",
+        '<p>See backups (docs/operate/backups.md), <a href="#atollx">here</a> and &lt;b&gt;b&lt;/b&gt;.</p>',
+    ]
 
 
 def test_more_than_an_act_can_be_is_not_read(lived_in: House):

@@ -65,6 +65,7 @@ OTHERS: dict[str, Any] = {
     "learner.tmpSize": "1Gi", "learner.volumes": [{"name": "x", "emptyDir": {}}],
     "learner.volumeMounts": [{"name": "tmp", "mountPath": "/x"}],
     "dashboard.enabled": False, "dashboard.server": "x:1", "dashboard.hosts": ["x"], "dashboard.pricePerGb": 0.02,
+    "dashboard.url": "https://x",
     "dashboard.extraArgs": ["--log-json"], "dashboard.ingress.enabled": False, "dashboard.ingress.className": "x",
     "dashboard.ingress.host": "x", "dashboard.ingress.tlsSecret": "", "dashboard.ingress.annotations": {"x": "y"},
     "networkPolicy.enabled": False, "networkPolicy.coreFrom": [{"podSelector": {}}],
@@ -112,6 +113,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
     ),
     "a page for everybody": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
+    "an address that ends in a slash": ([{"dashboard": {"url": "https://atoll.example.com/"}}], "/dashboard/url"),
     "a learner without servers": (
         [{"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True}}],
         "learner.servers is required without front.enabled and core.enabled",
@@ -140,6 +142,7 @@ CASES: dict[str, Values] = {
     "dashboard alone": [
         {"core": {"enabled": False}, "dashboard": {"enabled": True, "server": "core.example.com:7070"}}
     ],
+    "dashboard at another address": ["values-home.yaml", {"dashboard": {"url": "https://example.com/atoll"}}],
     "learners at the core": [{"region": "eu", "learner": {"enabled": True}}],
     "as a dependency": [{"global": {"anything": 1}}],
     "elsewhere": [EVERYTHING, UPSTREAM],

@@ -25,8 +25,23 @@ def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def test_rules_arrive_as_they_are(rendered):
     """tests/observing tries each, and compares the series that it asks for with what the processes tell."""
     kept = {group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]}
-    assert kept == _groups(rendered["everything"])
+    made = json.dumps(_groups(rendered["everything"]))
+    assert kept == json.loads(made.replace("https://atoll.example.com/runbooks", "http://localhost:7080/runbooks"))
     assert set(kept) == {f"atoll-{part}" for part in TARGET["job"]}
+
+
+def test_runbook_urls_begin_with_the_dashboards_address(rendered):
+    for name, address in {
+        "home": "http://localhost:7080",
+        "everything": "https://atoll.example.com",
+        "other dashboard.ingress.tlsSecret": "http://atoll.example.com",
+        "other dashboard.url": "https://x",
+        "dashboard at another address": "https://example.com/atoll",
+    }.items():
+        alerts = [rule for rules in _groups(rendered[name]).values() for rule in rules if "alert" in rule]
+        assert alerts
+        for alert in alerts:
+            assert alert["annotations"]["runbook_url"] == f"{address}/runbooks#{alert['alert'].lower()}"
 
 
 def test_rules_are_of_what_runs_here(rendered):

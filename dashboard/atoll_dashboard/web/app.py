@@ -7,14 +7,15 @@ from pathlib import Path
 import grpc.aio
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.security.transport import TransportSecurityError
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from atoll_dashboard.feed.run_feed import RunFeed, one_line
 from atoll_dashboard.web import action_routes, read_routes
 from atoll_dashboard.web.headers import Headers
+from atoll_dashboard.web.runbooks import runbooks_page
 
 PAGE = Path(__file__).parent.parent / "page"
 
@@ -43,6 +44,13 @@ def application(feed: RunFeed, hosts: tuple[str, ...]) -> FastAPI:
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html")
+
+    @app.get("/runbooks", include_in_schema=False)
+    def runbooks() -> HTMLResponse:
+        try:
+            return HTMLResponse(runbooks_page())
+        except FileNotFoundError as error:
+            raise HTTPException(404, str(error)) from error
 
     @app.get("/livez", include_in_schema=False)
     async def alive() -> str:

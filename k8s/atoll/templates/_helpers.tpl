@@ -164,6 +164,16 @@ localhost
 {{- .Values.dashboard.server | default $own | required $said -}}
 {{- end }}
 
+{{/* Where operators open the dashboard; the alerts' runbook_url begins with it. */}}
+{{- define "atoll.dashboardUrl" -}}
+{{- $ingress := .Values.dashboard.ingress -}}
+{{- $own := "http://localhost:7080" -}}
+{{- if and .Values.dashboard.enabled $ingress.enabled -}}
+{{- $own = printf "%s://%s" (ternary "https" "http" (ne $ingress.tlsSecret "")) $ingress.host -}}
+{{- end -}}
+{{- .Values.dashboard.url | default $own -}}
+{{- end }}
+
 {{/* Which component of this release learners call: front, core, or none. */}}
 {{- define "atoll.learnersCall" -}}
 {{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
