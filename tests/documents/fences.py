@@ -18,13 +18,14 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One fence. reason: why it is not run as written, from the comment above it; empty for those that are."""
+    """One fence. reason: why it is not run as written, from the comment above it; title: the file that it is."""
 
     page: str
     line: int
     language: str
     text: str
     reason: str
+    title: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -36,7 +37,9 @@ def fences(path: Path) -> Iterator[Fence]:
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start("language")) + 1
         body = re.sub(rf"^{found['indent']}", "", found["text"], flags=re.MULTILINE)
-        yield Fence(str(path.relative_to(ROOT)), line, found["language"].strip(), body, found["reason"] or "")
+        language, _, attributes = found["language"].strip().partition(" ")
+        title = re.search(r'title="([^"]+)"', attributes)
+        yield Fence(str(path.relative_to(ROOT)), line, language, body, found["reason"] or "", title[1] if title else "")
 
 
 def all_fences(*languages: str) -> list[Fence]:

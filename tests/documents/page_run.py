@@ -6,6 +6,7 @@ there. At the end of the page each gets Ctrl-C, and must end without an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from typing import Self
 
 from tests.documents.fences import Fence
 
-LASTING = re.compile(r"atoll (core|front|dashboard|learner)\b(?!.*--help)|python3? \S+\.py\b")
+LASTING = re.compile(r"atoll (core|front|dashboard|learner)\b(?!.*(--help|&))")
 THERE = re.compile(r"\bserves\b|\bjoined\b|\bis at http|\bmerged\b")
 WAIT_S, END_S = 300.0, 90.0
 
@@ -40,9 +41,8 @@ class PageRun:
     ) -> None:
         del kind, error, trace
         for _, process, _ in self.terminals:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            signalled(process, signal.SIGKILL)
+            process.wait()
 
     def run(self, fence: Fence) -> str:
         """Runs one fence, in a terminal of its own if it lasts. Returns what it printed. Raises AssertionError."""
@@ -65,8 +65,8 @@ class PageRun:
     def interrupt(self) -> None:
         """Ctrl-C in every terminal, the newest first. Raises AssertionError when one ends with an error."""
         for fence, process, log in reversed(self.terminals):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
+            background = process.poll() is not None  # what it left behind with &, where Ctrl-C does not reach
+            signalled(process, signal.SIGTERM if background else signal.SIGINT)
             code = process.wait(END_S)
             assert code in (0, 130, -signal.SIGINT), f"{fence} ended with {code}:\n{log.read_text()}"
 
@@ -76,3 +76,9 @@ class PageRun:
             assert process.poll() in (None, 0), f"{fence} ended with {process.returncode}:\n{log.read_text()}"
             assert time.monotonic() < end, f"{fence} does not say that it is there:\n{log.read_text()}"
             time.sleep(0.1)
+
+
+def signalled(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Sends a signal to all processes of a terminal, those that it left in the background included."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
