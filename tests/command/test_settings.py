@@ -186,7 +186,7 @@ def test_how_a_process_is_reached_is_said_alike_by_all_commands():
 def test_docs_name_options_that_there_are():
     known = {flag for option in _all_options() for flag in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version"} | OTHERS
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in path.read_text().splitlines():
             command_line = re.match(r"\s*(\$ )?atoll [a-z]", line)
             quoted = [line] if command_line else re.findall(r"`(--[^`]+|atoll [^`]+)`", line)
