@@ -1,11 +1,17 @@
-"""What `make test-newest` and `make test-oldest` install is what pyproject.toml says."""
+"""What `make test-newest` and `make test-oldest` install is what pyproject.toml and the compatibility page say."""
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import pytest
+from atoll_server.storage.database import SCHEMA_VERSION
+from atoll_wire.contract import PROTOCOL
+from atoll_wire.layout.layout import FORMAT
 from packaging.requirements import Requirement
 
-from tests.versions import floor, needed, pythons, torches
+from tests.versions import ROOT, floor, needed, pythons, torches
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -29,3 +35,27 @@ def test_torch_is_tried_as_a_cpu_build_from_the_floor_on():
 
 def test_the_python_that_runs_this_is_found():
     assert any(version in {"3.11", "3.12", "3.13", "3.14"} for version, _ in pythons())
+
+
+PAGE = (ROOT / "docs/project/compatibility.md").read_text()
+
+
+def test_the_compatibility_page_has_the_versions_that_are_allowed_and_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [each for name in ("numerics", "learner", "dashboard") for each in project["optional-dependencies"][name]]
+    wanted = {}
+    for each in map(Requirement, [*project["dependencies"], *extras]):
+        wanted.setdefault(each.name, set()).update(str(each.specifier).split(","))
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    rows = re.findall(r"^\| (\w+) \| ([^|]*[<>]=[^|]*) \| ([^|]*) \|", PAGE, re.MULTILINE)
+    assert rows[0][:2] == ("Python", project["requires-python"])
+    assert len(rows) > 5
+    for name, allowed, pin in rows[1:]:
+        excluded = {f"!={version}" for version in re.findall(r"not ([\d.]+)", allowed)}
+        assert set(re.findall(r">=[\d.]+\d", allowed)) - {">=3.13"} | excluded == wanted[name], name
+        assert pin == pinned[name], name
+
+
+def test_the_compatibility_page_has_the_formats_of_this_version():
+    found = dict(re.findall(r"^\| (wire protocol|ledger schema|layout) \| (\d+)", PAGE, re.MULTILINE))
+    assert found == {"wire protocol": str(PROTOCOL), "ledger schema": str(SCHEMA_VERSION), "layout": str(FORMAT)}
