@@ -1,3 +1,3 @@
-"""The contract between learners, fronts and cores: messages, layout of parameters, codec."""
+"""The contract between learners, fronts and cores: messages, the layout of parameters, and the codec."""
 
-from atoll_wire import forking as forking  # before anything imports grpc
+from atoll_wire import forking as forking  # must come before any import of grpc

@@ -1,4 +1,4 @@
-"""Constants on which both sides must agree, besides the messages of outer.proto: versions, names and limits."""
+"""Constants that both sides must agree on, in addition to the messages of outer.proto: versions, names and limits."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from enum import StrEnum
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import MergeKind, TensorSpec
 
-PROTOCOL = 2  # a core refuses learners of another one
+PROTOCOL = 2  # version of the wire protocol; a core refuses learners with another version
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
 REPORT_S = 1.0  # a learner reports at least this often
-REPORTED = 128  # declined rounds, and adoptions, in one report, at most
-UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, by default
-AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that shows an operator's token
+REPORTED = 128  # limit on declined rounds, and on adoptions, in one report
+UPDATES_KEPT = 16  # default limit on the published updates that a core or front keeps of each fragment
+AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that carries an operator's token
 
 
 class LearnerState(StrEnum):
     """The states of a learner in status, metrics and the dashboard."""
 
     LIVE = "live"
-    PAUSED = "paused"  # by itself, or with the whole run
-    JOINING = "joining"  # until its first step is seen
-    SILENT = "silent"  # no step was seen for longer than usual
+    PAUSED = "paused"  # alone, or together with the whole run
+    JOINING = "joining"  # until the core sees its first step
+    SILENT = "silent"  # the core saw no step for longer than usual
     LEFT = "left"
     EVICTED = "evicted"
 
@@ -29,10 +29,10 @@ class LearnerState(StrEnum):
 class Fate(StrEnum):
     """The fates of a contribution."""
 
-    PENDING = "pending"  # acknowledged: it waits for its merge
+    PENDING = "pending"  # acknowledged, waiting for its merge
     MERGED = "merged"
     REFUSED = "refused"
-    TURNED_AWAY = "turned_away"  # refused before it was complete: it has no receipt
+    TURNED_AWAY = "turned_away"  # refused before it was complete, without a receipt
 
 
 FATES = {Fate.PENDING: pb.FATE_PENDING, Fate.MERGED: pb.FATE_MERGED, Fate.REFUSED: pb.FATE_REFUSED}
@@ -42,12 +42,12 @@ MERGE_KIND_NUMBERS = {kind: number for number, kind in MERGE_KINDS.items()}
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call that shows a token; empty for an empty token."""
+    """Returns the metadata of a call that carries a token. Empty for an empty token."""
     return ((AUTHORIZATION, BEARER + token),) if token else ()
 
 
 def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    """A tensor as Join declares it."""
+    """Returns a tensor as Join declares it."""
     return pb.Tensor(
         name=tensor.name,
         shape=tensor.shape,
@@ -58,6 +58,6 @@ def tensor_message(tensor: TensorSpec) -> pb.Tensor:
 
 
 def tensor_spec(tensor: pb.Tensor) -> TensorSpec:
-    """The inverse of `tensor_message`. Raises KeyError for an unknown kind of merge."""
+    """Inverts `tensor_message`. Raises KeyError for an unknown kind of merge."""
     kind = MERGE_KINDS[tensor.kind]
     return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind, tuple(tensor.tied_names))

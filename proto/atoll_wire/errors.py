@@ -1,4 +1,4 @@
-"""The base of errors that a user can fix: the command line shows their single line and no traceback."""
+"""The base class of errors that a user can fix. The command line prints their message as one line, no traceback."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import importlib.util
 
 
 class UserError(Exception):
-    """An error that the user can fix; the message is one line with the fact, the cause and the fix."""
+    """An error that the user can fix. The message states the fact, the cause and the fix on one line."""
 
 
 class SettingsError(UserError):
     """A setting is invalid."""
 
 
-class MissingPackage(UserError):  # noqa: N818 - says what is missing
-    """A subcommand needs packages of an extra that are not installed."""
+class MissingPackage(UserError):  # noqa: N818 - the name says what is missing
+    """A subcommand needs packages that are not installed."""
 
 
 def need(subcommand: str, extra: str, *packages: str) -> None:
-    """Raises MissingPackage when any of these packages is not installed."""
+    """Raises MissingPackage if any of these packages is not installed. extra: the extra that installs them."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        text = f"atoll {subcommand} needs {' and '.join(missing)}: pip install '.[{extra}]' where Atoll's sources are"
+        text = (
+            f"atoll {subcommand} needs {' and '.join(missing)}: run pip install '.[{extra}]' in Atoll's source folder"
+        )
         raise MissingPackage(text)

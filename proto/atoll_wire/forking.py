@@ -1,8 +1,8 @@
-"""gRPC in a process that forks, as PyTorch's data loaders do.
+"""Makes gRPC work in a process that forks, as PyTorch's data loaders do.
 
-gRPC's own fork handlers crash such a process or its children (grpcio 1.85: every time), and it works without them as
-long as children leave gRPC alone. gRPC reads the setting once, when it is first imported; so every package of Atoll
-imports this module first. A program that imported grpc before Atoll keeps the handlers: there, forks are refused.
+gRPC's own fork handlers crash such a process or its children (grpcio 1.85: every time). Without the handlers, forking
+works if the children do not use gRPC. gRPC reads the setting once, on its first import. So every package of Atoll
+imports this module first. A program that imported grpc before Atoll keeps the handlers, and Atoll refuses forks there.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Iterator
 SETTING = "GRPC_ENABLE_FORK_SUPPORT"
 OFF = frozenset({"0", "f", "false", "n", "no"})
 
-_refusals: list[Exception] = []  # the newest counts
+_refusals: list[Exception] = []  # the newest error is raised
 
 
 def switch_off() -> bool:
-    """Switches gRPC's fork handlers off, unless the user set the variable. Returns whether they are on all the same."""
+    """Switches off gRPC's fork handlers, unless the user set the variable. Returns whether they are still on."""
     if "grpc" not in sys.modules:
         os.environ.setdefault(SETTING, "0")
     return os.environ.get(SETTING, "1").lower() not in OFF
 
 
-HANDLED = switch_off()  # gRPC's handlers run at a fork
+HANDLED = switch_off()  # True: gRPC's handlers run at a fork
 _hooked = False
 
 
 @contextlib.contextmanager
 def refused(error: Exception) -> Iterator[None]:
-    """Within it `os.fork` raises this error, if gRPC's handlers would run. Starting other programs is no such fork."""
-    global _hooked  # noqa: PLW0603 - an audit hook is for life
+    """Context in which `os.fork` raises this error if gRPC's handlers would run. Starting a program is allowed."""
+    global _hooked  # noqa: PLW0603 - an audit hook cannot be removed
     if not HANDLED:
         yield
         return
     if not _hooked:
-        sys.addaudithook(_audit)  # what it raises ends the fork; what an at-fork handler raises is only printed
+        sys.addaudithook(_audit)  # an error in an audit hook stops the fork; in an at-fork handler it is only printed
         _hooked = True
     _refusals.append(error)
     try:

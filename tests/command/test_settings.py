@@ -86,7 +86,10 @@ def test_a_default_that_is_given_as_it_is_shown_is_the_default():
         ("core --dir x --inner-steps 0", "input should be greater than or equal to 1"),
         ("core --dir x --overlap nan", "input should be a finite number"),
         ("core --dir x --outer-lr much", "input should be a valid number, unable to parse string as a number"),
-        ("core --dir x --limit-spool-bytes 5GB", "give a whole number of bytes, or of KiB, MiB, GiB or TiB: 64GiB"),
+        (
+            "core --dir x --limit-spool-bytes 5GB",
+            "not a size: give a whole number of bytes, KiB, MiB, GiB or TiB, such as 64GiB",
+        ),
         ("core --dir x --limit-message-bytes 1KiB", "input should be greater than or equal to 278528"),
         ("core --dir x --quota-calls-per-s 0", "input should be greater than 0"),
         ("front --core x --cache-mib 0", "input should be greater than or equal to 1"),

@@ -69,7 +69,9 @@ def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
     [(what, _)] = bad(LearnerToCheck("7070", TransportSecurity()))
     assert "is not HOST:PORT" in what
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("a")), "b"))
-    assert any("the learner is called b" in what and cure.endswith("atoll certs issue learner b") for what, cure in found)
+    assert any(
+        "the learner is called b" in what and cure.endswith("atoll certs issue learner b") for what, cure in found
+    )
     assert not bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("fleet.*")), "fleet.1"))
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.expired("old"))))
     assert any("has expired" in what for what, _ in found)

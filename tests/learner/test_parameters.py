@@ -70,7 +70,7 @@ def test_an_optimizer_of_another_model_is_refused():
 def test_two_parameters_in_one_memory_are_refused_in_one_line():
     model = Odd()
     model.head.weight = nn.Parameter(model.table.weight.detach())
-    with pytest.raises(LearnerError, match=r'"table.weight" and "head.weight" are two parameters with the same memory'):
+    with pytest.raises(LearnerError, match=r'"table.weight" and "head.weight" are two parameters that share memory'):
         parameters(model)
 
 
@@ -131,7 +131,7 @@ def test_a_group_that_is_added_later_is_an_error_that_names_it():
     shared.check_unchanged()
     model.teacher.requires_grad_(True)
     optimizer.add_param_group({"params": list(model.teacher.parameters())})
-    with pytest.raises(LearnerError, match=r'"teacher.weight" and 1 more is trained only since .*unshared='):
+    with pytest.raises(LearnerError, match=r'"teacher.weight" and 1 more became trainable after .*unshared='):
         shared.check_unchanged()
 
 
@@ -140,7 +140,7 @@ def test_what_is_unfrozen_later_is_an_error_that_names_it():
     shared = Parameters(model, sgd(model))
     shared.check_unchanged()
     model.teacher.weight.requires_grad_(True)
-    with pytest.raises(LearnerError, match=r'"teacher.weight" is trained only since'):
+    with pytest.raises(LearnerError, match=r'"teacher.weight" became trainable after'):
         shared.check_unchanged()
 
 

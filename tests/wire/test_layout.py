@@ -95,7 +95,7 @@ def test_default_is_24_fragments_or_what_the_tensors_allow():
 
 
 def test_too_many_fragments_say_how_many_would_do():
-    with pytest.raises(LayoutError, match="use --fragments 2, or leave it out"):
+    with pytest.raises(LayoutError, match="use --fragments 2, or omit the option"):
         plan([TensorSpec("a", (2, 50), "float32", A)], 7)
 
 
@@ -119,11 +119,11 @@ T = TensorSpec("w", (2, 3), "float32", D)
     ("ours", "theirs", "said"),
     [
         ([T], [T], None),
-        ([T], [], 'it has 0 tensors, the run 1: missing "w"'),
+        ([T], [], 'it has 0 tensors, but the run has 1: missing "w"'),
         (
             [T],
             [TensorSpec("w", (2, 4), "float32", D)],
-            '"w" is float32 [2, 4] merged by direction, in the run float32 [2, 3] merged by direction',
+            '"w" is float32 [2, 4] merged by direction, but in the run it is float32 [2, 3] merged by direction',
         ),
         ([T], [TensorSpec("w", (2, 3), "bfloat16", D)], '"w" is bfloat16 [2, 3]'),
         ([T], [TensorSpec("w", (2, 3), "float32", D, ("v",))], "tied to v"),
@@ -131,7 +131,7 @@ T = TensorSpec("w", (2, 3), "float32", D)
         (
             [T, TensorSpec("x", (1,), "float32", D)],
             [TensorSpec("x", (1,), "float32", D), T],
-            'another order, first at "x"',
+            'a different order, first at "x"',
         ),
     ],
 )

@@ -175,7 +175,7 @@ class ShardSession:
 
     def _opened(self, opened: pb.RoundOpened) -> None:
         if self._shard.track(opened.fragment).in_flight is not None:
-            self._decline(opened.fragment, opened.cycle, "an earlier contribution is in flight")
+            self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
         else:
             self._exchange.ask(opened.fragment, opened.cycle)
 

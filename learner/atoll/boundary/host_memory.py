@@ -1,7 +1,7 @@
-"""The parameters of each fragment as float32 in host memory: their own memory where they are that, else a copy.
+"""The parameters of each fragment as float32 in host memory: their own memory if it is float32 there, else a copy.
 
-Every torch call releases the GIL, and so does freeing a tensor. So each operation is one call for all tensors of a
-fragment, and views are kept.
+Each torch call and each freed tensor releases the GIL. So each operation makes one call for all tensors of a fragment,
+and views are kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from atoll.fragments.segments import FragmentShape, SegmentAddresses
 
 @dataclass(frozen=True, slots=True)
 class FragmentMemory:
-    """Views on the parameters of a run's fragment.
+    """Views on the parameters of a run of frames.
 
-    at: addresses and strides of the parameters for which it is valid. pieces: flat views on the parameters. turned:
-    parameters that are not contiguous, each with a contiguous copy, on which the views are. staged: for each row of
-    staging memory, flat views on it. direct: the parameters' own memory, if it is contiguous float32 on the host.
+    at: addresses and strides of the parameters; the views are valid while these stay the same.
+    pieces: flat views on the parameters. turned: each non-contiguous parameter and its contiguous copy; views are on
+    the copy. staged: flat views on each row of staging memory. direct: the parameters' own memory, if it is contiguous
+    float32 on the host.
     """
 
     at: list[tuple[int, ...]]
@@ -36,7 +37,7 @@ class FragmentMemory:
 
 
 class HostMemory:
-    """One FragmentMemory per run of frames. values: the trainable parameters, in the order of the layout's tensors."""
+    """Keeps one FragmentMemory per run of frames. values: trainable parameters in the order of the layout's tensors."""
 
     def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
         self._values = values
@@ -46,16 +47,16 @@ class HostMemory:
         self._staging = np.empty((2, 0), np.float32)
 
     def read(self, number: int) -> SegmentAddresses:
-        """Memory in which a run's parameters can be read and changed as float32; call `write` after a change."""
+        """Returns memory where a run's parameters can be read and changed as float32. Call `write` after a change."""
         window = self._window(number)
         if window.direct is not None:
             return window.direct
         return SegmentAddresses.in_vector(self._stage(window, number, 0), self.shapes[number])
 
     def write(self, number: int) -> tuple[F32, F32] | None:
-        """Stores changed values. Returns (wanted, stored) values if a parameter is not float32, else None.
+        """Stores changed values. Returns the (wanted, stored) values if a parameter is not float32, else None.
 
-        Both are float32 (fragment.length,) in staging memory, which the next `read` or `write` overwrites.
+        Both are float32 (fragment.length,) in staging memory. The next `read` or `write` overwrites them.
         """
         window = self._window(number)
         if window.direct is not None:
@@ -78,12 +79,12 @@ class HostMemory:
         return self._staging[row, self._place(number)]
 
     def _place(self, number: int) -> slice:
-        """The slice of a run in its fragment's vector."""
+        """Returns the slice of a run in its fragment's vector."""
         run = self._runs[number]
         return slice(run.offset, run.offset + run.length)
 
     def _window(self, number: int) -> FragmentMemory:
-        """The run's FragmentMemory; it is cached until the parameters move, unless it has copies."""
+        """Returns the run's FragmentMemory. It is cached until the parameters move, unless it has copies."""
         values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
         at = [(value.data_ptr(), *value.stride()) for value in values]
         window = self._kept.get(number)

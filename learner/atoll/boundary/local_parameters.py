@@ -1,8 +1,8 @@
-"""The local parameters of every fragment at a step boundary: pseudo-gradients are taken, newer anchors adopted.
+"""The local parameters of every fragment at a step boundary: takes pseudo-gradients and adopts newer anchors.
 
-Only the training thread uses this module. It calls torch and numpy as rarely as possible: each call releases the GIL,
-and a busy thread returns it only after `sys.getswitchinterval`. For float32 parameters on the host, adopting and taking
-make one such call each.
+Only the training thread uses this module. It calls torch and numpy as rarely as possible, because each call releases
+the GIL. A busy thread returns the GIL only after `sys.getswitchinterval`. For float32 parameters on the host, adopting
+and taking make one such call each.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from atoll.fragments.segments import SegmentAddresses, load, store
 
 
 class LocalParameters:
-    """Local parameters and tracks of all fragments; the constructor writes the first anchors into the model.
+    """Local parameters and tracks of all fragments. The constructor writes the first anchors into the model.
 
-    anchors: (version, float32 (fragment.length,)) per fragment. keep: whether an adoption keeps outstanding work
-    ("rebase") or drops it ("overwrite").
+    anchors: (version, float32 (fragment.length,)) per fragment. keep: an adoption keeps outstanding work (True,
+    "rebase") or drops it (False, "overwrite").
     """
 
     def __init__(self, host_memory: HostMemory, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
         self._host_memory = host_memory
         self._keep = keep
         self._apart: dict[int, SegmentAddresses] = {}
-        self.torn = False  # an adoption was interrupted: model and tracks may disagree
+        self.torn = False  # an adoption was interrupted, so model and tracks may disagree
         self.tracks: list[Track] = []
         for number, ((version, anchor), shape) in enumerate(zip(anchors, host_memory.shapes, strict=True)):
             store(anchor, host_memory.read(number), shape)
@@ -39,24 +39,24 @@ class LocalParameters:
             self.tracks.append(Track(shape, version, anchor, anchor if stored is None else stored[1].copy(), version))
 
     def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
-        """Takes a fragment's pseudo-gradient, quantised. tokens, steps: the learner's counters.
+        """Takes a fragment's quantised pseudo-gradient. tokens, steps: the learner's counters.
 
-        Raises LearnerError when it is not finite.
+        Raises LearnerError if the pseudo-gradient is not finite.
         """
         places = self._apart.get(number) or self._host_memory.read(number)
         try:
             return self.tracks[number].take(places, tokens, steps)
         except CodecError as error:
-            # No anchor repairs this: the next gradient, or the optimizer's state, is not finite either.
+            # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
-                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Restart this learner: "
-                "it continues from the run's parameters; lower its learning rate if that happens again"
+                f"training has diverged: {error} in fragment {number}, and was not sent; restart this learner, which "
+                "then continues from the run's parameters, and lower its learning rate if the error recurs"
             ) from error
 
     def adopt(self, prepared: PreparedAnchor, tokens: int, steps: int, *, apart: bool = False) -> int:
-        """Moves a fragment to a newer anchor; returns the tokens that are dropped. tokens, steps: as in `take`.
+        """Moves a fragment to a newer anchor. Returns the number of dropped tokens. tokens, steps: as in `take`.
 
-        apart: from now on this fragment is kept in a copy and the model is not changed; `take` uses the copy.
+        apart: from now on, keep this fragment in a copy and do not change the model. `take` then uses the copy.
         """
         number, track = prepared.fragment, self.tracks[prepared.fragment]
         if apart and number not in self._apart:
@@ -70,7 +70,7 @@ class LocalParameters:
         return given_up
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
-        """Sets a fragment back to its anchor; returns the tokens that are dropped. tokens, steps: as in `take`."""
+        """Resets a fragment to its anchor. Returns the number of dropped tokens. tokens, steps: as in `take`."""
         track, places = self.tracks[number], self._host_memory.read(number)
         given_up = track.adopt(track.anchor, track.version, Fate(), tokens, steps, places, keep=False)
         stored = self._host_memory.write(number)
@@ -80,11 +80,11 @@ class LocalParameters:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Context of all adoptions of a boundary. An interruption inside loses fates: the learner cannot continue."""
+        """Context of all adoptions of a boundary. After an interruption inside it, the learner cannot continue."""
         self.torn = True
         yield
         self.torn = False
 
     def forget(self) -> None:
-        """Lets go of the parameters' memory: it can be moved or freed."""
+        """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._host_memory.forget()

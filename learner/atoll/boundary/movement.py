@@ -1,13 +1,13 @@
-"""PURE: what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
+"""PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
 
-A place is a short run of values in the parameters; a row holds the values of all places. Rows are read at the end of a
+A place is a short run of values in the parameters. A row holds the values of all places. Rows are read at the end of a
 step boundary, before and after the optimizer's step, and at the beginning of the next boundary. They show two problems:
 
-- written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step:
-  weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
-- undone: a step moves the parameters back by an earlier adoption's change, or by half of it, and is otherwise an
-  ordinary step. The optimizer keeps copies of the parameters (float32 masters: at the first step) or averages of them
-  (some steps later). A gradient may lead back as well, but differs as `Reversal` says.
+- written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step.
+  For example, weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
+- undone: a step takes back an earlier adoption, or half of it, and is otherwise an ordinary step. The cause is that
+  the optimizer keeps copies of the parameters: float32 masters (undone at the first step) or averages (some steps
+  later). A gradient may also lead back. `Reversal` describes the difference.
 """
 
 from __future__ import annotations
@@ -21,44 +21,43 @@ import numpy as np
 from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
-HISTORY = 32  # steps whose sizes are remembered
+HISTORY = 32  # number of steps whose sizes are remembered
 RELIABLE = 8  # steps that must be known before a write after a step is judged: the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
-ROUNDINGS = 4.0  # times the type's relative rounding: what swapping values out and in may change
-JUDGED_STEPS = 4.0  # an adoption is judged when it moved more than this many usual steps
-JUDGED_PART = 0.01  # ... or before the first step, when it moved more than this part of the values' norm
-JUDGED_VALUES = 16  # ... and at least this many values: a few may move by chance
-WATCHED = 16  # how many steps after an adoption are examined
-LATER_STEPS = 3.0  # steps after the first one are examined when they exceed this many usual steps
-REST, FIRST_REST = (
-    0.4,
-    0.25,
-)  # largest difference of a reversal from the adoption, relative to it; before the first step
+ROUNDINGS = 4.0  # swapping values out and in may change them by this many relative roundings of their type
+JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
+JUDGED_PART = 0.01  # or, before the first step, more than this fraction of the values' norm,
+JUDGED_VALUES = 16  # and at least this many values, because a few may move by chance
+WATCHED = 16  # number of steps after an adoption that are examined
+LATER_STEPS = 3.0  # steps after the first are examined if they exceed this many usual steps
+# Largest difference between a reversal and the adoption, relative to the adoption; the second is before the first step.
+REST, FIRST_REST = 0.4, 0.25
 EPSILON = float(np.finfo(np.float32).eps)
-VOTES, AGAINST = 4, 3  # of the last VOTES adoptions, AGAINST undone ones are no chance
+VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not chance
 
 
 @dataclass(frozen=True, slots=True)
 class Reversal:
-    """Criteria of a step that takes an adoption back, unlike one whose gradient leads back. All of them hold.
+    """Criteria for a step that takes an adoption back, as opposed to a gradient that leads back. All must hold.
 
-    part: least and largest part of the adoption that it takes back.
-    evidence: it goes at least this many times as far back as any remembered step went along the adoption.
-    rest: without the adoption (in later steps: the part), it is at most this many times the largest remembered step.
+    part: least and largest fraction of the adoption that the step takes back.
+    evidence: the step goes at least this many times as far back as any remembered step went along the adoption.
+    rest: the rest of the step is at most this many times the largest remembered step. The rest is the step without the
+    adoption, or in later steps, without the fraction.
 
-    Measured for steps that take back such a part of a judged adoption (256 values are read, seeds from 0):
+    Measured for steps that take back such a fraction of a judged adoption (256 values are read, seeds from 0):
 
                  first step: evidence, rest    later step: evidence, rest
         copies   at least 18, at most 2.5      at least 5.9, at most 1.1
         merging  2.0 to 13, at most 1.0        at most 3.6, at most 0.7
         honest   at most 1.4, at most 1.2      at most 3.5 where the rest is at most 1.8; else up to 16, at least 2.0
 
-    Copies: 54 runs of 60 steps, adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
-    bfloat16. Merging: pairs, both with copies, that merge only with each other; 152 of 158 reversals by masters meet
-    the criteria, those of Lookahead are too small relative to its own steps. Honest: pairs that merge; 300 runs of 75
+    Copies: 54 runs of 60 steps. Adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
+    bfloat16. Merging: pairs with copies that merge only with each other. 152 of 158 reversals by masters meet the
+    criteria. Those of Lookahead are too small relative to its own steps. Honest: pairs that merge, in 300 runs of 75
     steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights), and 40 of AdamW in which the core was
-    restored from a backup. AdamW's step is then 100 times its usual step, and so is the rest: 0.2 to 10 times the
-    adoption, vs. at most 0.34 with copies. Where all steps of a model go along one direction there is no rest, and
+    restored from a backup. AdamW's step is then 100 times its usual step. The rest is then 0.2 to 10 times the
+    adoption, vs. at most 0.34 with copies. If all steps of a model go along one direction, there is no rest, and
     evidence decides.
     """
 
@@ -67,16 +66,16 @@ class Reversal:
     rest: float
 
     def looks_so(self, moved: F32, given: _Given) -> bool:
-        """Whether a step takes back between part[0] and part[1] of an adoption. moved: the step, float32 (values,)."""
+        """Whether a step takes back part[0] to part[1] of an adoption. moved: the step, float32 (values,)."""
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
-AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # masters; clipped weights may take half of it back
+AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 masters; above half, because weight clipping may take half back
 LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Movement(IntEnum):
-    """What moved the parameters, the worst last. UNDONE: an adoption was undone; COPIES: several were."""
+    """The verdict on a movement, the worst last. UNDONE: a step undid an adoption. COPIES: steps undid several."""
 
     FINE = 0
     WRITTEN = 1
@@ -86,10 +85,10 @@ class Movement(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryRows:
-    """The time from the end of a boundary to the beginning of the next, as indices of rows.
+    """The interval from the end of a boundary to the beginning of the next, as indices of rows.
 
-    before, after: around the optimizer's steps; if none was seen, everything between counts as one. leaving: the
-    learner leaves, and no step was announced.
+    before, after: rows around the optimizer's steps. If no step was seen, the whole interval counts as one. leaving:
+    the learner leaves, and no step was announced.
     """
 
     start: int
@@ -101,7 +100,7 @@ class BoundaryRows:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """An adoption of these fragments. before, after: indices of rows."""
+    """An adoption of fragments. before, after: indices of rows."""
 
     before: int
     after: int
@@ -110,10 +109,10 @@ class Adoption:
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """An adoption that is watched. change: float32 (values,), 0 in other fragments. places, values: bool, its own.
+    """A watched adoption. change: float32 (values,), 0 in other fragments.
 
-    size: norm of the change. usual: norm of a usual step there. rounded: norm that may be rounding. judged: whether it
-    is large enough to judge. age: steps since the adoption.
+    places, values: bool, those of the adopted fragments. size: norm of the change. usual: norm of a usual step there.
+    rounded: norm that rounding may cause. judged: the change is large enough to judge. age: steps since the adoption.
     """
 
     change: F32
@@ -129,8 +128,8 @@ class _Given:
 class MovementDetector:
     """Judges movements in the order in which they happened.
 
-    edges: int64, where each place begins in a row. fragments: int64, fragment of each place. rounding: float32,
-    relative rounding of each place's type.
+    edges: int64, start of each place in a row. fragments: int64, fragment of each place. rounding: float32, relative
+    rounding of each place's type.
     """
 
     def __init__(self, edges: NDArray[np.int64], fragments: NDArray[np.int64], rounding: F32) -> None:
@@ -138,16 +137,16 @@ class MovementDetector:
         self._fragments = fragments
         self._rounding = rounding
         self._sizes = np.zeros((HISTORY, len(edges)), np.float32)
-        self._known: deque[F32] = deque(maxlen=HISTORY)  # the steps themselves
+        self._known: deque[F32] = deque(maxlen=HISTORY)  # the remembered steps
         self._steps = 0
         self._usual = np.zeros(len(edges), np.float32)
         self._watched: list[_Given] = []
-        self._slack: F32 | None = None  # how far the last boundary moved each place
+        self._slack: F32 | None = None  # norm of each place's movement in the last boundary
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
-        """The worst verdict on new movements. rows: float32 (rows, values); happened: with indices of these rows."""
-        with np.errstate(all="ignore"):  # values that are not finite are found and reported by `LocalParameters.take`
+        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: refers to these rows."""
+        with np.errstate(all="ignore"):  # `LocalParameters.take` reports values that are not finite
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
@@ -156,7 +155,7 @@ class MovementDetector:
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
         whole = self._norms(moved)
-        # Most cycles need no closer look, and numpy takes as long for one cycle as for all.
+        # Most cycles need no closer look. numpy takes as long for one cycle as for all of them.
         beside: list[bool] = np.any(
             (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
         ).tolist()
@@ -177,10 +176,10 @@ class MovementDetector:
         return worst
 
     def _beside(self, rows: F32, each: BoundaryRows) -> tuple[Movement, F32]:
-        """Whether the parameters were written outside the optimizer's step; and that step, float32 (values,)."""
+        """Returns the verdict on writes outside the optimizer's step, and that step, float32 (values,)."""
         start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
         early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
-        size = np.where(own > 0, own, late)  # late: an optimizer's result that is written after its step
+        size = np.where(own > 0, own, late)  # late: the optimizer's result is written after its step
         usual = self._usual if self._steps else size
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
@@ -189,7 +188,7 @@ class MovementDetector:
         return Movement.WRITTEN if written else Movement.FINE, step
 
     def _norms(self, values: F32) -> F32:
-        """Norm of each place. values: (..., values); returns (..., places)."""
+        """Returns the norm of each place, (..., places). values: (..., values)."""
         return np.sqrt(np.add.reduceat(values * values, self._edges, axis=-1))
 
     def _learn(self) -> None:
@@ -205,11 +204,11 @@ class MovementDetector:
                 self._learn()
 
     def _written(self, moved: F32, values: F32, usual: F32) -> bool:
-        """Whether most places moved by more than allowed. moved, usual: norms per place; values: the row."""
+        """Whether most places moved by more than allowed. moved, usual: norms per place. values: the row."""
         if not moved.any():
             return False
         allowed = WRITTEN_STEPS * usual + ROUNDINGS * self._rounding * self._norms(values)
-        if self._slack is not None:  # a projection goes back at most as far as an adoption went
+        if self._slack is not None:  # a projection moves back at most as far as an adoption moved
             allowed = allowed + self._slack
         alive = (moved > 0) | (usual > 0)
         return bool(2 * np.count_nonzero(moved > allowed) > np.count_nonzero(alive))
@@ -219,14 +218,14 @@ class MovementDetector:
         change = (after - before) * self._of(places, after)
         fresh = [given for given in self._watched if given.age == 0]
         self._watched = [given for given in self._watched if given.age > 0]
-        # An optimizer with copies takes back all adoptions since its last step together.
+        # An optimizer with copies takes back all adoptions since its last step at once.
         for given in fresh:
             self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)
         self._watch(change, places, after)
 
     def _watch(self, change: F32, places: NDArray[np.bool_], after: F32, *, part: bool = False) -> None:
-        """part: the change is a part of one that is watched as a whole."""
+        """Watches a change. part: the change is a part of another watched change."""
         values = self._of(places, after)
         size = _norm(change)
         usual = _norm(self._usual[places])
@@ -237,24 +236,24 @@ class MovementDetector:
         adopted = np.unique(self._fragments[places])
         if size and (judged or not part):
             self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
-        if not judged and len(adopted) > 1:  # one fragment may have moved far, and the others little
+        if not judged and len(adopted) > 1:  # one fragment may have moved far and the others little
             for fragment in adopted:
                 own = self._fragments == fragment
                 self._watch(np.where(self._of(own, after), change, np.float32(0.0)), own, after, part=True)
 
     def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
-        """Which values of a row belong to these places."""
+        """Returns which values of a row belong to these places."""
         return np.repeat(places, np.diff(self._edges, append=len(row)))
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
-        """Whether this step took an adoption back; and the optimizer's step, without what it may have taken back.
+        """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
 
-        moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of it. later: it is
-        large enough to take back an adoption that is older than one step.
+        moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of the change.
+        later: the change is large enough to take back an adoption that is older than one step.
         """
         other = step  # only the rest of an undetected small reversal counts, so that reversals do not become usual
         for given in list(self._watched):
-            if given.age == 0 and not whole[given.places].any():  # such as when a gradient scaler skips the step
+            if given.age == 0 and not whole[given.places].any():  # for example, a gradient scaler skipped the step
                 continue
             given.age += 1
             undone = False
@@ -272,7 +271,7 @@ class MovementDetector:
         return Movement.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
-        """Whether a step is the reversal of an adoption plus an ordinary step."""
+        """Whether a step is the reversal of an adoption, plus an ordinary step."""
         kind, unit = AT_ONCE if given.age == 1 else LATER, given.change / given.size
         if not kind.looks_so(moved, given):
             return False

@@ -1,6 +1,7 @@
-"""Detects what else moves the parameters: reads a few values around each optimizer step, and judges the movements.
+"""Detects writes to the parameters by other code: reads a few values around each optimizer step, and judges movements.
 
-It judges before the next pseudo-gradient is taken. Until then it waits for no device: rows are copied asynchronously.
+The watch judges before the next pseudo-gradient is taken. Until then it copies rows asynchronously, and does not wait
+for the device.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from atoll.boundary.movement import Adoption, BoundaryRows, Movement, MovementDe
 from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
-    Movement.WRITTEN: "the parameters were written by something other than the optimizer, such as load_state_dict: "
-    "load weights before entering the learner, swap others in between two steps only, restore the best after leaving",
-    Movement.UNDONE: "a step moved the parameters back by what was adopted before it",
-    Movement.COPIES: "the optimizer undoes what is adopted: it keeps copies of the parameters (float32 masters, slow "
-    "or averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
+    Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
+    "before entering the learner, swap weights only between two steps, restore the best weights after leaving",
+    Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
+    "the parameters: name copies with Learner(copies=...) if this recurs",
+    Movement.COPIES: "the optimizer undoes adopted updates because it steps its own copies of the parameters (float32 "
+    "masters, slow or averaged weights): name the copies with Learner(copies=lambda: [(parameter, copy), ...])",
 }
 
-AT_ONCE = 32  # movements that are judged together while nothing is taken
+AT_ONCE = 32  # movements that are judged together while no pseudo-gradient is taken
 NONE = -1
 
 
 class MovementWatch:
-    """Watches all optimizers of the process until `end`. Make it before joining changes the parameters."""
+    """Watches all optimizers of the process until `end`. Create it before joining changes the parameters."""
 
     def __init__(self, samples: ParameterSamples) -> None:
         self._samples = samples
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
-        self._last: torch.optim.Optimizer | None = None  # the last optimizer that is known to update these parameters
+        self._last: torch.optim.Optimizer | None = None  # the last optimizer that updated these parameters
         self._begin()
         _listeners.add(self)
 
@@ -54,32 +56,32 @@ class MovementWatch:
         self._samples.forget()
 
     def adopted(self, fragments: tuple[int, ...]) -> None:
-        """Records that a boundary, or joining, changed these fragments."""
+        """Records that a step boundary or joining changed these fragments."""
         before, self._start = self._start, self._read()
         self._happened.append(Adoption(before, self._start, fragments))
 
     def step(self) -> None:
-        """Records that a step boundary begins; starts anew when the parameters' memory has changed its layout."""
+        """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed."""
         if self._samples.settle():
             self._begin()
         else:
             self._cycle(leaving=False)
 
     def leave(self) -> Movement:
-        """Records that the learner leaves; returns the verdict on all movements."""
+        """Records that the learner leaves. Returns the verdict on all movements."""
         if self._samples.settle():
             return Movement.FINE
         self._cycle(leaving=True)
         return self.judge()
 
     def judge(self) -> Movement:
-        """The verdict on all movements; waits for the device."""
+        """Returns the verdict on all movements. Waits for the device."""
         verdict = self._settled()
         self._collect()
         return max(verdict, self._settled())
 
     def glance(self) -> Movement:
-        """The verdict on movements that can be judged without waiting, AT_ONCE or more at a time; else FINE."""
+        """Returns the verdict on movements that can be judged without waiting, in groups of AT_ONCE; else FINE."""
         if self._waiting is None and len(self._happened) >= AT_ONCE:
             self._collect()
         return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
@@ -124,11 +126,11 @@ class MovementWatch:
             return
         if self._after == NONE:
             self._after = self._read()
-        else:  # several optimizers or steps: the last one counts
+        else:  # several optimizers or steps: the last row counts
             self._rows[self._after] = self._samples.read()
 
     def _has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer updates sampled parameters; False while it is captured: graph replays call no hooks."""
+        """Whether an optimizer updates sampled parameters. False during CUDA graph capture: replays call no hooks."""
         if self._samples.recorded():
             return False
         if optimizer is self._last:
@@ -146,7 +148,7 @@ class MovementWatch:
 class _Listeners:
     """Calls all watches around each optimizer step in this process.
 
-    torch keeps its hooks in a dictionary that stepping threads iterate over: ours are set once and stay.
+    The hooks are set once and stay, because stepping threads iterate over torch's dictionary of hooks.
     """
 
     def __init__(self) -> None:

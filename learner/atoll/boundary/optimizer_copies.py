@@ -1,8 +1,8 @@
-"""Moves an optimizer's copies of the parameters along with them: float32 masters, slow or averaged weights.
+"""Keeps an optimizer's copies of the parameters in step with them: float32 masters, slow or averaged weights.
 
-An optimizer that steps its own copies, and writes those to the parameters, would undo each adoption at its next step.
-Copies in the state of the learner's optimizers are detected: tensors of a parameter's shape with nearly its values.
-Users must name copies that are kept elsewhere.
+An optimizer that steps its own copies and writes them to the parameters would undo each adoption at its next step.
+Copies in the state of the learner's optimizers are detected: tensors with a parameter's shape and nearly its values.
+Users must name other copies.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # largest relative distance of a copy; a momentum's is around 1, whatever its direction
-LOOKED_AT = 4096  # how many values are compared
+NEAR = 0.1  # largest relative distance of a copy; that of a momentum is around 1
+LOOKED_AT = 4096  # number of values that are compared
 
 
 @dataclass(slots=True)
 class OptimizerCopies:
-    """named: returns (parameter, copy) pairs; it is called each time, since optimizers create their state late."""
+    """Finds copies. named: returns (parameter, copy) pairs. Called each time, because optimizers create state late."""
 
     optimizers: Sequence[torch.optim.Optimizer]
     named: Pairs = tuple
     _known: dict[tuple[int, str], bool] = field(
         default_factory=dict
-    )  # by parameter and state key: whether it is a copy
+    )  # whether a state tensor is a copy, by parameter and state key
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
-        """Context of a change of parameters: their copies change by as much. restart: they become equal instead."""
+        """Context of a change of parameters. Copies change by the same amount, or become equal if `restart`."""
         pairs = self._of(parameters)
         before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
         yield
@@ -55,7 +55,7 @@ class OptimizerCopies:
         return pairs
 
     def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
-        """Whether a state tensor is a copy. It is judged once, since copies diverge later."""
+        """Whether a state tensor is a copy. Judged only once, because copies diverge later."""
         if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
             return False
         found = self._known.get((id(parameter), key))
@@ -65,7 +65,7 @@ class OptimizerCopies:
 
 
 def _near(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a sample of both tensors' values is nearly the same."""
+    """Whether samples of both tensors' values are nearly the same."""
     stride = max(1, parameter.numel() // LOOKED_AT)
     with torch.no_grad():
         ours, theirs = ((t[::stride] if t.dim() else t).float() for t in (parameter, value))

@@ -1,4 +1,4 @@
-"""The trainable tensors of a PyTorch model and their names, for any device, type and wrapper."""
+"""The trainable tensors of a PyTorch model and their names, for any device, dtype and wrapper."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from atoll.errors import LearnerError
 log = structlog.get_logger()
 
 AVERAGES = (
-    "averages of BatchNorm are not shared, and an export has the first ones: recompute them there with "
-    "torch.optim.swa_utils.update_bn(loader, model)"
+    "the running averages of BatchNorm are not shared, and an exported model has the initial ones: recompute them "
+    "there with torch.optim.swa_utils.update_bn(loader, model)"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class Parameters:
-    """The trainable parameters: those that require gradients and that an optimizer updates; tied ones once.
+    """The trainable parameters: those that require gradients and that an optimizer updates. Tied ones count once.
 
-    unshared: names, or patterns such as "teacher.*", of parameters that stay this learner's own: the run neither trains
-    nor compares them. copies: see `optimizer_copies`; optimizers may update these in place of the parameters.
-    Raises LearnerError for models that cannot be trained.
+    unshared: names, or patterns such as "teacher.*", of parameters that the run neither trains nor compares.
+    copies: see `optimizer_copies`. Optimizers may update copies in place of the parameters.
+    Raises LearnerError for models that Atoll cannot train.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Parameters:
         for parameter, given in self._names.items():
             if type(parameter).__name__ == "DTensor" or hasattr(parameter, "placements"):
                 raise LearnerError(
-                    f'"{given[0]}" is sharded (DTensor): only whole parameters can be trained for now, use DDP'
+                    f'"{given[0]}" is sharded (DTensor), but Atoll trains only whole parameters: use DDP'
                 )
             if id(parameter) in self._unshared:
                 continue
@@ -72,19 +72,19 @@ class Parameters:
         if len(updated) > len({id(p) for p in self._names} & set(updated)):
             raise LearnerError(
                 "the optimizer updates parameters that the model does not have: "
-                "make it from the same model's parameters"
+                "create the optimizer from this model's parameters"
             )
         if forgotten:
             raise LearnerError(
-                f"{_listed(forgotten)} requires gradients, but none of the learner's optimizers updates it: give the "
-                "learner all optimizers as a list, freeze it with requires_grad_(False), or name it in unshared="
+                f"{_listed(forgotten)} requires gradients, but none of the learner's optimizers updates it: pass all "
+                "optimizers as a list, freeze the parameter with requires_grad_(False), or name it in unshared="
             )
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
         self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
 
     def check_unchanged(self) -> None:
-        """Raises LearnerError when an optimizer trains more parameters than when the learner was entered."""
+        """Raises LearnerError if an optimizer trains more parameters than when the learner was entered."""
         if self._optimizers_size() == self._size and not any(parameter.requires_grad for parameter in self._asleep):
             return
         known = {id(parameter) for parameter in self.values} | self._unshared
@@ -92,8 +92,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} is trained only since the learner was entered, and is not shared: before entering, "
-                "give the optimizer all parameters that will be trained, with gradients, or name it in unshared="
+                f"{_listed(names)} became trainable after the learner was entered, so it is not shared: before "
+                "entering, give the optimizer all parameters that it will train, or name them in unshared="
             )
         self._size = self._optimizers_size()
 
@@ -111,12 +111,12 @@ class Parameters:
             place = (value.device, value.data_ptr())
             if value.data_ptr() and places.setdefault(place, tensor.name) != tensor.name:
                 raise LearnerError(
-                    f'"{places[place]}" and "{tensor.name}" are two parameters with the same memory: '
-                    "tie them by making both the same nn.Parameter"
+                    f'"{places[place]}" and "{tensor.name}" are two parameters that share memory: '
+                    "tie them by using one nn.Parameter for both"
                 )
 
     def frozen_digest(self) -> bytes:
-        """SHA-256 of names, shapes, types and bytes of the frozen parameters, in the order of names."""
+        """Returns the SHA-256 of names, shapes, types and bytes of the frozen parameters, in order of names."""
         digest = hashlib.sha256()
         for name, parameter in sorted(self._frozen, key=lambda item: item[0]):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
@@ -124,7 +124,7 @@ class Parameters:
         return digest.digest()
 
     def save(self, path: Path) -> None:
-        """Writes the whole state_dict as a safetensors file, tied tensors once: a run's first parameters."""
+        """Writes a run's first parameters: the whole state_dict as a safetensors file, with tied tensors once."""
         skip = {name for tensor in self.tensors for name in tensor.tied_names}
         tensors: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
@@ -138,12 +138,12 @@ class Parameters:
         save_file(tensors, path, metadata={"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))})
 
     def warn(self, learner: str) -> None:
-        """Logs a warning for trained values that are not shared. learner: its name."""
+        """Logs a warning for trained values that are not shared. learner: the learner's name."""
         if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
             log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
     def of(self, fragment: FragmentLayout) -> list[nn.Parameter]:
-        """The parameters that have values in a fragment."""
+        """Returns the parameters that have values in a fragment."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
     def on_accelerator(self) -> bool:
@@ -152,17 +152,17 @@ class Parameters:
 
 
 def _check_whole(model: nn.Module) -> None:
-    """Raises LearnerError for FSDP1: it shards flat parameters, and reading them is a collective that would hang."""
+    """Raises LearnerError for FSDP1. It shards flat parameters, and reading them is a collective that would hang."""
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise LearnerError(
-                f'"{name or "the model"}" is sharded (FullyShardedDataParallel): only whole parameters can be trained '
-                "for now, use DDP"
+                f'"{name or "the model"}" is sharded (FullyShardedDataParallel), but Atoll trains only whole '
+                "parameters: use DDP"
             )
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Each parameter once, in the model's order, with all its names, without wrappers' prefixes."""
+    """Returns each parameter once, in the model's order, with all its names and without prefixes of wrappers."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(_plain(name))
@@ -170,7 +170,7 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def _matching(names: dict[nn.Parameter, list[str]], patterns: Collection[str]) -> set[int]:
-    """Ids of the parameters whose name matches a pattern. Raises LearnerError for a pattern without a match."""
+    """Returns the ids of parameters whose name matches a pattern. Raises LearnerError for a pattern without a match."""
     found = set[int]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fits = {id(p) for p, given in names.items() if any(fnmatchcase(name, pattern) for name in given)}
@@ -185,12 +185,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without the prefixes of torch.compile and DistributedDataParallel."""
+    """Returns a name without the prefixes of torch.compile and DistributedDataParallel."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _embedding_like(model: nn.Module) -> set[int]:
-    """Ids of embedding weights and of an output head: the last Linear, if it is as wide as an embedding's table."""
+    """Returns the ids of embedding weights and of an output head.
+
+    The output head is the last Linear, if it has as many outputs as an embedding has rows.
+    """
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     found = {id(table.weight) for table in tables}
     sizes = {table.num_embeddings for table in tables}

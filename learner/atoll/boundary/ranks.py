@@ -1,7 +1,7 @@
 """The processes of one learner: a single one, or all ranks of a torch.distributed job.
 
-Under torchrun every rank calls `Learner.step()`, and rank 0 talks to the core. One small all-reduce per step sums the
-tokens and distributes rank 0's decision. Adoptions are broadcast, so that all ranks apply them at the same step.
+Under torchrun, every rank calls `Learner.step()`, and rank 0 connects to the core. One small all-reduce per step sums
+the tokens and distributes rank 0's decision. Adoptions are broadcast, so that all ranks apply them at the same step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ RESTORE = 3
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks agreed on at this step.
+    """The agreement of all ranks at this step.
 
-    tokens: of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or RESTORE
-    (all parameters). run_tokens: trained by the run before this step; total_tokens: to be trained. Both are rank 0's,
-    so that schedules are the same on all ranks. adopt: fragments.
+    tokens: tokens of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or
+    RESTORE (reset all parameters). run_tokens: tokens that the run had trained before this step. total_tokens: tokens
+    that the run will train. Both come from rank 0, so that schedules are the same on all ranks. adopt: fragments to
+    adopt.
     """
 
     tokens: int
@@ -38,21 +39,21 @@ class Agreed:
 
 
 class RankGroup(Protocol):
-    """The ranks of one learner. is_leader: whether this rank talks to the core."""
+    """The ranks of one learner. is_leader: whether this rank connects to the core."""
 
     is_leader: bool
 
     def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Every rank calls it at every step. Only the talking rank's arguments count, except tokens: they are summed.
+        """Agrees on what to do. Every rank calls this at every step. Tokens are summed; other arguments are rank 0's.
 
-        adopt: fragments, AT_ONCE at most.
+        adopt: at most AT_ONCE fragments.
         """
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Sets the parameters of every rank to the talking rank's values."""
+        """Sets the parameters of every rank to rank 0's values."""
 
     def leave(self) -> None:
-        """Returns when every rank has called it: no rank ends the job while rank 0 is still sending."""
+        """Returns once every rank has called this, so that no rank ends the job while rank 0 is still sending."""
 
 
 class SingleRank:
@@ -61,7 +62,7 @@ class SingleRank:
     is_leader = True
 
     def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Returns its own arguments: there are no other ranks."""
+        """Returns its own arguments, because there are no other ranks."""
         return Agreed(tokens, request, run_tokens, total_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -75,12 +76,12 @@ class TorchRanks:
     """All ranks of the default process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """group: for decisions, in host memory, whatever backend the gradients use; `leave` destroys it."""
+        """group: for decisions in host memory, whatever backend the gradients use. `leave` destroys it."""
         self.is_leader = dist.get_rank() == 0
         self._group = group
 
     def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """See RankGroup. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
+        """See RankGroup. Makes one all-reduce of a few numbers. Only rank 0 adds its decision."""
         message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
         message[0] = tokens
         if self.is_leader:
@@ -92,18 +93,18 @@ class TorchRanks:
         return Agreed(tokens, request, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """See RankGroup. It broadcasts over the default group, whose backend can send these devices' tensors."""
+        """See RankGroup. Broadcasts over the default group, whose backend can send tensors of these devices."""
         for parameter in parameters:
             dist.broadcast(parameter.detach(), src=0)
 
     def leave(self) -> None:
-        """See RankGroup. It is a barrier; it then destroys the group of `agree`."""
+        """See RankGroup. Waits at a barrier, then destroys the group of `agree`."""
         dist.barrier(group=self._group)
         dist.destroy_process_group(self._group)
 
 
 def rank_group() -> RankGroup:
-    """TorchRanks when torch.distributed runs with several processes, else SingleRank. All ranks call it together."""
+    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. Call it on all ranks."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return TorchRanks(dist.new_group(backend="gloo"))
     return SingleRank()

@@ -1,4 +1,4 @@
-"""Answers rounds at a step boundary: takes a pseudo-gradient and hands it over, or declines with a reason."""
+"""Answers rounds at a step boundary: takes and hands over a pseudo-gradient, or declines with a reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from atoll.stats import Counters
 
 
 class RoundAnswers:
-    """Answers on the rank that talks to the core. submit: hands a pseudo-gradient to the agent; it is idempotent.
+    """Answers rounds on the rank that connects to the core. submit: gives a pseudo-gradient to the agent, idempotent.
 
-    Any line may raise, such as from a signal handler: `hand_over` at the next boundary completes what was interrupted.
+    A signal handler may raise at any line. `hand_over` at the next boundary completes interrupted work.
     """
 
     def __init__(
@@ -24,13 +24,11 @@ class RoundAnswers:
         self._exchange = exchange
         self._counters = counters
         self._submit = submit
-        self._taking: int | None = (
-            None  # a fragment, from before a pseudo-gradient of it is taken until it is handed over
-        )
+        self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken or handed over
         self._taken: Submission | None = None
 
     def answer(self) -> None:
-        """Answers each round that is due, in order. Raises LearnerError, see `take`."""
+        """Answers each due round in order. Raises LearnerError, see `take`."""
         due = self._exchange.todo.due
         while due:
             track = self._local.tracks[due[0].fragment]
@@ -43,20 +41,20 @@ class RoundAnswers:
             due.popleft()
 
     def decline(self, due: DueRound, reason: str) -> None:
-        """Tells the core why this round gets no contribution."""
+        """Tells the core why this learner sends no contribution to a round."""
         self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def take(self, due: DueRound) -> None:
-        """Takes a pseudo-gradient and hands it over. Raises LearnerError when it is not finite."""
+        """Takes a pseudo-gradient and hands it over. Raises LearnerError if it is not finite."""
         self._taking = due.fragment
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
         self._taken = Submission(due.fragment, due.cycle, outstanding)
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Submits the pseudo-gradient that was taken, also one that an exception kept from being submitted."""
+        """Submits the taken pseudo-gradient, even if an exception interrupted an earlier attempt."""
         if self._taken is not None:
             self._submit(self._taken)
         elif self._taking is not None:
-            self._local.tracks[self._taking].refused()  # `take` itself was interrupted
+            self._local.tracks[self._taking].refused()  # `take` was interrupted
         self._taking = self._taken = None

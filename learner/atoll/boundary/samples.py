@@ -1,4 +1,4 @@
-"""Reads values at a few places of the parameters. A read takes microseconds, and does not wait for a device."""
+"""Reads values at a few places of the parameters. A read takes microseconds and does not wait for a device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import nn
 
 from atoll.fragments.segments import I64, gather
 
-PLACES = 8  # in all; one per fragment, if there are more fragments
-VALUES = 256  # in all
-MIN_VALUES = 8  # per place, where there are many fragments
+PLACES = 8  # total number of places; with more fragments, one per fragment
+VALUES = 256  # total number of values
+MIN_VALUES = 8  # values per place if there are many fragments
 MAX_PLACES = VALUES // MIN_VALUES
 
-Row = F32 | torch.Tensor  # values of all places, concatenated; on a device they may not be computed yet
+Row = F32 | torch.Tensor  # concatenated values of all places; a device may not have computed them yet
 
 
 class ParameterSamples:
-    """Places in all fragments, or in MAX_PLACES of them. values: the trainable parameters, as the layout numbers them.
+    """Places in all fragments, or in MAX_PLACES of them. values: trainable parameters in the order of the layout.
 
-    edges: where each place begins in a row. fragments: fragment of each place. rounding: relative rounding of each
-    place's type. parameters: those that have places.
+    edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
+    type. parameters: those that have places.
     """
 
     def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[FragmentLayout]) -> None:
@@ -44,7 +44,7 @@ class ParameterSamples:
         self._look()
 
     def settle(self) -> bool:
-        """Finds the parameters' memory again if it moved. Returns whether rows have another shape than before."""
+        """Finds the parameters' memory again if it moved. Returns whether the shape of rows changed."""
         if self._views and self._at == [parameter.data_ptr() for parameter in self.parameters]:
             return False
         before = self.edges
@@ -57,7 +57,7 @@ class ParameterSamples:
         self._direct = None
 
     def read(self) -> Row:
-        """The values of all places now, in new memory."""
+        """Returns the current values of all places, in new memory."""
         if not self._views:
             self._look()
         if self._direct is not None:
@@ -67,7 +67,7 @@ class ParameterSamples:
         return torch.cat(self._views)
 
     def recorded(self) -> bool:
-        """Whether a CUDA graph is being captured, which would record reads."""
+        """Whether a CUDA graph is being captured. The graph would record reads."""
         return self.parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:
@@ -105,18 +105,18 @@ class Block:
 
     @property
     def there(self) -> bool:
-        """Whether `rows` returns without waiting."""
+        """Whether `rows` would return without waiting."""
         return self._event is None or self._event.query()
 
     def rows(self) -> F32:
-        """The rows, float32 (rows, values); waits for the device."""
+        """Returns the rows, float32 (rows, values). Waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         return self._rows if isinstance(self._rows, np.ndarray) else self._rows.numpy()
 
 
 def _chosen(fragment: FragmentLayout, count: int) -> list[tuple[Piece, int]]:
-    """`count` places in a fragment's largest pieces, evenly spaced: (piece, first element)."""
+    """Returns `count` evenly spaced places in a fragment's largest pieces: (piece, first element)."""
     largest = sorted(fragment.pieces, key=lambda piece: -piece.length)[:count]
     found = []
     for turn in range(count):
@@ -127,7 +127,7 @@ def _chosen(fragment: FragmentLayout, count: int) -> list[tuple[Piece, int]]:
 
 
 def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Values from flat element `start` on; at most of one row if the tensor is not contiguous."""
+    """Returns values from flat element `start` on. If the tensor is not contiguous, they are from one row only."""
     if tensor.is_contiguous():
         return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]
     while tensor.dim() > 1:

@@ -1,4 +1,4 @@
-"""A fragment at a learner: its values' memory, adoption, and the exchange between the two threads.
+"""A fragment at a learner: the memory of its values, adoption, and the exchange between the two threads.
 
 May import: nothing.
 """

@@ -1,15 +1,15 @@
 """PURE: the state of one fragment at a learner, and how it changes. No IO, no threads, no torch.
 
-Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)); what
-quantisation left out stays in L, so there is no error buffer. Adopting A' with D taken before:
+Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)). The quantisation
+error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
-    it was merged                 L' = A' - (D - q), but A' - D if it was given up since it was taken
-    in flight, refused, or none   L' = A' - D            ("rebase"; "overwrite" sets D = 0)
-    too stale                     L' = A'                (D = 0: the work is given up)
+    q was merged                  L' = A' - (D - q), but A' - D if the work was given up since it was taken
+    q in flight, refused, or none L' = A' - D            ("rebase"; "overwrite" sets D = 0)
+    q too stale                   L' = A'                (D = 0: the work is given up)
 
-so that, to rounding: sum of inner displacement = sum of own merged q + (A - L) + abandoned. For parameters that are
-not float32, D is measured from the value really stored: the origin o = stored(L') + (A' - L') stands in for A, else
-the rounding of A' itself would be sent as work.
+So, up to rounding: sum of inner displacement = sum of own merged q + (A - L) + abandoned work. For parameters that are
+not float32, D is measured from the stored value. The origin o = stored(L') + (A' - L') replaces A. Otherwise the
+rounding of A' would be sent as work.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The fate of the contribution in flight at the version that is adopted: unknown, merged, or given up.
+    """The fate of the contribution in flight at the adopted version: unknown, merged, or given up.
 
-    q: its values as they were sent, if it was merged. drop: the outstanding work is given up (too stale, another
-    generation). restores: of the anchor that is adopted with it, see Track.
+    q: the values that were sent, if the contribution was merged. drop: the outstanding work is given up, because it is
+    too stale or of another generation. restores: that of the adopted anchor, see Track.
     """
 
     q: Coded | None = None
@@ -51,14 +51,15 @@ class PseudoGradient:
 class Track:
     """The state of one fragment at the learner.
 
-    shape: of the fragment in the run's codec.
-    version, anchor: the last adopted ones. origin: D is measured from it (the anchor itself for float32).
-    base_version: at which D was last empty or last merged, so that an adoption does not reduce staleness.
-    tokens_from, steps_from: the learner's counters at that moment; later tokens and steps are outstanding.
-    flying: tokens and steps of the contribution in flight that are still outstanding; None: nothing is in flight.
-    overwritten: tokens of that contribution that are no longer outstanding: given up unless it is merged.
-    restores: how often this process had seen the run restored to a checkpoint when the anchor arrived. Work that counts
-    from an anchor from before the latest restore is not sent.
+    shape: the fragment's shape in the run's codec.
+    version, anchor: the last adopted ones.
+    origin: the vector that D is measured from. For float32 parameters, it is the anchor.
+    base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
+    tokens_from, steps_from: the learner's counters at that moment. Later tokens and steps are outstanding.
+    flying: tokens and steps of the contribution in flight that are still outstanding. None: nothing is in flight.
+    overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
+    restores: number of restores of the run to a checkpoint that this process had seen when the anchor arrived. Work
+    from before the latest restore is not sent.
     """
 
     shape: FragmentShape
@@ -75,7 +76,7 @@ class Track:
     def take(self, places: SegmentAddresses, tokens: int, steps: int) -> PseudoGradient:
         """Takes and codes the current pseudo-gradient. tokens, steps: the learner's counters.
 
-        places: of the parameters as stored, in float32. Raises CodecError when it is not finite.
+        places: addresses of the stored parameters as float32. Raises CodecError if the pseudo-gradient is not finite.
         """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         coded = take(self.origin, places, self.shape)
@@ -87,7 +88,7 @@ class Track:
         return self.flying is not None and self.steps_from + self.flying[1] < steps
 
     def refused(self) -> int:
-        """Ends the flight of a refused contribution; its work stays outstanding. Returns tokens that are given up."""
+        """Ends the flight of a refused contribution. Its work stays outstanding. Returns the number of lost tokens."""
         self.flying = None
         given_up = self.overwritten
         self.overwritten = 0
@@ -96,12 +97,12 @@ class Track:
     def adopt(
         self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: SegmentAddresses, *, keep: bool
     ) -> int:
-        """Moves to a newer anchor, and changes the parameters at `places`; returns the tokens that are given up.
+        """Moves to a newer anchor, and changes the parameters at `places`. Returns the number of given-up tokens.
 
-        places: of the parameters as stored, in float32; they become the new parameters. keep: "rebase" (True) or
-        "overwrite" (False). If the parameters are stored in a narrower type, `stored` must follow.
+        places: addresses of the stored parameters as float32, changed in place. keep: "rebase" (True) or "overwrite"
+        (False). If the parameters are stored in a narrower type, call `stored` afterwards.
         """
-        assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
+        assert fate.q is None or self.flying is not None, "only a contribution in flight can be merged"
         q = fate.q if self.flying != GIVEN_UP else None
         if fate.q is not None and self.flying is not None:
             self.tokens_from += self.flying[0]
@@ -125,7 +126,7 @@ class Track:
         return abandoned
 
     def give_up(self, tokens: int, steps: int) -> int:
-        """Drops the outstanding work; returns its tokens, without those of the contribution in flight."""
+        """Drops the outstanding work. Returns its tokens, without those of the contribution in flight."""
         given_up = tokens - self.tokens_from
         if self.flying is not None:
             given_up -= self.flying[0]
@@ -136,5 +137,5 @@ class Track:
         return given_up
 
     def stored(self, wanted: F32, stored: F32) -> None:
-        """Takes in that parameters were rounded to a narrower type. wanted, stored: before and after, as float32."""
+        """Records that parameters were rounded to a narrower type. wanted, stored: before and after, as float32."""
         self.origin = stored + (self.anchor - wanted)

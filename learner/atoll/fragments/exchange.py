@@ -15,9 +15,9 @@ from atoll.fragments.adoption import Fate, PseudoGradient
 
 log = structlog.get_logger()
 
-# The training thread waits in pieces: the kernel may deliver a signal to another thread, which does not wake this one.
+# The training thread waits in pieces: if the kernel delivers a signal to another thread, this one does not wake.
 PIECE_S = 0.5
-AT_ONCE = 8  # adoptions at one step boundary, at most; and rounds that it answers
+AT_ONCE = 8  # limit on adoptions, and on answered rounds, at one step boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PreparedAnchor:
 
 @dataclass(frozen=True, slots=True)
 class DueRound:
-    """A round that waits for this learner's answer. since: monotonic seconds, when the learner heard of it."""
+    """A round that waits for this learner's answer. since: monotonic seconds when the learner was notified of it."""
 
     fragment: int
     cycle: int
@@ -41,20 +41,21 @@ class DueRound:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A pseudo-gradient for the agent. It may be handed over several times, and is sent once."""
+    """A pseudo-gradient for the agent. It may be handed over several times, but is sent once."""
 
     fragment: int
     cycle: int
     outstanding: PseudoGradient
-    received: bool = False  # by the agent
-    settled: bool = False  # acknowledged or refused
+    received: bool = False  # the agent has received it
+    settled: bool = False  # the core has acknowledged or refused it
 
 
 @dataclass(slots=True)
 class BoundaryWork:
-    """The work of a step boundary: fragments that are released, then anchors to adopt, then rounds to answer.
+    """The work of a step boundary: fragments to release, then anchors to adopt, then rounds to answer.
 
-    The boundary removes each item after doing it: an exception in between, such as a signal handler's, loses none.
+    The boundary removes each item when it is done, so that an exception in between, such as in a signal handler, loses
+    no item.
     """
 
     released: deque[int] = field(default_factory=deque)
@@ -68,7 +69,7 @@ class BoundaryWork:
 class ThreadExchange:
     """Data from the agent for the next step boundary, and from the step boundary for the agent.
 
-    `something` may be read without the lock: a step with nothing due reads only it and `todo`.
+    `something` may be read without the lock. A step without work reads only `something` and `todo`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -79,20 +80,22 @@ class ThreadExchange:
         self._released: list[int] = []
         self._boundary_at = 0.0  # monotonic seconds of the newest boundary that had work
         self._unsettled: set[Submission] = set()
-        self.settled = 0  # contributions that were acknowledged or refused
+        self.settled = 0  # number of contributions that were acknowledged or refused
         self.todo = BoundaryWork()
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
-        self.paused = ""  # who paused the run and why: the training loop waits; "": it is not paused
-        self.excused = False  # ... unless the learner is to leave; a signal handler sets it, without the lock
+        self.paused = ""  # who paused the run, and why; training waits. "": the run is not paused
+        self.excused = (
+            False  # do not wait while paused: the learner will leave. A signal handler sets it without the lock
+        )
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
 
     # ------------------------------------------------------------------------------ the agent's side
 
     def offer(self, prepared: PreparedAnchor) -> None:
-        """Offers an anchor for adoption. It replaces a waiting one of the same fragment, and keeps that one's fate."""
+        """Offers an anchor for adoption. It replaces a waiting anchor of the same fragment, and keeps its fate."""
         with self._lock:
             waiting = self._prepared.get(prepared.fragment)
             if waiting is not None:
@@ -110,7 +113,7 @@ class ThreadExchange:
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
-        """Removes and returns rounds that waited so long without a step boundary; each boundary takes AT_ONCE."""
+        """Removes and returns rounds that waited this long without a step boundary. Each boundary takes AT_ONCE."""
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
@@ -134,15 +137,15 @@ class ThreadExchange:
             self._news.notify_all()
 
     def pause(self, reason: str) -> None:
-        """Pauses training, or with an empty reason resumes it."""
+        """Pauses training. An empty reason resumes it."""
         with self._lock:
             changed, self.paused = reason != self.paused, reason
             self._news.notify_all()
         if changed:
-            log.warning("the run is paused: training waits" if reason else "the run goes on", reason=reason)
+            log.warning("the run is paused: training waits" if reason else "the run has resumed", reason=reason)
 
     def end(self) -> None:
-        """Ends all waits: the agent has stopped, and nothing more is acknowledged."""
+        """Ends all waits, because the agent has stopped and receives no more acknowledgements."""
         with self._lock:
             self._ended = True
             self._news.notify_all()
@@ -150,7 +153,7 @@ class ThreadExchange:
     # ------------------------------------------------------------------------------ the step boundary's side
 
     def submitted(self, taken: Submission) -> None:
-        """Records that a contribution is handed to the agent; it is idempotent."""
+        """Records that a contribution is handed to the agent. Idempotent."""
         with self._lock:
             if not taken.settled:
                 self._unsettled.add(taken)
@@ -161,15 +164,15 @@ class ThreadExchange:
         return len(self._unsettled)
 
     def clear(self) -> None:
-        """Removes all offered anchors, which the caller has adopted in another way."""
+        """Removes all offered anchors. The caller has adopted them in another way."""
         with self._lock:
             self._prepared.clear()
             self.something = bool(self._due or self._released)
 
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
-        """Waits until every contribution is acknowledged or refused; False when time is up or the agent stopped.
+        """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
 
-        fates: instead waits for work of a step boundary, since a fate may allow more to be sent.
+        fates: wait for work of a step boundary instead, because a fate may allow another contribution.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
@@ -180,18 +183,18 @@ class ThreadExchange:
 
     @property
     def stands(self) -> bool:
-        """Whether a step boundary must wait, since the run is paused."""
+        """Whether a step boundary must wait because the run is paused."""
         return bool(self.paused) and not self.excused
 
     def wait_resumed(self, timeout_s: float) -> None:
-        """Waits until the run is resumed, the agent has stopped, or time is up."""
+        """Waits until the run resumes, the agent stops, or timeout_s seconds have passed."""
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
     def next(self) -> BoundaryWork:
-        """The work of this boundary, at most AT_ONCE of each kind; work that the last boundary left comes first.
+        """Returns the work of this boundary, at most AT_ONCE items of each kind. Earlier unfinished work comes first.
 
-        A slow learner finds several rounds at a boundary: if it answered only one, it would be late for all.
+        A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()
@@ -203,7 +206,7 @@ class ThreadExchange:
                 answered = {each.fragment for each in due}
                 left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
                 more = bool(waiting or left)
-                # Only stores: no signal handler runs between them.
+                # Only assignments, so that no signal handler runs between them.
                 self.todo = todo
                 self._released = []
                 self._prepared = waiting

@@ -1,8 +1,8 @@
 """PURE: the addresses of a fragment's values in memory, and kernels that process them in one pass and one call.
 
-A fragment's parameters are many tensors, and its coded values are many frames. Kernels take addresses, so that a step
-boundary makes one call for all of them, since each call releases the GIL. The code that makes addresses keeps the
-memory alive.
+A fragment's parameters are many tensors, and its coded values are many frames. Each call releases the GIL. So kernels
+take addresses, and a step boundary makes one call for all tensors. The code that computes addresses keeps the memory
+alive.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 
-ALIGNED = 64  # bytes: contents follow one another, and each begins at a multiple of this
+ALIGNED = 64  # bytes; contents are stored one after another, and each begins at a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentShape:
     """The segments of a run of frames.
 
-    rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and where in that frame's content
-    the segment's codes and scales begin. pieces: of each segment, the piece's number and the offset in that piece.
-    sizes: of the contents of its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values
-    themselves.
+    rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and the offsets of the segment's
+    codes and scales in that frame's content. pieces: each segment's piece number and offset in that piece.
+    sizes: bytes of each frame's content. levels: largest code; 0 for float32, which has values in place of codes.
     """
 
     length: int
@@ -55,7 +54,7 @@ class FragmentShape:
 
     @classmethod
     def of(cls, run: FrameRun, kind: Codec) -> FragmentShape:
-        """The shape of a run whose contents have this codec."""
+        """Returns the shape of a run whose contents have this codec."""
         rows = []
         pieces = []
         levels = LEVELS[kind]
@@ -80,31 +79,31 @@ class SegmentAddresses:
 
     @classmethod
     def in_vector(cls, vector: F32, shape: FragmentShape) -> SegmentAddresses:
-        """Addresses in a run's vector, float32 (shape.length,), contiguous."""
+        """Returns addresses in a run's vector, float32 (shape.length,), contiguous."""
         assert vector.flags.c_contiguous and len(vector) == shape.length, "a vector of the run"  # noqa: PT018
         return cls(shape.rows[:, 0] * 4 + vector.ctypes.data, vector)
 
     @classmethod
     def in_pieces(cls, addresses: Sequence[int], shape: FragmentShape, owner: object) -> SegmentAddresses:
-        """Addresses in the fragment's pieces. addresses: of each piece's first value."""
+        """Returns addresses in the fragment's pieces. addresses: address of each piece's first value."""
         return cls(np.array([addresses[piece] + 4 * offset for piece, offset in shape.pieces], np.int64), owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Coded values of a run: the contents of its frames, see `frame_codec`. starts: addresses of the contents."""
+    """Coded values of a run: the contents of its frames (see `frame_codec`). starts: addresses of the contents."""
 
     contents: Sequence[Content]
     starts: I64
 
     @classmethod
     def of(cls, contents: Sequence[Content]) -> Coded:
-        """Coded values from the contents of all frames, in order."""
+        """Returns coded values from the contents of all frames, in order."""
         return cls(contents, np.array([content.ctypes.data for content in contents], np.int64))
 
     @classmethod
     def empty(cls, shape: FragmentShape) -> Coded:
-        """Contents that are not written yet, in one block of memory."""
+        """Returns contents that are not written yet, in one block of memory."""
         ends = np.cumsum([-(-size // ALIGNED) * ALIGNED for size in shape.sizes])
         block = buffers.empty(int(ends[-1]) // 4).view(np.uint8)
         starts = [0, *ends[:-1]]
@@ -115,7 +114,7 @@ NO_FRAMES = np.empty(0, np.int64)
 
 
 def take(origin: F32, places: SegmentAddresses, shape: FragmentShape) -> Coded:
-    """Codes origin - values at `places`. origin: float32 (length,). Raises CodecError when a value is not finite."""
+    """Codes origin - values at `places`. origin: float32 (length,). Raises CodecError if a value is not finite."""
     coded = Coded.empty(shape)
     if not _take(origin, places.starts, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")
@@ -135,7 +134,7 @@ def load(places: SegmentAddresses, shape: FragmentShape) -> F32:
 
 
 def gather(starts: I64, rows: I64, out: F32) -> None:
-    """As `load`, into `out`, with addresses and rows that belong to no fragment."""
+    """Same as `load`, but copies into `out`. starts, rows: need not belong to a fragment."""
     _load(starts, rows, out)
 
 

@@ -1,7 +1,7 @@
-"""Inner loops over one block of values that share a scale, and arrays at memory addresses; kernels call them.
+"""Inner loops over one block of values that share a scale, and arrays at memory addresses. Other kernels call them.
 
-A code is at most 7 or 127 and a scale has 8 significant bits, so scale x code is exact in float32. Adding it to an
-anchor rounds once, with or without a fused multiply-add, on any machine: this makes anchors bit-identical.
+A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. Adding the product
+to an anchor rounds once, with or without a fused multiply-add, on any machine. So anchors are bit-identical.
 
 `levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values). In a
 block of n values with two codes per byte, byte i has value i in its low half, and value i + (n + 1) // 2 in its high
@@ -29,15 +29,18 @@ F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 
-AHEAD, LINE = 2 * BLOCK, 16  # values: how far ahead memory is prefetched, and per cache line
-LANES = 64  # parallel sums: a single sum would wait for each of its additions
+AHEAD, LINE = 2 * BLOCK, 16  # in values: distance of the prefetch, and length of a cache line
+LANES = 64  # number of parallel sums: a single sum would wait for each addition
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function on first use, caches it on disk, and releases the GIL; no fastmath. See `codec.warm_up`."""
+    """Compiles a function on first use and caches it on disk. It releases the GIL and does not use fastmath.
+
+    See `frame_codec.warm_up`.
+    """
     return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
@@ -90,7 +93,7 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 def fetch_ahead(values: F32, at: int) -> None:
     """Prefetches the block after the next, so that memory loads while a kernel passes over a block twice.
 
-    at: index of the current block's first value. Beyond the end of `values` it does nothing.
+    at: index of the current block's first value. Does nothing beyond the end of `values`.
     """
     for line in range(at + AHEAD, at + AHEAD + BLOCK, LINE):
         _prefetch_one(values, line)
@@ -98,31 +101,31 @@ def fetch_ahead(values: F32, at: int) -> None:
 
 @kernel
 def floats_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Float32 values at an address. The caller keeps the memory alive. length: of values."""
+    """Returns `length` float32 values at an address, as a view. The caller keeps the memory alive."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.float32)
 
 
 @kernel
 def bytes_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Bytes at an address, as `floats_at`."""
+    """Returns `length` bytes at an address, see `floats_at`."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint8)
 
 
 @kernel
 def scales_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Scales at an address, as the bits of bfloat16; see `floats_at`."""
+    """Returns `length` scales at an address as the bits of bfloat16, see `floats_at`."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint16)
 
 
 @kernel
 def scale_of(bits: np.uint16) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """The float32 value of a scale. bits: of a bfloat16."""
+    """Returns the float32 value of a scale. bits: of a bfloat16."""
     return float_of(np.uint32(bits) << np.uint32(16))
 
 
 @kernel
 def coded_bytes(length: int, levels: int) -> int:
-    """Bytes of the codes of `length` values: of a block, or of a segment, whose blocks except the last are even."""
+    """Returns the bytes of the codes of a block, or of a segment whose blocks except the last have even length."""
     if levels == 7:
         return (length + 1) // 2
     return length if levels == 127 else 4 * length
@@ -199,7 +202,10 @@ def rebase_block(old: F32, new: F32, codes: U8, scale: np.float32, levels: int, 
 
 @kernel
 def square_of_codes(codes: U8, levels: int, length: int) -> int:
-    """Sum of squares of a block's codes; -1 when one is out of range or padding is not zero. levels: 7 or 127."""
+    """Returns the sum of squares of a block's codes, or -1 if a code is out of range or padding is not zero.
+
+    levels: 7 or 127.
+    """
     return _square_of_bytes(codes) if levels == 127 else _square_of_pairs(codes, length)
 
 
@@ -227,7 +233,7 @@ def _square_of_pairs(block: U8, length: int) -> int:
 
 @kernel
 def add_squares(values: F32, sums: F64) -> None:
-    """Adds the values' squares in float64 to LANES sums, in turn; every call begins at the first sum."""
+    """Adds the values' squares in float64 to LANES sums in turn. Each call begins at the first sum."""
     whole = len(values) // LANES * LANES
     for start in range(0, whole, LANES):
         part = values[start : start + LANES]
@@ -239,7 +245,7 @@ def add_squares(values: F32, sums: F64) -> None:
 
 @kernel
 def total(sums: F64) -> float:
-    """The sum of LANES sums, in order."""
+    """Returns the total of LANES sums, added in order."""
     found = 0.0
     for i in range(LANES):
         found += sums[i]

@@ -1,4 +1,4 @@
-"""Reuses the memory of large float32 vectors: a fresh page costs as much as two passes over it."""
+"""Reuses the memory of large float32 vectors, because a new page costs as much as two passes over it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_BYTES = 1 << 20  # smaller vectors are left to the allocator, which reuses memory itself
-MAX_KEPT, MAX_KEPT_BYTES = 4, 256 << 20  # free blocks per size, at most; one block is always kept
+MIN_BYTES = 1 << 20  # for smaller vectors, the allocator reuses memory
+MAX_KEPT, MAX_KEPT_BYTES = 4, 256 << 20  # limits on free blocks per size; one block is always kept
 
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
 def empty(length: int) -> NDArray[np.float32]:
-    """As `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view on it exists."""
+    """Returns `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view on it exists."""
     size = 4 * length
     if size < MIN_BYTES:
         return np.empty(length, np.float32)
@@ -39,6 +39,6 @@ def _give_back(size: int, block: mmap.mmap) -> None:
 
 
 def _rounded(size: int) -> int:
-    """Rounds up to one of eight sizes between two powers of two: fragments are nearly equal and share blocks."""
+    """Rounds up to one of eight sizes between two powers of two, so that fragments of similar size share blocks."""
     step = 1 << max(0, size.bit_length() - 4)
     return -(-size // step) * step

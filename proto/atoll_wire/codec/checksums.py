@@ -1,4 +1,4 @@
-"""The checksum of frames and vectors."""
+"""The checksum of frames and vectors: CRC-32C."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 
 def crc32c(data: Payload, before: int = 0) -> int:
-    """CRC-32C of bytes that follow others with the CRC `before`."""
+    """Returns the CRC-32C of bytes. before: the CRC-32C of the bytes that precede them."""
     return int(library.crc32c(data, before))
 
 
 def joined(parts: Iterable[tuple[int, int]]) -> int:
-    """CRC-32C of byte strings one after another. parts: CRC-32C and length in bytes of each."""
+    """Returns the CRC-32C of concatenated byte strings. parts: CRC-32C and length in bytes of each."""
     whole = 0
     for checksum, size_bytes in parts:
         whole = _product(whole, _power_of_x(8 * size_bytes)) ^ checksum
@@ -27,7 +27,7 @@ def joined(parts: Iterable[tuple[int, int]]) -> int:
 
 
 def _power_of_x(exponent: int) -> int:
-    """What a CRC is multiplied with when so many bits follow."""
+    """Returns the factor of a CRC that is followed by `exponent` more bits."""
     power, square = ONE, X
     while exponent:
         if exponent & 1:
@@ -38,7 +38,7 @@ def _power_of_x(exponent: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Of two polynomials over GF(2), modulo that of the CRC."""
+    """Returns the product of two polynomials over GF(2), modulo the CRC's polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:

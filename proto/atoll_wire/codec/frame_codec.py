@@ -1,8 +1,8 @@
-"""Encodes float32 vectors as frames and decodes them: quantised in blocks of 512, compressed by zstd, CRC-32C checked.
+"""Encodes float32 vectors as frames and decodes them: quantised in blocks of 512 values, compressed with zstd.
 
 A frame's payload is one zstd frame that declares its content size. The content is the packed codes of all blocks, then
-their scales as bfloat16, little-endian; with FLOAT32 it is the values. All sizes follow from the layout, so nothing on
-the wire decides how much memory is allocated.
+their scales as bfloat16, little-endian. With FLOAT32, the content is the values. All sizes follow from the layout, so
+data on the wire does not determine how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: codes, 
 ZSTD_LEVEL = 1
 
 
-LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: values are not coded
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: values are not quantised
 
 
 class CodecError(ValueError):
-    """The values cannot be encoded: one is not finite."""
+    """The values cannot be encoded, because one is not finite."""
 
 
 class FrameError(ValueError):
@@ -40,7 +40,7 @@ class FrameError(ValueError):
 
 
 class NotFiniteError(FrameError):
-    """The frame is well-formed, but its values are not possible: its learner's training has diverged."""
+    """The frame is well-formed, but its values are impossible. The learner's training has diverged."""
 
 
 # ------------------------------------------------------------------------------------------------- whole frames
@@ -49,15 +49,15 @@ class NotFiniteError(FrameError):
 def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
     """Encodes one frame of a fragment.
 
-    vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
+    vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError if a value is not finite.
     """
     return compress(quantise_frame(vector[span.place], span, codec))
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
-    """The content of a frame before compression; never a view on the values.
+    """Returns the content of a frame before compression. It is never a view on the values.
 
-    values: float32 (span.length,), contiguous. Raises CodecError when one is not finite.
+    values: float32 (span.length,), contiguous. Raises CodecError if a value is not finite.
     """
     if codec is Codec.FLOAT32:
         squares = np.empty(len(span.segments), np.float64)
@@ -72,9 +72,9 @@ def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
 
 
 def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Content, F64]:
-    """A payload's content, and the sum of squares of its values per segment: float64 (len(span.segments),).
+    """Returns a payload's content, and the sum of squares of its values per segment: float64 (len(span.segments),).
 
-    Raises FrameError when no correct encoder could have made the payload.
+    Raises FrameError if no correct encoder could have made the payload.
     """
     content = decompress(payload, span, codec)
     squares = np.empty(len(span.segments), np.float64)
@@ -107,13 +107,13 @@ def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, ou
     """Adds each segment's factor times its values to their place in `out`, in one pass.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
-    Raises FrameError when the payload does not decode to span.length values; `out` is then unchanged.
+    Raises FrameError if the payload does not decode to span.length values. `out` is then unchanged.
     """
     content_add(decompress(payload, span, codec), span, codec, factors, out)
 
 
 def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """`decode_add` for a content, which must be valid."""
+    """Does the work of `decode_add` for a content, which must be valid."""
     target = out[span.place]
     if codec is Codec.FLOAT32:
         target += np.repeat(factors, lengths(span)) * content.view("<f4")
@@ -136,20 +136,20 @@ def compress(content: Content) -> bytes:
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
-    """The content of a payload. It checks the declared size first, so that a zip bomb takes no memory.
+    """Returns the content of a payload. Checks the declared size first, so that a zip bomb takes no memory.
 
-    Raises FrameError.
+    Raises FrameError if the payload is not valid.
     """
     expected = content_bytes(span, codec)
     try:
         declared = zstandard.get_frame_parameters(payload).content_size
         if declared != expected:
-            raise FrameError(f"declares {declared} bytes where {expected} belong")
+            raise FrameError(f"declares {declared} bytes of content instead of {expected}")
         content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FrameError(f"is not a zstd frame: {error}") from error
     if len(content) != expected:
-        raise FrameError(f"holds {len(content)} bytes where {expected} belong")
+        raise FrameError(f"holds {len(content)} bytes of content instead of {expected}")
     return np.frombuffer(content, np.uint8)
 
 
@@ -157,33 +157,33 @@ def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
 
 
 def lengths(span: FrameSpan) -> NDArray[np.int64]:
-    """Lengths of a frame's segments as kernels take them: int64 (len(span.segments),)."""
+    """Returns the lengths of a frame's segments for kernels: int64 (len(span.segments),)."""
     return np.frombuffer(span.lengths, np.int64)
 
 
 def content_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Size of a frame's content in bytes, before compression."""
+    """Returns the size of a frame's content in bytes, before compression."""
     return code_bytes(span, codec) + (0 if codec is Codec.FLOAT32 else 2 * span.blocks)
 
 
 def code_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Size of a content's codes in bytes: the offset of its scales."""
+    """Returns the size of a content's codes in bytes, which is also the offset of its scales."""
     return {Codec.INT4: span.packed_bytes, Codec.INT8: span.length, Codec.FLOAT32: 4 * span.length}[codec]
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Upper bound of a valid payload's size in bytes: zstd stores what it cannot compress."""
+    """Returns the upper bound of a valid payload's size in bytes. zstd stores data that it cannot compress."""
     size = content_bytes(span, codec)
     return size + (size >> 8) + 512
 
 
 def vector_crc32c(vector: F32, before: int = 0) -> int:
-    """CRC-32C of a vector's little-endian bytes: the checksum of anchors. before: of the bytes that precede it."""
+    """Returns the CRC-32C of a vector's little-endian bytes: the checksum of anchors. before: CRC of earlier bytes."""
     return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
-    """SHA-256 of (payload length, CRC-32C) of each frame, in order: identifies a contribution's bytes."""
+    """Returns the SHA-256 of each frame's (payload length, CRC-32C), in order. It identifies a contribution's bytes."""
     return hashlib.sha256(b"".join(struct.pack("<QI", length, crc) for length, crc in frames)).digest()
 
 
@@ -203,7 +203,7 @@ def warm_up() -> None:
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor per thread: neither is thread-safe."""
+    """A compressor and a decompressor per thread, because neither is thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True)

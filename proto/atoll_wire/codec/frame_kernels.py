@@ -1,7 +1,7 @@
-"""Kernels over whole frames: one pass over memory, without temporaries larger than a block.
+"""Kernels over whole frames. Each makes one pass over memory, without temporaries larger than a block.
 
-Every kernel works on the flat data of one frame. lengths: of its segments, in order; each segment begins a new block of
-512 values. codes, scales: of all blocks; a scale is the bits of a bfloat16. levels: 7 or 127.
+Every kernel works on the flat data of one frame. lengths: segment lengths in order; each segment begins a new block of
+512 values. codes, scales: those of all blocks; a scale is the bits of a bfloat16. levels: 7 or 127.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def quantise(values: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> 
 
 @kernel
 def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> int:
-    """Writes the sum of squares per segment of a coded frame, float64. Returns SOUND, BAD_SCALE or BAD_CODE."""
+    """Writes the sum of squares per segment of a coded frame. Returns SOUND, BAD_SCALE or BAD_CODE.
+
+    squares: float64 (segments,), written in place.
+    """
     code_at, scale_at = 0, 0
     for segment in range(len(lengths)):
         found = 0.0
@@ -88,7 +91,7 @@ def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> 
 
 @kernel
 def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, out: F32) -> None:
-    """out += segment's factor x scale x code, in place. With a factor of one each sum has a single rounding."""
+    """out += segment's factor x scale x code, in place. With a factor of one, each sum has a single rounding."""
     at = 0
     code_at = 0
     scale_at = 0
@@ -107,7 +110,7 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
 
 @kernel
 def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F32) -> None:
-    """out = base + scale x code, each with a single rounding. base and out must not overlap; else use `accumulate`."""
+    """out = base + scale x code, each with a single rounding. base and out must not overlap: see `accumulate`."""
     at = 0
     code_at = 0
     scale_at = 0
@@ -126,7 +129,7 @@ def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F
 
 @kernel
 def squares_by_segment(values: F32, lengths: I64, squares: F64) -> int:
-    """Writes the sum of squares per segment, float64, summed in a fixed order. Returns SOUND or NOT_FINITE."""
+    """Writes the sum of squares per segment, summed in float64 in a fixed order. Returns SOUND or NOT_FINITE."""
     sums, at = np.empty(LANES, np.float64), 0
     for segment in range(len(lengths)):
         sums[:] = 0.0

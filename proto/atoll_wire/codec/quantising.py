@@ -1,13 +1,12 @@
 """Quantises blocks of values: chooses a block's scale, and computes its codes.
 
-int8: the scale is the largest magnitude over 127, rounded up, so that nothing is clipped. int4 has too few codes for
-that: the largest of some hundred values says little about the others. An entropy coder needs a step in proportion to
-their root mean square s (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193: a uniform step loses 0.25 bit against the
-rate-distortion bound, for any distribution). So the scale is 0.48 s, but at least an eighth of the largest value, which
-would otherwise be clipped by much. Values are scaled down a little before rounding: the mean of the values that share a
-code lies below the code, and smaller codes compress better. Clipped and rounded-off parts are not lost: they stay in
-the sender's own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures the distance to the
-bound.
+int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped. int4 has too few codes
+for that rule: the largest of several hundred values says little about the others. An entropy coder needs a step in
+proportion to their root mean square s. A uniform step loses 0.25 bits vs. the rate-distortion bound, for any
+distribution (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193). So the scale is 0.48 s, but at least an eighth of
+the largest value, to limit clipping. Values are scaled down slightly before rounding: the mean of the values that share
+a code is below the code, and smaller codes compress better. The errors of clipping and rounding stay in the sender's
+own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures the distance to the bound.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from atoll_wire.codec.block_kernels import (
 )
 
 STEP = np.float32(0.48)  # times the root mean square
-EDGE = np.float32(0.125)  # times the largest value: 7 x scale is at least 0.85 of it
+EDGE = np.float32(0.125)  # times the largest value, so that 7 x scale is at least 0.85 of that value
 SMALLER = np.float32(0.98)  # factor on values before they are rounded
 FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit an int32
-SMALLEST = np.float32(2.0**-115)  # a block with a smaller largest value is coded as zero: FINENESS / it may overflow
+SMALLEST = np.float32(2.0**-115)  # a block with a smaller largest value is coded as zero: a quotient would overflow
 KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # rounds a scale to 5 significant bits, which compress well
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and subtracted, it rounds to the nearest integer, half to even
 
 
 @kernel
 def encode_block(values: F32, levels: int, codes: U8) -> int:
-    """Writes a block's codes; returns the bits of its scale as bfloat16, or -1 when a value is not finite.
+    """Writes a block's codes. Returns the bits of its scale as bfloat16, or -1 if a value is not finite.
 
     levels: 7 or 127. codes: see `block_kernels`.
     """
@@ -64,7 +63,7 @@ def encode_block(values: F32, levels: int, codes: U8) -> int:
 
 @kernel
 def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Bits of the largest magnitude. Their maximum as integers vectorises, and detects NaN and infinity."""
+    """Returns the bits of the largest magnitude. An integer maximum vectorises, and detects NaN and infinity."""
     largest = np.int32(0)
     for i in range(len(bits)):
         largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -73,7 +72,7 @@ def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer 
 
 @kernel
 def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """The scale of an int4 block, not rounded. A sum of integer squares needs no order, so it vectorises."""
+    """Returns the scale of an int4 block, not rounded. A sum of integer squares needs no order, so it vectorises."""
     if largest < SMALLEST:
         return np.float32(0.0)
     square, inverse = np.int32(0), FINENESS / largest
@@ -86,7 +85,7 @@ def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 
 
 @kernel
 def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Bits of a scale rounded up to bfloat16; rounded down where 127 times it would overflow."""
+    """Returns the bits of a scale rounded up to bfloat16, or rounded down if 127 times the scale would overflow."""
     bits = bits_of(scale)
     above = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     return bits & np.uint32(0xFFFF0000) if float_of(above) > LARGEST / np.float32(127.0) else above
@@ -94,7 +93,7 @@ def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Bits of a scale rounded to 5 significant bits, such that 7 times it does not overflow."""
+    """Returns the bits of a scale rounded to 5 significant bits, such that 7 times the scale does not overflow."""
     bits = bits_of(min(scale, LARGEST / np.float32(7.0)))
     near = (bits + HALF) & KEPT
     return bits & KEPT if float_of(near) > LARGEST / np.float32(7.0) else near
@@ -102,7 +101,7 @@ def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
-    """Writes int8 codes. They are clipped: where the scale was rounded down, the largest values would become 128."""
+    """Writes int8 codes. Clips them, because a scale that was rounded down would give codes of 128."""
     for i in range(len(codes)):
         nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
         codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))
@@ -110,7 +109,7 @@ def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
 
 @kernel
 def _nibble(value: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """The 4-bit code of a scaled value: with MAGIC added, the last bits of a float32 are the nearest integer's."""
+    """Returns the 4-bit code of a scaled value. Adding MAGIC puts the nearest integer in a float32's last bits."""
     return bits_of(value + MAGIC) & np.uint32(0xF)
 
 
@@ -121,7 +120,7 @@ def _cut(value: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
 
 @kernel
 def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """Writes int4 codes, two per byte. high: as long as low, or one shorter; its last code is then zero."""
+    """Writes int4 codes, two per byte. high: as long as low, or one value shorter; then the last high code is zero."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(low[i] * inverse) | (_nibble(high[i] * inverse) << np.uint32(4)))
     for i in range(len(high), len(low)):
@@ -130,7 +129,7 @@ def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
 
 @kernel
 def _cut_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """`_code_pairs` for blocks in which some values exceed the largest code: they are clipped."""
+    """Writes int4 codes like `_code_pairs`, and clips values that exceed the largest code."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(_cut(low[i] * inverse)) | (_nibble(_cut(high[i] * inverse)) << np.uint32(4)))
     for i in range(len(high), len(low)):

@@ -1,7 +1,7 @@
 """PURE: estimates how long the next arrival may take, from the gaps seen so far.
 
-The estimate is TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x its smoothed deviation. So a slow or uneven
-link gets a longer timeout than a fast and even one, without configuration.
+The estimate follows TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x smoothed deviation. So a slow or uneven
+link gets a longer timeout than a fast and even link, without configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DEVIATIONS = 4.0
 
 
 class ArrivalEstimator:
-    """Arrivals of one kind from one sender. least_s, most_s: bounds of `max_wait_s`, which begins at most_s."""
+    """Arrivals of one kind from one sender. least_s, most_s: bounds of `max_wait_s`, which starts at `most_s`."""
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self._least_s = least_s
@@ -28,7 +28,7 @@ class ArrivalEstimator:
         self._at = now
 
     def again(self, now: float) -> None:
-        """Records that arrivals resume after a break, which does not count as a gap."""
+        """Records that arrivals resume after a break. The break does not count as a gap."""
         self._at = now
 
     def _learn(self, gap_s: float) -> None:
@@ -40,7 +40,7 @@ class ArrivalEstimator:
         self._gap_s += GAP_SHARE * (gap_s - self._gap_s)
 
     def max_wait_s(self) -> float:
-        """The longest gap in seconds that is still likely."""
+        """Returns the longest gap in seconds that is still likely."""
         if self._gap_s is None:
             return self._most_s
         return min(self._most_s, max(self._least_s, self._gap_s + DEVIATIONS * self._deviation_s))

@@ -1,8 +1,8 @@
-"""The errors that every call raises, and the one way to open a streaming call.
+"""The errors that every call raises, and the only way to open a streaming call.
 
-A streaming call is counted until it has ended, and ends with the block that opened it. One that is neither read nor
-cancelled stays open on both sides, and a connection has room for few. gRPC cancels some calls with the task that waits
-for them, and none whose task was elsewhere at that moment. `tests/test_tidy.py` checks that there is no other way.
+A streaming call is counted until it has ended, and ends with the block that opened it. A call that is neither read nor
+cancelled stays open on both sides, and a connection has room for few calls. gRPC cancels a call with its task only if
+the task is waiting for that call. `tests/test_tidy.py` checks that all code opens streaming calls in this way.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import grpc
 import grpc.aio
 
 
-class LinkLost(Exception):  # noqa: N818 - says what happened
-    """This process closed the call's connection before the core answered. Try again over another connection."""
+class LinkLost(Exception):  # noqa: N818 - the name says what happened
+    """This process closed the call's connection before the core answered. Retry over another connection."""
 
 
 class Streaming(Protocol):
-    """The methods of gRPC's calls that are used here."""
+    """The methods of gRPC calls that this module uses."""
 
     def cancel(self) -> object:
-        """Cancels the call; does nothing if it has ended."""
+        """Cancels the call. Does nothing if the call has ended."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Adds a function that is called when the call has ended, in any way."""
+        """Adds a function that gRPC calls when the call has ended for any reason."""
 
 
 ALWAYS_COUNTED = ("Fetch", "Follow", "Push", "Report")  # methods that metrics show even with no open calls
 C = TypeVar("C", bound=Streaming)
 T = TypeVar("T")
 
-_open = set[tuple[str, Streaming]]()  # of this process; gRPC reports the end of a call on any thread
+_open = set[tuple[str, Streaming]]()  # open calls of this process; gRPC reports the end of a call on any thread
 
 
 @contextlib.contextmanager
 def open_stream(method: str, call: C) -> Iterator[C]:
-    """Context of a streaming call, which is cancelled at the end of the block. The block may raise LinkLost."""
+    """Context of a streaming call. The end of the block cancels the call. The block may raise LinkLost."""
     mine = (method, call)
     _open.add(mine)
     call.add_done_callback(lambda _: _ended(mine))
@@ -52,14 +52,14 @@ def open_stream(method: str, call: C) -> Iterator[C]:
 
 
 async def unary_reply(call: Awaitable[T]) -> T:
-    """The reply of a call that is not a stream. Raises AioRpcError, and LinkLost."""
+    """Returns the reply of a call that is not a stream. Raises AioRpcError and LinkLost."""
     with _losing_the_link():
         return await call
 
 
 @contextlib.contextmanager
 def _losing_the_link() -> Iterator[None]:
-    """Context that raises LinkLost for a cancelled call: gRPC raises CancelledError, as a cancelled task does."""
+    """Context that raises LinkLost if the call was cancelled. gRPC raises the CancelledError of a cancelled task."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -71,20 +71,20 @@ def _losing_the_link() -> Iterator[None]:
 
 def _ended(mine: tuple[str, Streaming]) -> None:
     _open.discard(mine)
-    # gRPC's `write` waits for the call's metadata to be sent, and goes on waiting when the call was cancelled, or its
-    # channel closed, before there was a connection (seen with 1.76). It looks whether the call has ended once it wakes.
+    # gRPC's `write` waits until the call's metadata is sent. It keeps waiting if the call was cancelled or its channel
+    # closed before there was a connection (seen with grpcio 1.76). Once it wakes, it checks whether the call has ended.
     sent = getattr(mine[1], "_metadata_sent", None)
     if sent is not None:
         sent.set()
 
 
 def open_calls() -> Counter[str]:
-    """Streaming calls of this process that have not ended, by method."""
+    """Returns the number of open streaming calls of this process, by method."""
     return count_by_method(method for method, _ in _open.copy())
 
 
 def count_by_method(methods: Iterable[str]) -> Counter[str]:
-    """Number of calls by method, with 0 for those of ALWAYS_COUNTED that are missing."""
+    """Returns the number of calls by method, with 0 for missing methods of ALWAYS_COUNTED."""
     found = Counter(dict.fromkeys(ALWAYS_COUNTED, 0))
     found.update(methods)
     return found
@@ -92,6 +92,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Context of writes that ignores the end of the call: reading from the call raises why it ended."""
+    """Context of writes that ignores the end of the call. Reading from the call raises the reason."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

@@ -1,4 +1,4 @@
-"""A pool of connections of one kind to one address, which dials another one when all carry their share of calls."""
+"""A pool of connections of one kind to one address. It opens another connection when all carry their share of calls."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.process.clock import Clock
 
 IDLE_S = 30.0  # seconds without a call after which a connection is closed
-UNBOUNDED = 1 << 16  # more connections than a core has learners
+UNBOUNDED = 1 << 16  # more connections than any core has learners
 
 
 class Closing(Protocol):
-    """The method of a gRPC channel that is used here."""
+    """The method of gRPC channels that this module uses."""
 
     async def close(self) -> None:
-        """Closes the channel; the calls over it raise LinkLost."""
+        """Closes the channel. Its calls raise LinkLost."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A connection. busy: calls that use it now; used_at: monotonic seconds when the last call ended."""
+    """A connection. busy: number of current calls. used_at: monotonic seconds when the last call ended."""
 
     stub: Any
     channel: Any
@@ -32,10 +32,11 @@ class Connection:
 
 
 class ConnectionPool:
-    """A pool of connections. share: calls over each connection before another is dialled. most: connections at a time.
+    """A pool of connections. dial: opens a connection and returns its stub and channel.
 
-    fewest: connections that stay open once they were dialled. Beyond `share` times `most` calls, connections carry more
-    than their share. dial: returns a stub and its channel.
+    share: calls over each connection before another is opened. most: limit on open connections. fewest: number of
+    connections that stay open once they were opened. Beyond `share` times `most` calls, connections carry more than
+    their share.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ConnectionPool:
         self.connections: list[Connection] = []
 
     def take(self) -> Connection:
-        """The least busy connection, for one call; `give` it back. Raises LinkLost once the pool is closed."""
+        """Returns the least busy connection for one call. Return it with `give`. Raises LinkLost on a closed pool."""
         if self._closed:
             raise LinkLost("the connections were closed")
         found = min(self.connections, key=lambda each: each.busy, default=None)
@@ -66,13 +67,13 @@ class ConnectionPool:
         return found
 
     def give(self, connection: Connection) -> None:
-        """Gives a connection back after its call."""
+        """Returns a connection to the pool after its call."""
         connection.busy -= 1
         connection.used_at = self._clock.monotonic()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
-        """Context with a connection for one call. Raises LinkLost once the pool is closed."""
+        """Context of a connection for one call. Raises LinkLost on a closed pool."""
         connection = self.take()
         try:
             yield connection
@@ -80,7 +81,7 @@ class ConnectionPool:
             self.give(connection)
 
     async def rest(self, idle_s: float = IDLE_S) -> None:
-        """Closes connections, beyond the fewest, that had no call for `idle_s` seconds; call it regularly."""
+        """Closes connections without a call for `idle_s` seconds, except the first `fewest`. Call this regularly."""
         now = self._clock.monotonic()
         for each in self.connections[self._fewest :]:
             if not each.busy and now - each.used_at >= idle_s:
@@ -88,7 +89,7 @@ class ConnectionPool:
                 await each.channel.close()
 
     async def close(self) -> None:
-        """Closes all connections; waiting calls raise LinkLost."""
+        """Closes all connections. Waiting calls raise LinkLost."""
         self._closed = True
         for each in self.connections:
             await each.channel.close()

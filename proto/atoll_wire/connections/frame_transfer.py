@@ -1,6 +1,6 @@
 """Uploads and downloads frames over several connections.
 
-In an upload, each connection takes the next frame from one queue when it can. In a download, each fetches its share.
+In an upload, all connections take frames from one queue. In a download, each connection fetches its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll_wire.connections.parallel_connections import TransferProgress
 from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
 
 LOOK_S = 0.05  # seconds between checks for late frames
-LAST_WORD_S = 1.0  # seconds for the core to say what was wrong, after a stream failed
+LAST_WORD_S = 1.0  # after a stream fails, seconds to wait for the core to send the reason
 
 
 async def upload(
@@ -33,13 +33,13 @@ async def upload(
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
-    """Offers a contribution, sends the frames that the core lacks, and returns the receipt; None if there is none.
+    """Offers a contribution and sends the frames that the core lacks. Returns the receipt, or None if none arrived.
 
-    head: returns the header; called when it is this contribution's turn. messages: the encoded frames, by number. sent:
-    called with the number of each frame that was handed to gRPC. known: the core should have all frames. Raises
-    AioRpcError and LinkLost.
+    head: returns the header; called when it is this contribution's turn. messages: encoded frames by number. sent:
+    called with the number of each frame that was passed to gRPC. known: the core should already have all frames.
+    Raises AioRpcError and LinkLost.
     """
-    # It waits, perhaps long, before the core reserves room for the contribution.
+    # The wait may be long. It comes first, so that the core does not reserve memory for a waiting contribution.
     carrier = None if known else await link.up.take()
     header = head()
     with link.offers.use() as connection, link.up.carrying() as carried:
@@ -56,7 +56,7 @@ async def upload(
 
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
-    """Offers over a call that carries no frames: the core's replies must not wait behind one."""
+    """Offers over a call without frames, so that the core's replies do not wait behind a frame."""
     asked_at = link.clock.monotonic()
     asking = pb.PushHeader(control_only=True)
     asking.MergeFrom(header)
@@ -65,7 +65,7 @@ async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams
     link.answered(link.clock.monotonic() - asked_at)
     if isinstance(reply, pb.PushReply) and reply.HasField("received"):
         streams.begin(reply.received.frames)
-        with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
+        with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading raises the reason
             await call.done_writing()
         while isinstance(reply, pb.PushReply) and reply.HasField("received"):
             reply = await call.read()
@@ -73,9 +73,7 @@ async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams
 
 
 class _Streams:
-    """The streams of one upload. carrier: connection of the first one, or None. give_up: ends the upload when frames
-    were lost.
-    """
+    """The streams of one upload. carrier: connection of the first stream, or None. give_up: ends a failed upload."""
 
     def __init__(
         self,
@@ -97,16 +95,16 @@ class _Streams:
         self._carried = carried
         self._give_up = give_up
         self._left: deque[int] = deque()  # frames that no stream has sent
-        self._out: dict[int, float] = {}  # frames given to a stream, and when that was last
+        self._out: dict[int, float] = {}  # when each frame was last given to a stream
         self._received: set[int] = set()  # frames that the core has acknowledged
-        self._twice: set[int] = set()  # given to several streams: their times are not used
+        self._twice: set[int] = set()  # frames given to several streams, whose times are not used
         self._helping = False
         self._failed: grpc.aio.AioRpcError | None = None  # error of a stream that ended before it took a frame
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
 
     def begin(self, received: Iterable[int]) -> None:
-        """Starts streams that send the frames that the core lacks. received: those that it has."""
+        """Starts streams that send the frames that the core lacks. received: frames that the core has."""
         self._received.update(received)
         self._left.extend(index for index in self._messages if index not in self._received)
         self._carried.waiting(len(self._left))
@@ -123,7 +121,7 @@ class _Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def raise_why(self) -> None:
-        """Raises the error of the stream that ended the upload, if there is one."""
+        """Raises the error of the stream that ended the upload, if any."""
         for task in self._tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None and not isinstance(error, LinkLost):
@@ -136,17 +134,17 @@ class _Streams:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the upload if frames were lost, LAST_WORD_S later: the core may first say on the other call why."""
+        """Ends the upload LAST_WORD_S seconds after frames were lost, so that the core can send the reason first."""
         stranded = bool(self._left) and all(other.done() for other in self._tasks)  # no stream is left to send the rest
         if stranded or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
     async def _first(self, carrier: Connection) -> None:
-        self._carrier = None  # from now on the stream returns it
+        self._carrier = None  # from now on, the stream returns the connection
         await self._carry(carrier, self._left)
 
     async def _another(self) -> None:
-        """Runs another stream when a connection is free, unless no frames are left or the connections were closed."""
+        """Runs another stream when a connection is free. Ends if no frames are left or the connections were closed."""
         try:
             carrier = await self._link.up.take()
         except LinkLost:
@@ -164,16 +162,19 @@ class _Streams:
             self._out[late] = now
             self._twice.add(late)
             self._start(self._once_more(late))
-            await asyncio.sleep(0)  # until it takes a connection, which is then no longer spare
+            await asyncio.sleep(0)  # lets the new stream take its connection, which is then no longer spare
 
     async def _once_more(self, index: int) -> None:
-        """Sends a frame again that another stream is sending."""
-        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # another stream may bring the frame through
+        """Sends a frame again while another stream is sending it."""
+        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # another stream may deliver the frame
             carrier = await self._link.up.take()
             await self._carry(carrier, deque([] if index in self._received else [index]))
 
     async def _carry(self, carrier: Connection, frames: deque[int]) -> None:
-        """Runs a stream: sends frames until none is left, and reads acknowledgements. Raises AioRpcError, LinkLost."""
+        """Runs a stream: sends frames until none is left, and reads acknowledgements.
+
+        Raises AioRpcError and LinkLost.
+        """
         if not frames:
             self._link.up.give(carrier)
             return
@@ -182,14 +183,14 @@ class _Streams:
             hearing = asyncio.create_task(self._hear(call))
             try:
                 await self._send(call, frames, mine, moved)
-                if not mine and frames:  # the call has ended: waits for the reason
+                if not mine and frames:  # the call has ended: wait for the reason
                     await asyncio.wait({hearing}, timeout=LAST_WORD_S)
                 while not mine <= self._received and not hearing.done():
                     self._heard.clear()
                     await self._heard.wait()
                     moved()
             finally:
-                self._link.up.give(carrier)  # only now: frames that the core has not processed wait in its memory
+                self._link.up.give(carrier)  # not earlier: unprocessed frames wait in the core's memory
                 if not hearing.done():
                     hearing.cancel()
                 [error] = await asyncio.gather(hearing, return_exceptions=True)
@@ -208,7 +209,7 @@ class _Streams:
         mine: set[int],
         moved: Callable[[], None],
     ) -> None:
-        """Sends frames until none is left or the call has ended; `_hear` raises why it ended."""
+        """Sends frames until none is left or the call ends. `_hear` raises the reason."""
         with tolerate_ended_call():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
@@ -246,10 +247,10 @@ OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
 
 async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
-    """Fetches frames of an update or a fragment, in any order, each once. Raises AioRpcError and LinkLost.
+    """Fetches frames of an update or a fragment, each once and in any order. Raises AioRpcError and LinkLost.
 
-    wanted: their indices, ascending. took: called with each frame that arrives, and its stream's header. These frames
-    stay valid when the rest fails: a later call can ask for the others. Returns False when a stream broke the protocol.
+    wanted: frame indices, ascending. took: called with each frame that arrives and its stream's header. These frames
+    stay valid if the rest fails: a later call can ask for the others. Returns False if a stream broke the protocol.
     """
     stripes = min(link.down.count, len(wanted))
     tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]
@@ -262,7 +263,7 @@ async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], 
 
 
 async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: OnFrame) -> bool:
-    """Fetches frames over one call; returns False as soon as a reply is wrong."""
+    """Fetches frames over one call. Returns False as soon as a reply is wrong."""
     header, missing = None, deque(mine)
     asked = pb.FetchRequest(frames=mine)
     asked.MergeFrom(request)

@@ -1,4 +1,4 @@
-"""The connections of a learner or a front to one address: channels, their options, and their end."""
+"""The connections of a learner or a front to one address: channels, their options, and how they close."""
 
 from __future__ import annotations
 
@@ -20,45 +20,41 @@ from atoll_wire.security.transport import TransportSecurity
 
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
 QUICK_CALLS = 48  # on one connection; a core allows 64
-MAX_CARRIERS = 64  # connections: slow learners have more of them
-DEAD_S = 20.0  # seconds without a frame after which a closing link cancels a call; a float32 message has up to 8 MiB
+MAX_CARRIERS = 64  # limit on connections; slow learners use more of them
+DEAD_S = 20.0  # a closing link cancels a call without a frame for this long; a float32 message has up to 8 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
     ("grpc.max_send_message_length", REPLY_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # for idle connections: a learner's session detects a dead one much earlier
+    ("grpc.keepalive_time_ms", 30_000),  # for idle connections; a learner's session detects a dead link much earlier
     ("grpc.keepalive_timeout_ms", 20_000),  # on a slow link, a ping waits behind frames
-    ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that counts while frames are in flight; default: a minute
+    ("grpc.http2.ping_timeout_ms", 20_000),  # timeout while frames are in flight; the default is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # callers wait between attempts: gRPC must not add to that
+    ("grpc.initial_reconnect_backoff_ms", 100),  # callers already wait between attempts
     ("grpc.max_reconnect_backoff_ms", 100),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        10_000,
-    ),  # despite its name the timeout of connecting, which takes several round trips
-    ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
+    # Despite its name, this is the timeout of connecting, which takes several round trips.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection
 ]
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 KEEPALIVE_OPTIONS = [  # for connections without frames, where pings do not wait
     *(option for option in OPTIONS if option[0] not in KEEPALIVE),
     *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
 ]
-FIXED_WINDOW_OPTIONS = [
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 2 << 20),
-]  # a frame does not wait for an answer
+# With a fixed window, a frame does not wait for an answer.
+FIXED_WINDOW_OPTIONS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 
 
 class Call(Protocol):
-    """The method of a gRPC call that is used here."""
+    """The method of gRPC calls that this module uses."""
 
     def cancel(self) -> object:
-        """Cancels the call: waits for it raise LinkLost."""
+        """Cancels the call. Waits for the call raise LinkLost."""
 
 
 def is_atoll_status(error: grpc.RpcError) -> bool:
-    """Whether a core or a front set this status, and not gRPC, a proxy, or another server on that port."""
+    """Whether a core or a front set this status, as opposed to gRPC, a proxy, or another server."""
     metadata: Any = error.trailing_metadata()
     return any(key == ATOLL_STATUS[0][0] for key, _ in metadata or ())
 
@@ -71,7 +67,7 @@ def is_unreachable(error: grpc.RpcError) -> bool:
 
 
 class Transfers:
-    """Calls of one link that carry frames, and when the last frame of each moved."""
+    """The calls of one link that carry frames, and the time of each call's last frame."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -79,7 +75,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def of(self, call: Call) -> Iterator[Callable[[], None]]:
-        """Context of a call that carries frames. It yields a function to call for each frame."""
+        """Context of a call that carries frames. Yields a function to call for each frame."""
 
         def moved() -> None:
             self._moved_at[call] = self._clock.monotonic()
@@ -91,7 +87,7 @@ class Transfers:
             del self._moved_at[call]
 
     async def end(self) -> None:
-        """Waits until all calls have ended; cancels those without a frame for DEAD_S seconds."""
+        """Waits until all calls have ended. Cancels calls without a frame for DEAD_S seconds."""
         while self._moved_at:
             for call, at in list(self._moved_at.items()):
                 if self._clock.monotonic() - at > DEAD_S:
@@ -100,18 +96,18 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address, by their use.
+    """The connections to one address, by use.
 
-    quick: for calls that must not wait behind frames; offers: for the control calls of uploads; carriers: for streams
-    with a connection each; up, down: for the frames of uploads and fetches. keepalive: pings find dead quick
-    connections soon.
+    quick: for calls that must not wait behind frames. offers: for the control calls of uploads. carriers: for streams
+    that need their own connection. up, down: for the frames of uploads and fetches. keepalive: send frequent pings, to
+    detect dead quick connections early.
     """
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, *, keepalive: bool = False) -> None:
         self.address = address
         self.clock = clock
         self._security = security
-        self._stamp: tuple[object, ...] | None = None  # of the certificates with which it was first dialled
+        self._stamp: tuple[object, ...] | None = None  # stamp of the certificates of the first connection
         quick = partial(self._dial, KEEPALIVE_OPTIONS if keepalive else OPTIONS)
         frames = partial(self._dial, OPTIONS + FIXED_WINDOW_OPTIONS)
         self.quick = ConnectionPool(quick, clock, QUICK_CALLS)
@@ -129,27 +125,27 @@ class Link:
 
     @property
     def stale(self) -> bool:
-        """Whether the certificates with which it was dialled have been replaced."""
+        """Whether the certificate files have changed since the first connection."""
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
-        """Takes in how long an answer took that waited behind no frame, in seconds."""
+        """Records the seconds until an answer that did not wait behind a frame."""
         self.up.answered(after_s)
         self.down.answered(after_s)
 
     async def rest(self) -> None:
-        """Closes idle connections; call it regularly."""
+        """Closes idle connections. Call this regularly."""
         for each in (self.quick, self.offers, self.carriers, self.up, self.down):
             await each.rest()
 
     async def close(self) -> None:
-        """Closes all connections; waiting calls raise LinkLost."""
+        """Closes all connections. Waiting calls raise LinkLost."""
         for each in (self.quick, self.offers, self.carriers, self.up, self.down):
             await each.close()
 
 
 async def close_gracefully(link: Link) -> None:
-    """Ends the quick calls at once, and closes the link when no more frames move."""
+    """Ends the quick calls at once, and closes the link when its transfers have ended."""
     link.up.give_up()
     link.down.give_up()
     await link.quick.close()

@@ -1,8 +1,8 @@
-"""The connections that carry frames, and how many of them are worth it.
+"""The connections that carry frames, and their number.
 
-One TCP connection does not fill a long link that loses packets: its window falls with each loss and grows back by a
-packet per round trip, and after a pause it begins small. So where round trips are long, the number of connections
-grows, unless more of them turn out to be slower. Nearby, one connection is as fast as this machine.
+One TCP connection does not fill a long link that loses packets. Its window shrinks with each loss, grows by one packet
+per round trip, and starts small after a pause. So if round trips are long, the number of connections grows, unless more
+connections prove slower. On a short link, one connection is as fast as this machine.
 """
 
 from __future__ import annotations
@@ -19,46 +19,40 @@ from atoll_wire.messages import frame_messages
 from atoll_wire.process.clock import Clock
 
 MIN_CONNECTIONS = 1
-FAR_CONNECTIONS = 8  # where round trips are long, at first; more are then tried
+FAR_CONNECTIONS = 8  # first number of connections if round trips are long; then more are tried
 MAX_CONNECTIONS = 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
-FAR_S, ANSWERS = (
-    0.01,
-    8,
-)  # seconds of a round trip above which windows matter; the shortest of so many answers is the round trip
-WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least so many seconds of transfer, and so many arrivals
-HURT = 0.95  # below this part of the rate with half the connections, there are too many
-REST_S = 30.0  # seconds before more are tried again
-ENOUGH = 150e6  # bytes/s: above it the CPU is the limit
-QUICK_S = 0.25  # a frame that is acknowledged within so many seconds is quick
-FIRST_TAKEN_S, SHARE = (
-    1.0,
-    1 / 8,
-)  # seconds until a frame is acknowledged, at first; weight of the newest time in the average
+FAR_S, ANSWERS = 0.01, 8  # windows matter above this round trip in seconds, the shortest of the last ANSWERS answers
+WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of transfer and this many arrivals
+HURT = 0.95  # below this fraction of the rate with half the connections, there are too many connections
+REST_S = 30.0  # seconds before more connections are tried again
+ENOUGH = 150e6  # bytes/s; above this rate the CPU is the limit
+QUICK_S = 0.25  # frames are quick if their acknowledgement takes less than this many seconds
+FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # first estimate of the seconds to an acknowledgement; weight of the newest time
 
 
 class ConnectionCount:
-    """PURE: the number of connections that there should be, from the round trip and measured rates."""
+    """PURE: chooses the number of connections from the round trip and measured rates."""
 
     def __init__(self) -> None:
-        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # only the newest, since a route may change
+        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # only the newest, because a route may change
         self.idle()
 
     def idle(self) -> None:
-        """Returns to the fewest connections, and drops all measured rates, after a time without transfers."""
+        """Resets the number of connections and drops all measured rates, after a time without transfers."""
         self.lanes = MIN_CONNECTIONS
         self._bytes = 0
         self._busy_s = 0.0
         self._arrivals = 0
         self._before: float | None = None  # bytes/s with half as many connections
-        self._changed = self._leapt = False  # changed: frames in flight began on the earlier number of connections
+        self._changed = self._leapt = False  # changed: frames in flight began with the earlier number of connections
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
-        """Takes in the seconds of an answer that waited behind no frame: the shortest is the round trip."""
+        """Records the seconds until an answer that did not wait behind a frame. The shortest is the round trip."""
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
-            self.idle()  # it only seemed far, since both sides were busy
+            self.idle()  # the round trip only seemed long, because both sides were busy
         elif self.far and not self._leapt:
             self.lanes = FAR_CONNECTIONS
             self._changed = True
@@ -66,11 +60,11 @@ class ConnectionCount:
 
     @property
     def far(self) -> bool:
-        """Whether round trips are known to be so long that windows matter."""
+        """Whether round trips are so long that windows matter."""
         return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
-        """Takes in an arrival over all connections. busy_s: seconds of transfer for it. now: monotonic seconds."""
+        """Records an arrival over any connection. busy_s: its transfer time in seconds. now: monotonic seconds."""
         self._bytes += size_bytes
         self._busy_s += busy_s
         self._arrivals += 1
@@ -95,24 +89,24 @@ class ConnectionCount:
 
 
 class TransferProgress:
-    """The progress of one upload or fetch: a rate is measured only while frames wait to be sent."""
+    """The progress of one upload or fetch. A rate is measured only while frames wait to be sent."""
 
     def __init__(self, lanes: ParallelConnections) -> None:
         self._lanes = lanes
         self._waiting = 0
 
     def waiting(self, frames: int) -> None:
-        """Sets the number of frames that were not given to a connection yet."""
+        """Sets the number of frames that no connection has taken yet."""
         self._lanes._waits(frames - self._waiting)
         self._waiting = frames
 
     def arrived(self, size_bytes: int, taken_s: Iterable[float] = ()) -> None:
-        """Takes in frames that the other end received. taken_s: seconds from sending to acknowledgement, per frame."""
+        """Records frames that the other end received. taken_s: seconds from sending to acknowledgement, per frame."""
         self._lanes._arrived(size_bytes, taken_s)
 
 
 class ParallelConnections:
-    """The connections for frames in one direction to one address. dial: returns a stub and its channel."""
+    """The connections for frames in one direction to one address. dial: opens one, returns its stub and channel."""
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]], clock: Clock) -> None:
         self._clock = clock
@@ -123,18 +117,18 @@ class ParallelConnections:
         self._arrived_at = 0.0
         self._carrying = 0
         self._waiting = 0
-        self._taken_s = FIRST_TAKEN_S  # smoothed, as the next value
+        self._taken_s = FIRST_TAKEN_S  # smoothed, like the next value
         self._off_s = 0.0
         self._given_up = False
 
     @property
     def count(self) -> int:
-        """The number of connections that there should be."""
+        """The target number of connections."""
         return self._width.lanes
 
     @property
     def together(self) -> int:
-        """Frames per message: several on a quick link, where messages cost more; else 1, so that connections share."""
+        """Frames per message: several on a quick link, where messages are costly; else 1, so that connections share."""
         quick = self._taken_s < QUICK_S and not self._width.far and self.count == MIN_CONNECTIONS
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 
@@ -148,14 +142,14 @@ class ParallelConnections:
 
     @property
     def max_wait_s(self) -> float:
-        """Seconds to wait for a frame's acknowledgement before it is sent again: the mean, plus the mean deviation.
+        """Seconds to wait for a frame's acknowledgement before sending it again: the mean plus the mean deviation.
 
-        It is not shorter, since on a full link a frame that is sent twice delays others.
+        A shorter wait would send more frames twice, which delays others on a full link.
         """
         return self._taken_s + self._off_s
 
     async def take(self) -> Connection:
-        """Waits for a connection, first come, first served; `give` it back. Raises LinkLost after `give_up`."""
+        """Waits for a connection in first-come order. Return it with `give`. Raises LinkLost after `give_up`."""
         await self._turns.acquire()
         try:
             if self._given_up:
@@ -167,7 +161,7 @@ class ParallelConnections:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Gives a connection back; the next waiting `take` gets it."""
+        """Returns a connection. The next waiting `take` gets it."""
         self._pool.give(connection)
         if self._capacity > SLOTS * self.count:
             self._capacity -= 1
@@ -175,13 +169,13 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Takes in how long an answer took that waited behind no frame, in seconds."""
+        """Records the seconds until an answer that did not wait behind a frame."""
         self._width.answered(after_s)
         self._widen()
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[TransferProgress]:
-        """Context of an upload or a fetch. It yields the object that takes in the progress."""
+        """Context of an upload or a fetch. Yields the object that records the progress."""
         carried = TransferProgress(self)
         self._carrying += 1
         try:
@@ -200,7 +194,7 @@ class ParallelConnections:
         for each_s in taken_s:
             self._off_s += SHARE * (abs(each_s - self._taken_s) - self._off_s)
             self._taken_s += SHARE * (each_s - self._taken_s)
-        if self._waiting:  # else a transfer is ending, and connections are idle
+        if self._waiting:  # otherwise a transfer is ending and connections are idle
             self._width.arrived(size_bytes, now - self._arrived_at, now)
         self._arrived_at = now
         self._widen()
@@ -211,14 +205,14 @@ class ParallelConnections:
             self._turns.release()
 
     async def rest(self) -> None:
-        """Closes connections beyond the fewest after IDLE_S seconds without transfers; call it regularly."""
+        """Closes surplus connections after IDLE_S seconds without transfers. Call this regularly."""
         some = len(self._pool.connections) > MIN_CONNECTIONS
         if some and not self._carrying and self._clock.monotonic() - self._arrived_at > IDLE_S:
             self._width.idle()
             await self._pool.rest(0.0)
 
     def give_up(self) -> None:
-        """Makes every later `take` raise LinkLost: another link replaces this one."""
+        """Makes every later `take` raise LinkLost, because another link replaces this one."""
         self._given_up = True
 
     async def close(self) -> None:

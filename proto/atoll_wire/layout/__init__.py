@@ -1,4 +1,4 @@
-"""Which parameters are in which fragment, and which part of a fragment is in which frame.
+"""The assignment of parameters to fragments, and of parts of fragments to frames.
 
 May import: errors.
 """

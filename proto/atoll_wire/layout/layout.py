@@ -1,12 +1,12 @@
 """The assignment of tensors to fragments, and of fragments' values to frames.
 
 A layout depends only on the list of trainable tensors and the number of fragments. So a core and its learners compute
-the same one, and compare only fingerprints.
+the same layout, and need to compare only fingerprints.
 
-Packing: tensors merged by direction go, largest first, into the emptiest fragment: at most 4/3 of the optimum (Graham
-1969). They are cut only above twice the mean fragment size; the merge then treats each piece as a tensor of its own.
-Embedding-like tensors are merged element by element, so they may be cut by rows: they fill all fragments up to one
-level. This makes fragments nearly equal, and the peak rate of the wire equal to its mean rate.
+Packing: tensors that are merged by direction go into the emptiest fragment, largest first. The largest fragment is then
+at most 4/3 of the optimum (Graham 1969). These tensors are cut only above twice the mean fragment size, and the merge
+treats each piece as its own tensor. Embedding-like tensors are merged element by element, so they may be cut by rows.
+They fill all fragments up to one level. Fragments are then nearly equal, so the peak rate on the wire equals the mean.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from atoll_wire.errors import UserError
 from atoll_wire.layout.frame_spans import BLOCK, FrameSpan, Segment
 
 FORMAT = 2  # version of the layout's rules; part of the fingerprint
-FRAME_PARAMETERS = 1 << 19  # in one frame, at most
+FRAME_PARAMETERS = 1 << 19  # limit per frame
 DEFAULT_FRAGMENTS, MAX_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 class LayoutError(UserError):
-    """The tensors cannot be laid out as requested; the message is one line with the fix."""
+    """The tensors cannot be laid out as requested. The message is one line with the fix."""
 
 
 class MergeKind(StrEnum):
-    """How a merge combines the contributions of a tensor: element by element, or by direction and length."""
+    """How a merge combines the contributions to a tensor: element by element, or by direction and length."""
 
     AVERAGE = "average"
     DIRECTION = "direction"
@@ -52,18 +52,18 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of parameters in the tensor."""
+        """The number of parameters in the tensor."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Parameters in one row: embedding-like tensors are cut between rows."""
+        """The number of parameters in one row. Embedding-like tensors are cut between rows."""
         return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole tensor, or a run of its flat elements. tensor: its number; offset: its place in the fragment's vector."""
+    """A whole tensor, or a run of its flat elements. tensor: its number. offset: position in the fragment's vector."""
 
     tensor: int
     start: int
@@ -75,7 +75,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FragmentLayout:
-    """Parameters that are synchronised together: pieces, concatenated to one vector of `length` values."""
+    """Parameters that are synchronised together: pieces, concatenated to a vector of `length` values."""
 
     index: int
     length: int
@@ -84,11 +84,11 @@ class FragmentLayout:
 
     @property
     def whole(self) -> FrameRun:
-        """All its frames as one run."""
+        """All frames of the fragment as one run."""
         return FrameRun(self, 0, 0, self.length, self.frames)
 
     def run(self, first: int, count: int) -> FrameRun:
-        """Its frames from number `first` on. Raises IndexError for frames that it does not have."""
+        """Returns `count` frames from number `first` on. Raises IndexError for frames that do not exist."""
         if not (first >= 0 and 0 < count <= len(self.frames) - first):
             raise IndexError(f"frames {first} to {first + count - 1} of {len(self.frames)}")
         frames = self.frames[first : first + count]
@@ -99,10 +99,10 @@ class FragmentLayout:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames of one fragment that follow one another, with their values as one vector: what one owner takes and adopts.
+    """Consecutive frames of one fragment, with their values as one vector. One owner takes and adopts them.
 
-    first: number of its first frame. offset: where its vector begins in the fragment's. frames: with offsets in the
-    run's own vector, and their numbers in the fragment.
+    first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
+    in the run's vector, and with their numbers in the fragment.
     """
 
     fragment: FragmentLayout
@@ -114,7 +114,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All fragments of a model. fingerprint: SHA-256 of all that both sides must agree on."""
+    """All fragments of a model. fingerprint: SHA-256 of everything that both sides must agree on."""
 
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[FragmentLayout, ...]
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters of the model."""
+        """The number of trainable parameters of the model."""
         return sum(fragment.length for fragment in self.fragments)
 
 
@@ -141,20 +141,20 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Lays tensors out in `fragments` fragments; 0: 24, or as many as the tensors allow.
+    """Lays out tensors in `fragments` fragments. 0: use 24, or as many as the tensors allow.
 
-    Raises LayoutError when a fragment would be empty, or when tensors are malformed.
+    Raises LayoutError if a fragment would be empty, or if tensors are malformed.
     """
     _check(tensors)
     if fragments > MAX_FRAGMENTS:
-        raise LayoutError(f"{fragments} fragments: at most {MAX_FRAGMENTS} are possible")
+        raise LayoutError(f"{fragments} fragments are too many: use at most {MAX_FRAGMENTS}")
     if fragments:
         bins = _pack(tensors, fragments)
         if not all(bins):
             while not all(bins):  # fewer, until none is empty
                 bins = _pack(tensors, len(bins) - 1 if len(bins) <= 64 else 3 * len(bins) // 4)
             raise LayoutError(
-                f"{fragments} fragments are more than these tensors allow: use --fragments {len(bins)}, or leave it out"
+                f"{fragments} fragments are too many for these tensors: use --fragments {len(bins)}, or omit the option"
             )
     else:
         packed = (_pack(tensors, count) for count in range(DEFAULT_FRAGMENTS, 0, -1))
@@ -164,19 +164,19 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
 
 
 def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
-    """One line that names the first difference of two models' tensors; None when they are equal."""
+    """Returns one line about the first difference between two models' tensors, or None if they are equal."""
     known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
     for name, tensor in known.items():
         if name not in given:
-            return f'it has {len(given)} tensors, the run {len(known)}: missing "{name}"'
+            return f'it has {len(given)} tensors, but the run has {len(known)}: missing "{name}"'
         if given[name] != tensor:
-            return f'"{name}" is {_describe(given[name])}, in the run {_describe(tensor)}'
+            return f'"{name}" is {_describe(given[name])}, but in the run it is {_describe(tensor)}'
     extra = next((name for name in given if name not in known), None)
     if extra is not None:
-        return f'it has {len(given)} tensors, the run {len(known)}: "{extra}" is not in the run'
+        return f'it has {len(given)} tensors, but the run has {len(known)}: "{extra}" is not in the run'
     if list(known) != list(given):
         name = next(mine for mine, other in zip(given, known, strict=True) if mine != other)
-        return f'its tensors come in another order, first at "{name}": build the model as the run\'s was built'
+        return f'its tensors are in a different order, first at "{name}": define the model in the same order as the run'
     return None
 
 
@@ -190,14 +190,16 @@ def _check(tensors: Sequence[TensorSpec]) -> None:
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
             raise LayoutError(
-                f'"{tensor.name}" is {tensor.dtype}: trainable tensors must be one of {", ".join(DTYPES)}'
+                f'"{tensor.name}" is {tensor.dtype}, which cannot be trained: use one of {", ".join(DTYPES)}'
             )
         for name in (tensor.name, *tensor.tied_names):
             if name in seen:
-                raise LayoutError(f'two tensors are named "{name}": names must be unique')
+                raise LayoutError(f'two tensors are named "{name}": give each tensor a unique name')
             seen.add(name)
     if not any(tensor.size for tensor in tensors):
-        raise LayoutError("the model has no trainable parameters: set requires_grad and give them to the optimizer")
+        raise LayoutError(
+            "the model has no trainable parameters: set requires_grad, and pass the parameters to the optimizer"
+        )
 
 
 # ------------------------------------------------------------------------------------------------- packing
@@ -224,7 +226,7 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
 
 
 def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
-    """The whole tensor; above twice the mean fragment size, nearly equal runs of it, of whole rows if possible."""
+    """Returns the whole tensor, or nearly equal runs if it is larger than twice the mean fragment size."""
     if tensor.size <= 2 * mean:
         return [_Cut(index, 0, tensor.size)]
     unit = tensor.row if len(tensor.shape) > 1 and tensor.row <= mean else 1
@@ -256,7 +258,7 @@ def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loa
 
 
 def _level(loads: Sequence[int], volume: int) -> float:
-    """The load that the fragments reach when `volume` parameters fill the emptiest ones up to one level."""
+    """Returns the load that fragments reach when `volume` parameters fill the emptiest ones up to one level."""
     ordered = sorted(loads)
     below = 0
     for count, load in enumerate(ordered, start=1):
@@ -283,7 +285,7 @@ def _lay(index: int, tensors: Sequence[TensorSpec], cuts: Sequence[_Cut]) -> Fra
 
 
 def _frames(pieces: Sequence[Piece]) -> tuple[FrameSpan, ...]:
-    """Packs small whole pieces together, and cuts large ones; a frame never has parts of two pieces."""
+    """Packs small whole pieces together and cuts large pieces. A frame never has parts of two cut pieces."""
     groups: list[list[Segment]] = []
     room = 0
     for number, piece in enumerate(pieces):

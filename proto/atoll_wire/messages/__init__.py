@@ -1,4 +1,4 @@
-"""gRPC messages that hold frames, read and written without copies, and large messages cut into parts.
+"""gRPC messages with frames, read and written without copies, and large messages that are cut into parts.
 
 May import: codec, outer_pb2, outer_pb2_grpc.
 """

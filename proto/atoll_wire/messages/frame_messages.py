@@ -1,7 +1,7 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
-Both messages have `Frame`s as field 2. A frame is encoded once, as protobuf would, for all its receivers; concatenated
-frames are a message. Messages in this form are read as views on their bytes. protobuf reads all other forms.
+Both messages have `Frame`s as field 2. A frame is encoded once for all its receivers, in protobuf's format.
+Concatenated frames are a message. Messages in this form are read as views on their bytes. protobuf reads other forms.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec.checksums import Payload
 from atoll_wire.messages.message_parts import PART_BYTES, REPLY_BYTES, MessageAssembler, split
 
-TENSORS = 100_000  # in one JoinRequest, at most
-FRAMES_PER_MESSAGE = 4  # frames in one message, at most; a message has a cost besides its bytes
+TENSORS = 100_000  # limit on tensors in one JoinRequest
+FRAMES_PER_MESSAGE = 4  # limit on frames in one message; each message has a fixed cost
 FRAME = 0x12  # field 2, a message: `frame_messages` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"
@@ -32,7 +32,7 @@ CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class WireFrame:
-    """As `pb.Frame`, but the payload is a view on the received message."""
+    """A frame like `pb.Frame`, whose payload is a view on the received message."""
 
     index: int
     crc32c: int
@@ -40,7 +40,7 @@ class WireFrame:
 
 
 class FrameBatch(list[WireFrame]):
-    """The frames of one message, and its bytes, for fronts that relay it."""
+    """The frames of one message, and the message's bytes, which a front relays."""
 
     __slots__ = ("message",)
 
@@ -49,42 +49,42 @@ class FrameBatch(list[WireFrame]):
         self.message = message
 
 
-Sent: TypeAlias = bytes | Message | FrameBatch  # bytes: of `encode`
+Sent: TypeAlias = bytes | Message | FrameBatch  # bytes: from `encode`
 Pushed: TypeAlias = pb.PushRequest | FrameBatch
 Fetched: TypeAlias = pb.FetchReply | FrameBatch
 
 
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
-    """The bytes of a message with one frame, valid as PushRequest and as FetchReply; messages can be concatenated."""
+    """Returns a message with one frame, valid as PushRequest and as FetchReply. Messages can be concatenated."""
     number = bytes((INDEX,)) + _varint(index) if index else b""
     inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
     return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
 
 
 def serialise(message: Sent) -> bytes:
-    """The bytes of a message; gRPC's serialiser of replies."""
+    """Returns the bytes of a message. gRPC uses this as serialiser of replies."""
     if isinstance(message, FrameBatch):
         return message.message
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def push_request(message: bytes) -> Pushed:
-    """Parses a PushRequest; gRPC's deserialiser. Raises DecodeError."""
+    """Parses a PushRequest. gRPC uses this as deserialiser. Raises DecodeError."""
     return _read(message) or pb.PushRequest.FromString(_few_fields(message))
 
 
 def fetch_reply(message: bytes) -> Fetched:
-    """Parses a FetchReply; gRPC's deserialiser. Raises DecodeError."""
+    """Parses a FetchReply. gRPC uses this as deserialiser. Raises DecodeError."""
     return _read(message) or pb.FetchReply.FromString(_few_fields(message))
 
 
 def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
-    """The frames of a message in either form."""
+    """Returns the frames of a message in either form."""
     return message if isinstance(message, list) else message.frames
 
 
 def count_fitting(sizes: Iterable[int], most: int = FRAMES_PER_MESSAGE) -> int:
-    """How many of the next frames fit into one message of one piece; at least one. sizes: in bytes."""
+    """Returns how many of the next frames fit into a message of one piece; at least one. sizes: in bytes."""
     count = total = 0
     for size in islice(sizes, most):
         total += size
@@ -95,7 +95,7 @@ def count_fitting(sizes: Iterable[int], most: int = FRAMES_PER_MESSAGE) -> int:
 
 
 def _read(message: bytes) -> FrameBatch | None:
-    """Frames in the form of `encode`; None for other forms, and for more than FRAMES_PER_MESSAGE frames."""
+    """Reads frames in the form of `encode`. Returns None for other forms or for more than FRAMES_PER_MESSAGE frames."""
     found, at = list[WireFrame](), 0
     try:
         while at < len(message) and len(found) < FRAMES_PER_MESSAGE:
@@ -107,13 +107,13 @@ def _read(message: bytes) -> FrameBatch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """Parses a JoinRequest; gRPC's deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
+    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
     most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
     return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
 
 
 def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
-    """Returns the message. Raises DecodeError if it has more than `most` fields: protobuf makes an object of each."""
+    """Returns the message. Raises DecodeError for more than `most` fields: protobuf creates an object for each."""
     at, count = 0, 0
     while at < len(message):
         count += 1
@@ -121,14 +121,14 @@ def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
             tag, at = _length(message, at)
             at = _after(message, at, tag & 7)
         except (_OtherForm, IndexError) as error:
-            raise DecodeError("not a message with frames, or a Join") from error
+            raise DecodeError("the message is neither a message with frames nor a Join") from error
         if count > most:
-            raise DecodeError(f"more than {most} frames, tensors or other fields")
+            raise DecodeError(f"the message has more than {most} frames, tensors or other fields")
     return message
 
 
 def _after(message: bytes, at: int, kind: int) -> int:
-    """The offset after a field's value. kind: protobuf's wire type."""
+    """Returns the offset after a field's value. kind: protobuf's wire type."""
     match kind:
         case 0:
             return _length(message, at)[1]
@@ -143,7 +143,7 @@ def _after(message: bytes, at: int, kind: int) -> int:
 
 
 def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
-    """The frame at an offset, and the offset after it."""
+    """Returns the frame at an offset, and the offset after it."""
     inside, at = _length(message, _tag(message, at, FRAME))
     end, index = at + inside, 0
     if message[at] == INDEX:
@@ -156,19 +156,19 @@ def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
     return WireFrame(index, crc, memoryview(message)[at:end]), end
 
 
-class _OtherForm(Exception):  # noqa: N818 - it is no error
-    """The message has another form, which protobuf reads."""
+class _OtherForm(Exception):  # noqa: N818 - not an error
+    """The message has another form, which protobuf can read."""
 
 
 def _tag(message: bytes, at: int, tag: int) -> int:
-    """The offset after a field's tag."""
+    """Returns the offset after a field's tag."""
     if message[at] != tag:
         raise _OtherForm
     return at + 1
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
-    """A varint of at most 28 bits, and the offset after it."""
+    """Returns a varint of at most 28 bits, and the offset after it."""
     value = 0
     for shift in range(0, 28, 7):
         byte = message[at]
@@ -192,7 +192,7 @@ READERS = {"Push": push_request, "Join": join_request}  # deserialisers of reque
 
 
 class _Pushing:
-    """A call to Push, whose requests are cut into pieces."""
+    """A call to Push that cuts its requests into pieces."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
         self._call = call
@@ -211,14 +211,14 @@ class _Pushing:
 
 
 class _Fetching:
-    """A call to Fetch, whose replies are joined from pieces."""
+    """A call to Fetch that joins its replies from pieces."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
         self._call = call
         self._pieces = MessageAssembler(REPLY_BYTES)
 
     async def read(self) -> Any:  # noqa: ANN401 - a reply, or gRPC's EOF
-        """The next reply, joined from its pieces; gRPC's EOF at the end."""
+        """Returns the next reply, joined from its pieces. Returns gRPC's EOF at the end."""
         while (raw := await self._call.read()) is not grpc.aio.EOF:
             if (whole := self._pieces.take(raw)) is not None:
                 return fetch_reply(whole)
@@ -238,7 +238,7 @@ class _Fetching:
 
 
 class FrameStub(rpc.OuterStub):
-    """The generated stub, with Push, Fetch and Join for large messages."""
+    """The generated stub, with Push, Fetch and Join that support large messages."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         super().__init__(channel)  # type: ignore[no-untyped-call]
@@ -253,7 +253,7 @@ class FrameStub(rpc.OuterStub):
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
     """Adds the service to a server, with this module's readers and writers.
 
-    It replaces the generated function: with two handlers of a method, gRPC's version decides which one is used.
+    Use this instead of the generated function, not after it: gRPC versions differ in which of two handlers they use.
     """
     handlers = {}
     for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:

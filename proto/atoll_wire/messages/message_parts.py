@@ -1,8 +1,8 @@
 """Cuts large messages into small ones, so that incomplete messages take little memory.
 
-gRPC keeps a message's bytes until all of it has arrived. So no message to or from a server is larger than
-`MESSAGE_BYTES`: a larger JoinRequest, PushRequest or FetchReply is cut, and its pieces travel in the fields `part` and
-`more` of messages of its own kind.
+gRPC keeps the bytes of a message until the whole message has arrived. So no message to or from a server is larger than
+`MESSAGE_BYTES`. A larger JoinRequest, PushRequest or FetchReply is cut into pieces. Each piece is sent in the fields
+`part` and `more` of a message of the same type.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-PART_BYTES = 264 << 10  # frames in int4, the default codec, fit into one piece
+PART_BYTES = 264 << 10  # one piece holds a frame in int4, the default codec
 MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts
 REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame has 2 MiB
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true
 
 
 def split(message: bytes) -> Iterator[bytes]:
-    """The messages to send: the message itself, or its pieces of at most PART_BYTES."""
+    """Yields the messages to send: the message itself, or its pieces of at most PART_BYTES."""
     if len(message) <= PART_BYTES:
         yield message
         return
@@ -38,20 +38,20 @@ class MessageAssembler:
         self.size_bytes = 0
 
     def take(self, message: bytes) -> bytes | None:
-        """Takes a message or a piece; returns the whole message once it is complete, else None.
+        """Takes a message or a piece. Returns the whole message once it is complete, else None.
 
-        Raises DecodeError when the pieces exceed the limit, or when another message follows a piece.
+        Raises DecodeError if the pieces exceed the limit, or if a message follows an unfinished one.
         """
         more = message.startswith(MORE)
         at = len(MORE) if more else 0
         if message[at : at + 1] != bytes((PART,)):
             if more or self._came:
-                raise DecodeError("a piece of a message is followed by no other")
+                raise DecodeError("the next piece of a message is missing")
             return message
         piece = _content(message, at + 1)
         self.size_bytes += len(piece)
         if self.size_bytes > self._most_bytes:
-            raise DecodeError(f"the pieces of a message have more than {self._most_bytes} bytes in all")
+            raise DecodeError(f"the pieces of a message have more than {self._most_bytes} bytes in total")
         self._came.append(piece)
         if more:
             return None
@@ -67,7 +67,7 @@ class MessageAssembler:
 
 
 def _content(message: bytes, at: int) -> memoryview:
-    """Content of the field that ends the message. at: offset of its length. Raises DecodeError."""
+    """Returns the content of the last field of a message. at: offset of the field's length. Raises DecodeError."""
     length = shift = 0
     for at in range(at, min(at + 4, len(message))):  # noqa: B020, PLR1704 - its last value is used below
         length |= (message[at] & 0x7F) << shift
@@ -77,7 +77,7 @@ def _content(message: bytes, at: int) -> memoryview:
     else:
         raise DecodeError("a piece of a message has no length")
     if not 0 < length == len(message) - at - 1:
-        raise DecodeError("a piece of a message does not have its length")
+        raise DecodeError("a piece of a message differs from its declared length")
     return memoryview(message)[at + 1 :]
 
 

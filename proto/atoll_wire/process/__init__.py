@@ -1,4 +1,4 @@
-"""What each Atoll process needs: settings and their command-line options, logs, the metrics and health server.
+"""Parts of every Atoll process: settings and their command-line options, logs, and the metrics and health server.
 
 May import: errors, outer_pb2, security.
 """

@@ -1,4 +1,4 @@
-"""Reduces a process's memory: what its allocator keeps after a free, and library code that is no longer used."""
+"""Reduces a process's memory: returns memory that the allocator keeps, and drops library code that is not in use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def return_freed_memory() -> None:
-    """Makes glibc's allocator return freed memory to the system; does nothing with other allocators.
+    """Makes glibc's allocator return freed memory to the system. Does nothing with other allocators.
 
-    Only for processes that run nothing but Atoll. It limits arenas to two, since each keeps the most that it ever used.
+    Use this only in processes that run nothing but Atoll. It limits the arenas to two, because each arena keeps its
+    peak memory.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -22,9 +23,9 @@ def return_freed_memory() -> None:
 
 
 def drop_code_pages(library: str) -> None:
-    """Drops a library's code pages from memory, such as a compiler's after its use; the system reads them again on use.
+    """Drops a library's code pages from memory, for example a compiler's after its use. They are read again on use.
 
-    library: prefix of its file name. Only executable mappings are dropped, since no loader writes to them.
+    library: prefix of the file name. Only executable mappings are dropped, because no loader writes to them.
     """
     with contextlib.suppress(AttributeError, OSError):  # not on Linux
         madvise = ctypes.CDLL(None).madvise

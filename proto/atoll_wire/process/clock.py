@@ -1,4 +1,4 @@
-"""The clock that a process is given when it starts, and passes down to whatever reads the time."""
+"""The clock of a process. The process passes it to all code that reads the time."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two times. Durations and deadlines use `monotonic`; `wall` is for people and for what outlives a process."""
+    """Two times. Use `monotonic` for durations and deadlines, and `wall` for people and for data that is stored."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment. They never go back, and only this process can compare them."""
+        """Returns the seconds since an arbitrary moment. They never go back. Compare them only in this process."""
 
     def wall(self) -> float:
-        """Seconds since 1970, as the machine tells them: they may jump."""
+        """Returns the seconds since 1970 from the machine's clock, which may jump."""
 
 
 class SystemClock:
-    """The machine's clock. Atoll reads it nowhere else."""
+    """The machine's clock. Only this class reads it."""
 
     def monotonic(self) -> float:
-        """Seconds of CLOCK_MONOTONIC."""
+        """Returns the seconds of CLOCK_MONOTONIC."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Seconds of CLOCK_REALTIME."""
+        """Returns the seconds of CLOCK_REALTIME."""
         return time.time()
 
 

@@ -1,4 +1,4 @@
-"""Subcommands that load their options only when they run or show help, so that `atoll --help` stays quick."""
+"""Subcommands that load their options only when they run or show help, so that `atoll --help` is fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Command = Callable[..., None]
 
 
 def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> None:
-    """Adds a subcommand. text: its help. load: imports what it needs; returns its function, see `settings.command`."""
+    """Adds a subcommand. text: its help. load: imports dependencies, returns the function (see `settings.command`)."""
 
     @cache
     def loaded() -> Any:  # noqa: ANN401 - typer's command
@@ -22,7 +22,7 @@ def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> 
         return typer.main.get_command(alone)
 
     class Lazy(TyperCommand):
-        """Looks its parameters and its function up in the command that `load` gives."""
+        """Reads its parameters and its function from the command that `load` returns."""
 
         @property
         def params(self) -> list[Any]:
@@ -41,6 +41,6 @@ def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> 
             """Ignores what typer's constructor sets: the empty function below."""
 
     def nothing() -> None:
-        """A placeholder for the function until that is loaded."""
+        """Stands in for the function until it is loaded."""
 
     app.command(name, cls=Lazy, help=text)(nothing)

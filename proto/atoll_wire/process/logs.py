@@ -16,7 +16,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Lossy(io.TextIOBase):
-    """A log file whose write errors (full disk, closed pipe) lose lines and do not stop the process."""
+    """A log file that loses lines on write errors (full disk, closed pipe), but does not stop the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -25,22 +25,22 @@ class _Lossy(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             if self._lost:
-                self._file.write(f"{self._lost} lines of this log were lost: they could not be written\n")
+                self._file.write(f"{self._lost} lines of this log were lost because of write errors\n")
             self._file.write(text)
             self._file.flush()
             self._lost = 0
-        except (OSError, ValueError):  # ValueError: it was closed
+        except (OSError, ValueError):  # ValueError: the file was closed
             self._lost += 1
         return len(text)
 
 
 def contribution_name(session: pb.Session, fragment: int, seq: int) -> str:
-    """A contribution's name in the logs of learners, fronts and cores; equal to `str(Key)`."""
+    """Returns a contribution's name in the logs of learners, fronts and cores. It equals `str(Key)`."""
     return f"{session.learner}/{session.incarnation}/{fragment}/{seq}"
 
 
 def configure_unless() -> None:
-    """Configures logging unless the user's process has done so: structlog's default prints every level to stdout."""
+    """Configures logging, unless the user's process did so. structlog's default would print all levels to stdout."""
     if not structlog.is_configured():
         configure("info", json=False)
 
@@ -48,7 +48,7 @@ def configure_unless() -> None:
 def configure(level: str, *, json: bool) -> None:
     """Sets the level and the format. Raises UserError for an unknown level."""
     if level not in LEVELS:
-        raise UserError(f"--log-level {level}: use one of {', '.join(LEVELS)}")
+        raise UserError(f"--log-level {level} does not exist: use one of {', '.join(LEVELS)}")
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )

@@ -1,7 +1,7 @@
 """A process's HTTP server for metrics, liveness and readiness.
 
-`/metrics` is for Prometheus. `/livez` and `/readyz` are for Kubernetes or Docker: 200, or 503 with the reason in one
-line.
+`/metrics` is for Prometheus. `/livez` and `/readyz` are for Kubernetes or Docker. They answer 200, or 503 with the
+reason on one line.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import on_loopback
 
 HEARTBEAT_S = 1.0
-STUCK_S = 30.0  # a process whose event loop did not run for this long is not alive
+STUCK_S = 30.0  # a process is not alive if its event loop has not run for this long
 CALLER_S = 10.0  # timeout of reading a request and of sending the answer
 
-Reason = Callable[[], str]  # returns why not; "": yes
+Reason = Callable[[], str]  # returns the reason for a "no", or "" for "yes"
 
 
 class MetricsServerError(UserError):
-    """Metrics cannot be served at an address; the message is one line with the fix."""
+    """Metrics cannot be served at an address. The message is one line with the fix."""
 
 
 @dataclass(slots=True)
 class ProcessHealth:
-    """Liveness and readiness of a process with an event loop. waits_for: why it is not ready; "": it is ready."""
+    """Liveness and readiness of a process with an event loop. waits_for: why the process is not ready, or ""."""
 
     clock: Clock
     waits_for: str = "starting"
@@ -44,39 +44,41 @@ class ProcessHealth:
         self.turned_at = self.clock.monotonic()
 
     async def keep(self) -> None:
-        """Records for ever that the event loop runs; run it as a task."""
+        """Records repeatedly that the event loop runs. Run this as a task."""
         while True:
             self.turned_at = self.clock.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
 
     def not_alive(self) -> str:
-        """Why this process should be restarted; "": it is alive."""
+        """Returns why this process should be restarted, or "" if it is alive."""
         silent_s = self.clock.monotonic() - self.turned_at
-        return "" if silent_s < STUCK_S else f"the event loop has not turned for {silent_s:.0f} s"
+        return "" if silent_s < STUCK_S else f"the event loop has not run for {silent_s:.0f} s"
 
     def not_ready(self) -> str:
-        """Why the process is not ready; "": it is."""
+        """Returns why the process is not ready, or ""."""
         return self.not_alive() or self.waits_for
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsServer:
-    """A running HTTP server. end: stops it."""
+    """A running HTTP server. end: a function that stops the server."""
 
     port: int
     end: Callable[[], None]
 
 
 def check(address: str | None, *, plaintext: bool) -> None:
-    """Raises MetricsServerError for an address beyond loopback, unless plaintext: this is plain HTTP."""
+    """Raises MetricsServerError for an address beyond loopback, unless `plaintext`. The server has no TLS."""
     if address is not None and not on_loopback([address]) and not plaintext:
-        raise MetricsServerError(f"--metrics-listen {address} is not loopback: say --metrics-plaintext if that may be")
+        raise MetricsServerError(
+            f"--metrics-listen {address} is not loopback, and metrics have no TLS: allow that with --metrics-plaintext"
+        )
 
 
 def serve(registry: CollectorRegistry, address: str, not_alive: Reason, not_ready: Reason) -> MetricsServer:
-    """Starts a server at HOST:PORT in a thread of its own, which answers even if the event loop is stuck.
+    """Starts a server at HOST:PORT in its own thread, which answers even if the event loop is stuck.
 
-    Raises MetricsServerError when the address cannot be bound.
+    Raises MetricsServerError if the address cannot be bound.
     """
     metrics, reasons = make_wsgi_app(registry), {"/livez": not_alive, "/readyz": not_ready}
 
@@ -86,7 +88,7 @@ def serve(registry: CollectorRegistry, address: str, not_alive: Reason, not_read
             return metrics(environ, start)  # type: ignore[no-any-return]
         if path not in reasons:
             start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-            return [b"/metrics, /livez and /readyz are here\n"]
+            return [b"not found: use /metrics, /livez or /readyz\n"]
         why = reasons[path]()
         start("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
         return [(why or "yes").encode() + b"\n"]
@@ -112,7 +114,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Binds without a DNS query for this host's name, which HTTPServer makes."""
+        """Binds without the DNS query for this host's name that HTTPServer makes."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
@@ -126,4 +128,4 @@ class _Handler(WSGIRequestHandler):
     timeout = CALLER_S
 
     def log_message(self, *_: object) -> None:
-        """Logs nothing: requests come every few seconds."""
+        """Logs nothing, because requests arrive every few seconds."""

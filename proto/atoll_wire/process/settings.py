@@ -1,8 +1,8 @@
 """Settings classes, and the command-line options that are generated from them.
 
-A setting is declared once, as a field with a type, a range, a default and a description. `cli` generates an option
+A setting is declared once, as a field with a type, a range, a default and a description. `command` generates an option
 for each field with a description: `--name`, the environment variable ATOLL_COMMAND_NAME, and a line of `--help`. The
-field checks the value, however it was given. A field without a description is internal.
+field checks the value in all cases. A field without a description is internal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REACH = "Certificates"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Overrides of a setting's option; empty: the default, which follows from its field and class.
+    """Overrides of a setting's option. Empty: the default, which follows from the field and class.
 
     name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
     panel: the heading in help.
@@ -46,9 +46,9 @@ class Option:
 
 
 class Settings(BaseModel):
-    """Base of all settings classes. command: the subcommand of `atoll`. panel: the heading of its options in help.
+    """Base of all settings classes. command: the subcommand of `atoll`. panel: the heading of the options in help.
 
-    prefix: of its options' names.
+    prefix: prefix of the options' names.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -59,7 +59,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:  # noqa: ANN401
-        """Settings with these values, which may be strings. Raises SettingsError that names the invalid option."""
+        """Returns settings with these values, which may be strings. Raises SettingsError for an invalid value."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -71,25 +71,25 @@ def _bytes(value: object) -> object:
         return value
     found = re.fullmatch(r"\s*(\d+)\s*([KMGT]iB|)\s*", value)
     if found is None:
-        raise ValueError("give a whole number of bytes, or of KiB, MiB, GiB or TiB: 64GiB")
+        raise ValueError("not a size: give a whole number of bytes, KiB, MiB, GiB or TiB, such as 64GiB")
     return int(found[1]) * UNITS[found[2]]
 
 
 BYTES = BeforeValidator(_bytes)
-Bytes: TypeAlias = Annotated[int, BYTES]  # given as 65536 or 64KiB
+Bytes: TypeAlias = Annotated[int, BYTES]  # written as 65536 or 64KiB
 Address: TypeAlias = Annotated[str, Option(metavar="HOST:PORT")]
 
 
 class Certificates(Settings):
-    """The certificates of a process, or permission to do without."""
+    """The certificates of a process, or permission to use plain text."""
 
     tls: Annotated[
         Path | None,
-        Field(description="Directory of certificates, see atoll certs."),
+        Field(description="Directory of certificates from atoll certs."),
         Option(variable="ATOLL_TLS", panel=REACH),
     ] = None
     insecure_plaintext: Annotated[
-        bool, Field(description="Allow an address beyond loopback without TLS."), Option(panel=REACH)
+        bool, Field(description="Allow addresses beyond loopback without TLS."), Option(panel=REACH)
     ] = False
 
     @property
@@ -99,17 +99,17 @@ class Certificates(Settings):
 
 
 class Metrics(Settings):
-    """Where a process serves its metrics."""
+    """The address where a process serves its metrics."""
 
     metrics_listen: Annotated[Address | None, Field(description="Serve Prometheus metrics at this address.")] = None
-    metrics_plaintext: Annotated[bool, Field(description="Allow metrics beyond loopback: they are plain HTTP.")] = False
+    metrics_plaintext: Annotated[bool, Field(description="Allow metrics beyond loopback over plain HTTP.")] = False
 
 
 class Logs(Settings):
     """The level and the format of a process's log."""
 
     log_json: Annotated[bool, Field(description="Log one JSON object per line.")] = False
-    log_level: Annotated[str, Field(description="debug, info, warning or error.")] = "info"
+    log_level: Annotated[str, Field(description="Lowest level to log: debug, info, warning or error.")] = "info"
 
     def begin(self) -> None:
         """Configures the process's log. Raises UserError for an unknown level."""
@@ -121,7 +121,7 @@ class Logs(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A setting that is an option. path: names of the fields that lead to it, in nested classes. name: the option's."""
+    """A setting that is an option. path: names of the fields that lead to it in nested classes. name: of the option."""
 
     path: tuple[str, ...]
     info: FieldInfo
@@ -130,16 +130,16 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        """The option with its dashes, such as --inner-steps."""
+        """The option with leading dashes, such as --inner-steps."""
         return f"--{self.name}"
 
     @property
     def key(self) -> str:
-        """The option's name as an identifier, with which the environment variable ends."""
+        """The option's name as an identifier. The environment variable ends with it."""
         return self.name.replace("-", "_")
 
     @property
-    def kind(self) -> Any:  # noqa: ANN401 - a type, or what typing makes of several
+    def kind(self) -> Any:  # noqa: ANN401 - a type, or an object of typing
         """The setting's type, without None and Annotated."""
         kind = self.info.annotation
         if get_origin(kind) in {Union, types.UnionType}:
@@ -148,17 +148,17 @@ class Declared:
 
     @property
     def several(self) -> bool:
-        """Whether it may be given several times."""
+        """Whether the option may be given several times."""
         return get_origin(self.kind) is tuple
 
     @property
     def switch(self) -> bool:
-        """Whether it is given without a value."""
+        """Whether the option takes no value."""
         return self.kind is bool
 
     @property
     def default(self) -> str:
-        """The default as a string for the command line; empty for None, False and empty tuples."""
+        """The default as a string for the command line. Empty for None, False and empty tuples."""
         value = self.info.default
         if self.info.is_required() or value is None or value is False or value == ():
             return ""
@@ -172,7 +172,7 @@ class Declared:
 
     @property
     def range(self) -> str:
-        """The allowed values, such as "1 to 100000"; empty when all values of the type are allowed."""
+        """The allowed values, such as "1 to 100000". Empty if all values of the type are allowed."""
         kind = self.kind
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         if isinstance(kind, type) and issubclass(kind, Enum):
@@ -191,7 +191,7 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """The whole help text: description, and range."""
+        """The whole help text: description and range."""
         several = "May be given several times." if self.several else ""
         return " ".join(filter(None, (self.info.description, several, self.range and f"({self.range})")))
 
@@ -210,12 +210,12 @@ class Declared:
 
 @cache
 def declared(cls: type[Settings]) -> tuple[Declared, ...]:
-    """All settings of a class and of nested classes that are options."""
+    """Returns all settings of a class and its nested classes that are options."""
     return tuple(_declared(cls, ()))
 
 
 def _declared(cls: type[Settings], path: tuple[str, ...]) -> Iterator[Declared]:
-    """Yields a class's own fields before those of its bases."""
+    """Yields a class's own fields before the fields of its bases."""
     for field, info in sorted(cls.model_fields.items(), key=lambda each: each[0] not in cls.__annotations__):
         if isinstance(info.annotation, type) and issubclass(info.annotation, Settings):
             yield from _declared(info.annotation, (*path, field))
@@ -227,7 +227,7 @@ def _declared(cls: type[Settings], path: tuple[str, ...]) -> Iterator[Declared]:
 
 
 def _metadata(info: FieldInfo) -> Iterator[object]:
-    """Metadata of a field and of the types in its union, such as `Address | None`."""
+    """Yields the metadata of a field and of the types in its union, such as `Address | None`."""
     yield from info.metadata
     for part in get_args(info.annotation):
         yield from getattr(part, "__metadata__", ())
@@ -246,13 +246,13 @@ def _named(cls: type[Settings], error: ValidationError) -> SettingsError:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """For `cli`: pass only the settings of a class that were given, as a dict of checked values."""
+    """For `command`: pass only the settings that the user gave, as a dict of checked values."""
 
     of: type[Settings]
 
 
 def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Callable[..., None]:
-    """A typer function with an option for each setting. taken: the classes of `function`'s arguments, in order."""
+    """Returns a typer function with an option for each setting. taken: the classes of the arguments in order."""
     classes = [each.of if isinstance(each, Given) else each for each in taken]
 
     def run(**values: Any) -> None:  # noqa: ANN401
@@ -269,7 +269,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Ca
 
 
 def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
-    """A typer parameter: a string, or a bool for switches. only_given: None unless it was given."""
+    """Returns a typer parameter: a string, or a bool for switches. only_given: no value means None, not the default."""
     start: Any = None
     kind: Any = bool if of.switch else list[str] if of.several else str
     if of.info.is_required():
@@ -290,7 +290,7 @@ def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
 
 
 def _collected(which: type[Settings] | Given, values: dict[str, Any]) -> Settings | dict[str, Any]:
-    """One argument of a command, from the values of all options. Raises SettingsError."""
+    """Returns one argument of a command, from the values of all options. Raises SettingsError."""
     cls, tree = which.of if isinstance(which, Given) else which, dict[str, Any]()
     for each in declared(cls):
         if (value := values[each.key]) is not None:

@@ -1,4 +1,4 @@
-"""TLS or plain text of a connection, and what a certificate says about its owner.
+"""TLS or plain text of connections, and the identities in certificates.
 
 May import: errors.
 """

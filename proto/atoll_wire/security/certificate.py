@@ -1,4 +1,4 @@
-"""A certificate's identity, `atoll://ROLE/NAME`, and its hosts and validity."""
+"""A certificate's identity, `atoll://ROLE/NAME`, its hosts, and its validity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ANY = "*"  # ends a learner's name that covers all names with this prefix, for fleets with unknown members
+ANY = "*"  # at the end of a name, it covers all names with this prefix, for fleets whose members are not known yet
 
 
 class Role(Enum):
-    """What the owner of a certificate may be in a run."""
+    """The role of a certificate's owner in a run."""
 
     LEARNER = "learner"
     FRONT = "front"
@@ -29,12 +29,12 @@ class Role(Enum):
 
 
 class CertificateError(UserError):
-    """A certificate cannot be issued, read or used; the message is one line with the fix."""
+    """A certificate cannot be issued, read or used. The message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """The contents of a certificate. identity: "role/name", or a description if it has none. begins, ends: UTC."""
+    """The contents of a certificate. identity: "role/name", or a description if there is none. begins, ends: in UTC."""
 
     identity: str
     hosts: tuple[str, ...]
@@ -45,7 +45,7 @@ class CertificateInfo:
 
     @property
     def days_left(self) -> float:
-        """Days until it expires; negative after that."""
+        """Days until the certificate expires. Negative after that."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
 
 
@@ -56,7 +56,7 @@ def read_certificate(path: Path) -> CertificateInfo:
     try:
         found = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{file} is no certificate that can be read: give a .pem file or its folder") from error
+        raise CertificateError(f"{file} is not a readable certificate: give a .pem file or its folder") from error
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -75,18 +75,18 @@ def read_certificate(path: Path) -> CertificateInfo:
 
 
 def allows_name(said: str, name: str) -> bool:
-    """Whether a certificate's name, which may end with ANY, covers a name."""
+    """Whether a certificate's name covers a name. said: the certificate's name, which may end with ANY."""
     return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
 
 
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:
     """Raises CertificateError if a directory's certificate has another role or name.
 
-    Certificates without an Atoll identity pass: only TLS checks them.
+    Certificates without an Atoll identity pass, because only TLS checks them.
     """
     if directory is None:
         return
     found, wanted = read_certificate(directory).identity, f"{role.value}/{name}"
     if "/" in found and not (allows_name(found, wanted) if name else found.startswith(wanted)):
-        text = f"--tls {directory}: this is the certificate of {found}, and a {role.value}'s is needed here"
-        raise CertificateError(f"{text}: atoll certs issue {role.value} {name or 'NAME'}")
+        text = f"--tls {directory} has the certificate of {found}, but a certificate of a {role.value} is needed"
+        raise CertificateError(f"{text}: run atoll certs issue {role.value} {name or 'NAME'}")

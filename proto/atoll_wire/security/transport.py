@@ -1,7 +1,7 @@
 """Connections and servers with TLS, or in plain text where that is safe.
 
-A directory of `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
-identity). Files that change while a process runs apply to its next connections.
+A directory from `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
+identity). If the files change while a process runs, its next connections use the new files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll_wire.errors import UserError
 
 log = structlog.get_logger()
 
-Stamp: TypeAlias = tuple[int, ...]  # modification times and inodes of the three files; empty: one is missing
+Stamp: TypeAlias = tuple[int, ...]  # modification times and inodes of the three files; empty: a file is missing
 AUTHORITY = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 
 
 class TransportSecurityError(UserError):
-    """Certificates cannot be used, or plain text would leave the machine; the message is one line with the fix."""
+    """Certificates cannot be used, or plain text would leave the machine. The message is one line with the fix."""
 
 
 def on_loopback(addresses: Iterable[str]) -> bool:
@@ -45,7 +45,7 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """The contents of a directory's three files, PEM."""
+    """The contents of a directory's three PEM files."""
 
     authority: bytes
     certificate: bytes
@@ -54,42 +54,44 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class TransportSecurity:
-    """How a process connects and serves. tls: directory of certificates; plaintext: allowed also beyond loopback."""
+    """How a process connects and serves. tls: directory of certificates. plaintext: allow it beyond loopback."""
 
     tls: Path | None = None
     plaintext: bool = False
 
     def check(self, addresses: Iterable[str]) -> None:
-        """Raises TransportSecurityError for certificates that cannot be used, and for plain text beyond loopback."""
+        """Raises TransportSecurityError for unusable certificates, and for plain text beyond loopback."""
         if self.tls is not None:
             read(self.tls)
             return
         for address in addresses:
             if not self.plaintext and not on_loopback([address]):
                 raise TransportSecurityError(
-                    f"{address} is not loopback: give --tls DIR (see atoll certs), or say --insecure-plaintext "
-                    "on a network without eavesdroppers"
+                    f"{address} is not loopback and would be used without TLS: give --tls DIR (see atoll certs), or "
+                    "--insecure-plaintext on a trusted network"
                 )
 
     def stamp(self) -> Stamp:
-        """A value that changes when new valid certificate files are there."""
+        """Returns a value that changes when there are new valid certificate files."""
         return () if self.tls is None else _newest(self.tls).stamp
 
     def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """An asyncio channel to an address. Raises TransportSecurityError when the files cannot be used."""
+        """Returns an asyncio channel to an address. Raises TransportSecurityError if the files cannot be used."""
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, _channel_credentials(self.tls), options=options)
 
     def dial_and_wait(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
-        """A blocking channel to an address. Raises TransportSecurityError when the files cannot be used."""
+        """Returns a blocking channel to an address. Raises TransportSecurityError if the files cannot be used."""
         if self.tls is None:
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, _channel_credentials(self.tls), options=options)
 
     def serving(self) -> grpc.ServerCredentials | None:
-        """Credentials for a server that requires client certificates; None: plain text. Raises
-        TransportSecurityError."""
+        """Returns credentials for a server that requires client certificates, or None for plain text.
+
+        Raises TransportSecurityError if the files cannot be used.
+        """
         return None if self.tls is None else _server_credentials(self.tls)
 
 
@@ -97,7 +99,7 @@ LOCAL = TransportSecurity()  # plain text, on this machine
 
 
 def read(directory: Path) -> CertificateFiles:
-    """Reads a directory. Raises TransportSecurityError for files that are missing, malformed, or do not match."""
+    """Reads a directory. Raises TransportSecurityError if files are missing or malformed, or do not match."""
     try:
         authority, certificate, key = (directory / name for name in (AUTHORITY, CERTIFICATE, KEY))
         found = CertificateFiles(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
@@ -111,14 +113,14 @@ def read(directory: Path) -> CertificateFiles:
     except OSError as error:
         name = Path(error.filename).name if error.filename else AUTHORITY
         raise TransportSecurityError(
-            f"--tls {directory}: {name} cannot be read ({error.strerror}): make it with `atoll certs issue`"
+            f"--tls {directory}: {name} cannot be read ({error.strerror}): create the file with `atoll certs issue`"
         ) from error
     return found
 
 
 @dataclass(slots=True)
 class _Known:
-    """The last valid contents of a directory. stamp: of these files; seen: of the files that were read last."""
+    """The last valid contents of a directory. stamp: of these files. seen: of the files that were read last."""
 
     pem: CertificateFiles
     stamp: Stamp
@@ -129,23 +131,25 @@ _KNOWN: dict[Path, _Known] = {}
 
 
 def _newest(directory: Path) -> _Known:
-    """The newest valid contents; the old ones while files are being replaced. Raises TransportSecurityError if
-    there are none."""
+    """Returns the newest valid contents, or the old contents while files are being replaced.
+
+    Raises TransportSecurityError if there are none.
+    """
     now, known = _look(directory), _KNOWN.get(directory)
     if known is not None and now == known.seen:
         return known
     try:
         pem = read(directory)
         if _look(directory) != now:
-            raise TransportSecurityError(f"--tls {directory}: the files are being replaced: try again")
+            raise TransportSecurityError(f"--tls {directory}: the files changed while they were read: try again")
     except TransportSecurityError as error:
         if known is None:
             raise
         known.seen = now
-        log.warning("new certificates cannot be used: the old ones stay", error=str(error))
+        log.warning("the new certificates cannot be used: keeping the old certificates", error=str(error))
         return known
     if known is not None:
-        log.info("new certificates are in use", directory=str(directory))
+        log.info("using new certificates", directory=str(directory))
     _KNOWN[directory] = known = _Known(pem, now, now)
     return known
 
@@ -156,7 +160,7 @@ def _look(directory: Path) -> Stamp:
         try:
             stat = (directory / name).stat()
         except OSError:
-            return ()  # being replaced
+            return ()  # the file is being replaced
         found += [stat.st_mtime_ns, stat.st_ino]
     return tuple(found)
 
@@ -167,7 +171,7 @@ def _channel_credentials(directory: Path) -> grpc.ChannelCredentials:
 
 
 def _server_credentials(directory: Path) -> grpc.ServerCredentials:
-    """Each new connection gets the newest valid certificate, and must present one itself."""
+    """Returns credentials that use the newest valid certificate, and require a certificate of each client."""
     shown = _newest(directory)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:  # None, which the stubs do not allow, means unchanged
