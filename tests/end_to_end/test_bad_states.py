@@ -161,7 +161,7 @@ def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("the run uses protocol 77, this core 2: use the atoll that began it")
+@bad("the run uses protocol 77, this core 2: use the version that began the run")
 def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 

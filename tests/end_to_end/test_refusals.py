@@ -144,7 +144,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(digest=b"short"), INVALID, ["digest of 5 bytes"]),
         (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run INT4"]),
-        (_set(fragment=77), INVALID, ["there is no fragment 77"]),
+        (_set(fragment=77), INVALID, ["fragment 77 does not exist"]),
         (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["begins at version 1000000", "from a backup"]),
         (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
         (_junk, INVALID, ["not a zstd frame"]),
