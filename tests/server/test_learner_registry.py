@@ -131,7 +131,7 @@ def test_a_name_has_one_region_at_a_time():
     registry = LearnerRegistry(10)
     for number in range(1, 1000):
         assert join(registry, nonce=number, region=f"r{number}").region == f"r{number}"
-    with pytest.raises(Refused, match="does not move"):
+    with pytest.raises(Refused, match="which a process cannot change"):
         join(registry, nonce=999, region="elsewhere")
     assert join(registry, "b", region="another").region == "another"
 
@@ -193,7 +193,7 @@ def test_a_name_that_differs_in_case_only_is_refused():
     again = LearnerRegistry(10)
     again.restore("EU-west", "eu", 1, [1], registry.entries["EU-west"].account.as_data(), "")
     for one in (registry, again):
-        with pytest.raises(Refused, match='"EU-west" in case only') as refused:
+        with pytest.raises(Refused, match='"EU-west" only in case') as refused:
             join(one, "eu-West")
         assert refused.value.status is Status.INVALID_ARGUMENT
         assert list(one.entries) == ["EU-west"]
