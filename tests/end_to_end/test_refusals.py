@@ -167,7 +167,7 @@ def test_a_contribution_too_stale_is_told_to_fetch_the_fragment_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
         assert hand.versions[0] > 4
-        with refused(running, grpc.StatusCode.OUT_OF_RANGE, "fetch the fragment whole"):
+        with refused(running, grpc.StatusCode.OUT_OF_RANGE, "fetch the whole fragment"):
             hand.push(_set(base_version=0), seq=2)
 
 
@@ -312,7 +312,7 @@ def test_a_report_that_no_training_could_reach_is_refused(running, field):
 def test_an_update_that_is_not_kept_says_to_fetch_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
-        with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the fragment whole"):
+        with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the whole fragment"):
             list(stub.Fetch(pb.FetchRequest(session=hand.session, fragment=0, version=10**6), timeout=20))
 
 

@@ -351,7 +351,7 @@ def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
     async def run() -> None:
         world = World(tmp_path, learner_spool_bytes=2 * len(PAYLOAD))
         world.shard.contributions.pending_bytes["a"] = 2 * len(PAYLOAD)
-        with pytest.raises(Refused, match="wait for their merge: try again later") as caught:
+        with pytest.raises(Refused, match="wait for their merge, the limit: try again later") as caught:
             world.offer()
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
         world.shard.contributions.pending_bytes["a"] = len(PAYLOAD)
