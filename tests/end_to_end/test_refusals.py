@@ -177,7 +177,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         first = hand.push()
         assert first.fate == pb.FATE_PENDING
         assert hand.push().seq == first.seq
-        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another digest"):
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "different digest"):
             hand.push(_set(digest=bytes(32)))
         with refused(running, INVALID, "older than"):
             hand.push(seq=0)

@@ -93,7 +93,7 @@ def test_a_session_of_before_a_rejoin_a_takeover_or_an_eviction_stays_refused():
     third = session(run, joins(run, nonce=2))
     assert refusal(run, second) == (
         Status.FAILED_PRECONDITION,
-        'learner "a" was started again elsewhere, so this older process is fenced: stop it',
+        'learner "a" was started again elsewhere, so this older process is fenced off: stop it',
     )
     second.incarnation = 2
     assert refusal(run, second)[0] is Status.UNAUTHENTICATED

@@ -234,7 +234,7 @@ def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
         world = World(tmp_path)
         upload = world.offer()
         world.uploads.expire(1e9)
-        with pytest.raises(Refused, match=r"given up: send it again.* kbit/s: .*--codec int4") as refused:
+        with pytest.raises(Refused, match=r"given up: send it again.* kbit/s; .*--codec int4") as refused:
             await world.take(upload)
         assert refused.value.status is Status.UNAVAILABLE
         await world.take(world.offer())

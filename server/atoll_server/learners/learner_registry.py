@@ -330,7 +330,7 @@ class LearnerRegistry:
 
 def fenced(name: str) -> Refused:
     """The refusal of a process whose name another process has taken over."""
-    text = f'learner "{name}" was started again elsewhere, so this older process is fenced: stop it'
+    text = f'learner "{name}" was started again elsewhere, so this older process is fenced off: stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
 
 
