@@ -130,7 +130,7 @@ def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_i
         assert "token" in told["detail"]
     assert lived_in.look("learners/eu-2")["state"] == "live"
     status, told = lived_in.action("evict", learner="nobody")
-    assert (status, told["detail"]) == (404, 'this run has no learner "nobody": see `atoll status`')
+    assert (status, told["detail"]) == (404, 'this run has no learner "nobody": `atoll status` lists its learners')
     assert lived_in.action("evict", learner="eu-2", reason="night") == (200, {"said": "eu-2 was evicted"})
     lived_in.trainees["eu-2"].join(20)
     assert "was evicted (night)" in str(lived_in.trainees["eu-2"].error)

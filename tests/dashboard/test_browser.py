@@ -135,7 +135,7 @@ def test_an_act_needs_a_token_and_says_what_it_does(page: Page, lived_in: House)
 
     page.goto(f"{lived_in.url}/#learner/eu-2")
     evict("nonsense")
-    expect(page.get_by_role("alert")).to_contain_text("the token is not known here", timeout=SOON_MS)
+    expect(page.get_by_role("alert")).to_contain_text("the core does not know this token", timeout=SOON_MS)
     assert lived_in.look("learners/eu-2")["state"] == "live"
     page.screenshot(path=PICTURES / "refused.png")
     evict(lived_in.token)

@@ -161,7 +161,7 @@ def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("the run uses protocol 77, this core 2: use the atoll that began it")
+@bad("the run uses protocol 77, this core 2: use the version that began the run")
 def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
@@ -261,7 +261,7 @@ def all_snapshots_are_damaged(directory: Path) -> None:
         flip(path, 0.8)
 
 
-@bad("state taken up", recovers=True)
+@bad("state restored", recovers=True)
 def snapshot_was_half_written_when_the_power_went(directory: Path) -> None:
     (directory / "snapshots" / "00000009.part").write_bytes(b"half")
     (directory / "snapshots" / "00000010.safetensors").write_bytes(b"renamed, but never committed")
@@ -286,7 +286,7 @@ def first_parameters_declare_a_giant_header(directory: Path) -> None:
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])
 
 
-@bad("state taken up", recovers=True)
+@bad("state restored", recovers=True)
 def an_upload_of_first_parameters_was_left_over(directory: Path) -> None:
     (directory / "staging" / "1.part").write_bytes(b"half")
 

@@ -28,7 +28,11 @@ def test_a_learner_of_which_nothing_is_merged_is_a_trouble(tmp_path):
 
         reporting = threading.Thread(target=lambda: stub.Report(steps(), timeout=60))
         reporting.start()
-        eventually(lambda: any(each.startswith("idle trains, and nothing") for each in running.status().troubles))
+        eventually(
+            lambda: any(
+                each.startswith("idle trains, but none of its work is merged") for each in running.status().troubles
+            )
+        )
         fragment = running.status().fragments[0]
         idle.versions[0] = fragment.version
         assert idle.push().fate == pb.FATE_PENDING

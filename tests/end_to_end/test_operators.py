@@ -113,7 +113,7 @@ def test_what_waits_of_an_evicted_learners_work_is_refused(tmp_path):
         hand.push(_set(cycle=0))
         with running.operator() as operator:
             operator.Evict(pb.EvictRequest(learner="hand", reason="test"))
-            with pytest.raises(grpc.RpcError, match="see `atoll status`"):
+            with pytest.raises(grpc.RpcError, match="`atoll status` lists its learners"):
                 operator.Evict(pb.EvictRequest(learner="unknown", reason="test"))
         with pytest.raises(grpc.RpcError, match=r"was evicted \(test\)") as caught:
             hand.push(seq=2)

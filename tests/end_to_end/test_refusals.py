@@ -144,7 +144,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(digest=b"short"), INVALID, ["digest of 5 bytes"]),
         (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run INT4"]),
-        (_set(fragment=77), INVALID, ["there is no fragment 77"]),
+        (_set(fragment=77), INVALID, ["fragment 77 does not exist"]),
         (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["begins at version 1000000", "from a backup"]),
         (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
         (_junk, INVALID, ["not a zstd frame"]),
@@ -167,7 +167,7 @@ def test_a_contribution_too_stale_is_told_to_fetch_the_fragment_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
         assert hand.versions[0] > 4
-        with refused(running, grpc.StatusCode.OUT_OF_RANGE, "fetch the fragment whole"):
+        with refused(running, grpc.StatusCode.OUT_OF_RANGE, "fetch the whole fragment"):
             hand.push(_set(base_version=0), seq=2)
 
 
@@ -177,7 +177,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         first = hand.push()
         assert first.fate == pb.FATE_PENDING
         assert hand.push().seq == first.seq
-        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another digest"):
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "different digest"):
             hand.push(_set(digest=bytes(32)))
         with refused(running, INVALID, "older than"):
             hand.push(seq=0)
@@ -312,7 +312,7 @@ def test_a_report_that_no_training_could_reach_is_refused(running, field):
 def test_an_update_that_is_not_kept_says_to_fetch_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
-        with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the fragment whole"):
+        with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the whole fragment"):
             list(stub.Fetch(pb.FetchRequest(session=hand.session, fragment=0, version=10**6), timeout=20))
 
 

@@ -36,7 +36,7 @@ def test_a_learner_from_its_joining_to_its_eviction():
         ("joined", "a", "joined from eu"),
         ("silent", "a", "has made no steps for 10 s"),
         ("back", "a", "trains again"),
-        ("back", "a", "was started again, as incarnation 2: 7.2 s down"),
+        ("back", "a", "restarted as incarnation 2 after 7.2 s down"),
         ("evicted", "a", "was evicted: bad"),
         ("back", "a", "may join again"),
         ("left", "a", "left"),
@@ -55,7 +55,7 @@ def test_the_run_itself():
     )
     assert found == [
         ("core", "", "the core started: epoch 3"),
-        ("core", "", "the run has its first parameters: 1,234"),
+        ("core", "", "the run has its first parameters (1,234)"),
         ("checkpoint", "", "checkpoint 1 is durable"),
         ("paused", "", "paused by ann: night"),
         ("paused", "", "resumed"),

@@ -31,5 +31,5 @@ def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_aga
             run.owner(fragment)
         assert refused.value.status is status
     assert run.shard(1) is shards[1], "it is followed by the number that places gives it"
-    with pytest.raises(Refused, match="there is no shard 2: the run has 2"):
+    with pytest.raises(Refused, match="shard 2 does not exist: the run has 2"):
         run.shard(2)

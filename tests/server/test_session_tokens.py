@@ -93,7 +93,7 @@ def test_a_session_of_before_a_rejoin_a_takeover_or_an_eviction_stays_refused():
     third = session(run, joins(run, nonce=2))
     assert refusal(run, second) == (
         Status.FAILED_PRECONDITION,
-        'learner "a" was started again elsewhere: this older process is fenced off; stop it',
+        'learner "a" was started again elsewhere, so this older process is fenced off: stop it',
     )
     second.incarnation = 2
     assert refusal(run, second)[0] is Status.UNAUTHENTICATED
@@ -127,5 +127,5 @@ def test_a_session_of_a_start_before_or_of_a_copy_of_the_directory_is_refused_wh
     assert run.session(mine).incarnation == 1
     assert refusal(copy, mine) == (
         Status.UNAUTHENTICATED,
-        'the session of learner "a" is not known here: join again',
+        'the session of learner "a" is unknown here: join again',
     )

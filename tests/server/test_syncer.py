@@ -112,12 +112,12 @@ def test_quorum_starts_the_grace_window_and_its_end_closes_the_round():
     world.contribute("a")
     assert "1 of 2" in world.syncer.why(0, world.now)
     assert not merges(world.contribute("b"))
-    assert "grace window for c" in world.syncer.why(0, world.now)
+    assert "in the grace window, waiting for c" in world.syncer.why(0, world.now)
     grace = world.syncer.grace_s(world.syncer.present(world.now))
     assert 0 < grace <= 0.8 * 2 * STEP_S
     world.now += grace + 1e-6
     (closed,) = merges(world.tell(ev.Ticked()))
-    assert closed.reason == "quorum and grace window without c"
+    assert closed.reason == "the quorum answered, and the grace window passed without c"
     assert len(closed.shares) == 2
 
 

@@ -146,7 +146,10 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     assert metrics.registry is not None
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
-        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is left")), float(cycle))
+        timeline.on(
+            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected any more")),
+            float(cycle),
+        )
     kept = list(timeline.newest())
     assert len(kept) == MAX_ROUNDS
     assert kept[0].cycle == MAX_ROUNDS + 9
@@ -163,7 +166,10 @@ def test_a_round_that_is_open_is_kept_however_many_others_there_are():
     timeline.on(entries.RoundOpened(7, 1), 0.0)
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
-        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is left")), float(cycle))
+        timeline.on(
+            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected any more")),
+            float(cycle),
+        )
     assert len(list(timeline.newest())) == MAX_ROUNDS
     assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())
 

@@ -1,6 +1,7 @@
-"""Callers: their identities, rights and quotas, and how a call is refused.
+"""Callers of a core or a front: their identities, rights and quotas, and the refusal of calls.
 
-Certificates, operator tokens, quotas and limits on readers. `audit_log` records joins, refusals and operator actions.
+Has certificates, operator tokens, quotas and limits on readers. `audit_log` records joins, refusals and operator
+actions.
 
 May import: nothing.
 """

@@ -1,8 +1,8 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
-A thread of its own writes it. A refusal that repeats within a minute is only counted. At most LINES_PER_MINUTE lines
-are written of each address's refusals of a kind, and of each learner; then one line has the number left out. So a peer
-cannot push the other lines out of the files. Operator actions are always written.
+A separate thread writes it. A refusal that repeats within a minute is only counted. At most LINES_PER_MINUTE lines
+are written for one address's refusals of a kind, and for one learner; then one line has the number left out. A peer
+therefore cannot push other lines out of the files. Operator actions are always written.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from atoll_wire.process.clock import Clock
 log = structlog.get_logger()
 
 FILE_BYTES, FILES = 16 << 20, 4
-WAITING = 4096  # lines that wait for the thread; further ones are only counted
+WAITING = 4096  # limit on lines that wait for the thread; further lines are only counted
 AGAIN_S = 60.0
 KNOWN = 1024  # refusals that are watched for repetition
-LINES_PER_MINUTE = 30  # of one address's refusals of a kind, or of one learner: 64 MiB last for half a day or more
+LINES_PER_MINUTE = 30  # for one address's refusals of a kind, or for one learner: 64 MiB last for half a day or more
 
 
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
-        """Logs the line that could not be written: the disk is full, or gone."""
-        log.error("the audit log cannot be written", line=record.getMessage())
+        """Logs the line that could not be written, since the disk is full or gone."""
+        log.error("the audit log cannot be written: check the disk", line=record.getMessage())
 
 
 @dataclass(slots=True)
 class _Minute:
-    """Counts of one peer's or learner's lines since `began`, monotonic seconds."""
+    """The number of lines of one peer or learner since `began`, in monotonic seconds."""
 
     began: float
     lines: int = 0
@@ -47,7 +47,7 @@ class _Minute:
 
 
 class AuditLog:
-    """path: of the file; None: nothing is written. Lines before `start` are dropped."""
+    """Writes the audit log. path: the file; None writes nothing. Lines before `start` are dropped."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._path = path
@@ -56,8 +56,8 @@ class AuditLog:
         self._lost = 0
         self._seen: dict[
             tuple[str, ...], tuple[float, int]
-        ] = {}  # when it was last written, and how often it came since then
-        self._minutes: dict[str, _Minute] = {}  # by peer, or learner
+        ] = {}  # when a refusal was last written, and how often it came since then
+        self._minutes: dict[str, _Minute] = {}  # by peer or learner
         self._looked_at = clock.monotonic()
         self._thread: threading.Thread | None = None
 
@@ -68,17 +68,19 @@ class AuditLog:
         try:
             handler = _Lines(self._path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
         except OSError as error:
-            raise SettingsError(f"the audit log {self._path} cannot be written ({error.strerror})") from error
+            raise SettingsError(
+                f"the audit log {self._path} cannot be written ({error.strerror}): give a path that you may write to"
+            ) from error
         self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
         self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """Records an operator's action. act: its name."""
+        """Records an operator's action. act: the action's name."""
         if self._thread is not None:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """Records that a learner joined or left; the number of lines per minute is limited."""
+        """Records that a learner joined or left. The number of lines per minute is limited."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
@@ -116,7 +118,7 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes a line for each count of lines left out, for minutes that began at `until` or earlier; drops these."""
+        """Writes a line with each number of lines left out in minutes that began by `until`; drops these minutes."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})

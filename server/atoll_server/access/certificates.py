@@ -1,4 +1,4 @@
-"""Certificates for a run's processes: a certificate authority of its own, and the certificates that it issues.
+"""Certificates for a run's processes: the run's own certificate authority, and the certificates that it issues.
 
 A certificate has its owner's identity as a URI, `atoll://ROLE/NAME`, and the host names under which it may serve.
 """
@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
-ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name has it
+ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name contains it
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(
     minutes=5
-)  # a certificate is valid from so long before now: another machine's clock may be behind
-LONGEST = 64  # letters of a common name
+)  # a certificate is valid from this long before now, since another machine's clock may be behind
+LONGEST = 64  # characters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES]}
@@ -37,7 +37,7 @@ def init(directory: Path) -> Path:
     Returns the path of `ca.pem`. Raises CertificateError.
     """
     if (directory / AUTHORITY_KEY).exists():
-        raise CertificateError(f"{directory} has an authority already: use it, or give another --dir")
+        raise CertificateError(f"--dir {directory} already has an authority: use it, or give another --dir")
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
     builder = (
         _builder(name, name, key, AUTHORITY_DAYS)
@@ -52,15 +52,15 @@ def init(directory: Path) -> Path:
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
     """Makes or renews a process's directory: authority, certificate and key. Returns its path.
 
-    hosts: under which the process may serve. days: of validity. Raises CertificateError.
+    hosts: the host names under which the process may serve. days: days of validity. Raises CertificateError.
     """
     if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
         text = "a learner's name may end in * to cover all names with that prefix"
         raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"; {text}')
     if hosts and SERVES not in USES[role]:
-        raise CertificateError(f"a {role.value} does not serve: leave --host out")
+        raise CertificateError(f"a {role.value} serves no address: leave --host out")
     if not hosts and SERVES in USES[role]:
-        raise CertificateError(f"a {role.value} is called by its host names: give each of them with --host")
+        raise CertificateError(f"a {role.value} needs at least one host name: give each of its host names with --host")
     try:
         trusted = (directory / AUTHORITY).read_bytes()
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
@@ -70,7 +70,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} belongs to none of the authorities in {AUTHORITY}: add its certificate there"
+            f"{directory / AUTHORITY_KEY} belongs to no authority in {AUTHORITY}: add its certificate there"
         )
     authority = own[0]
     key, subject = (
@@ -130,7 +130,9 @@ def _host(host: str) -> x509.GeneralName:
                 raise ValueError
             return x509.DNSName(host)
         except ValueError as error:
-            raise CertificateError(f"--host {host} is neither a name nor an address: give it without a port") from error
+            raise CertificateError(
+                f"--host {host} is neither a host name nor an address: give it without a port"
+            ) from error
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
@@ -144,7 +146,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file whole, since processes may be reading it; only the owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only the owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
@@ -157,5 +159,5 @@ def _write(directory: Path, files: dict[str, bytes]) -> None:
             part.replace(directory / name)
     except OSError as error:
         raise CertificateError(
-            f"{directory} cannot be written ({error.strerror}): give a directory that you may write"
+            f"{directory} cannot be written ({error.strerror}): give a directory that you may write to"
         ) from error

@@ -1,4 +1,4 @@
-"""PURE: a caller's identity: what its certificate says, and which learners it may speak for."""
+"""PURE: a caller's identity: the contents of its certificate, and the learners that it may speak for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """role: None in plain text, where callers have no certificates. peer: the address."""
+    """The caller of a call. role: None in plain text, where callers have no certificates. peer: its address."""
 
     role: Role | None
     name: str
@@ -27,8 +27,10 @@ class Caller:
             return
         assert self.role is not None
         mine = f'{self.role.value} "{self.name}"'
-        cure = "give each learner the certificate of its own name: atoll certs issue learner NAME"
-        raise Refused(Status.PERMISSION_DENIED, f'the certificate of {mine} is not learner "{learner[:80]}"\'s: {cure}')
+        cure = "give each learner its own certificate: atoll certs issue learner NAME"
+        raise Refused(
+            Status.PERMISSION_DENIED, f'the certificate of {mine} is not for learner "{learner[:80]}": {cure}'
+        )
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context

@@ -1,4 +1,4 @@
-"""PURE: limits on the versions that learners read at a time: a stalled reader must not keep every version in memory."""
+"""PURE: limits on the versions that learners read at a time, so that a stalled reader cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = 2  # versions of one thing that a learner may read: its streams may begin before and after a merge
-MAX_OLD = 8  # versions of all things together that are kept only for their readers
+MAX_OF_ONE = 2  # versions of one thing that a learner may read, since its streams may begin before and after a merge
+MAX_OLD = 8  # old versions of all things together that are kept only for their readers
 
 
 class _Reader(NamedTuple):
@@ -20,9 +20,9 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Limits the versions of one thing that a learner reads to MAX_OF_ONE, and all versions that are not the newest.
+    """Limits the versions of one thing that a learner reads to MAX_OF_ONE, and the old versions of all things.
 
-    most_old: how many versions that are not the newest may be read, of all things together.
+    most_old: limit on old versions that are read, over all things. A version is old once there is a newer one.
     """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:
@@ -43,7 +43,7 @@ class ReaderLimits:
         stay = list(dict.fromkeys(reader.version for reader in mine))[-MAX_OF_ONE:]
         for reader in mine:
             if reader.version not in stay:
-                reader.end(_old("the same learner reads newer ones"))
+                reader.end(_old("the same learner reads newer versions"))
         self._trim()
         try:
             yield
@@ -55,7 +55,7 @@ class ReaderLimits:
         return any(reader.version == version for reader in self._readers.values())
 
     def passed(self, thing: Hashable) -> None:
-        """Records that a thing has a newer version: those that are read are from now on kept only for their readers."""
+        """Records that a thing has a newer version: its older versions are now kept only for their readers."""
         self._newest.pop(thing, None)
         self._trim()
 
@@ -69,4 +69,4 @@ class ReaderLimits:
 
 
 def _old(why: str) -> Refused:
-    return Refused(Status.UNAVAILABLE, f"the version that was read is old, and {why}: ask again")
+    return Refused(Status.UNAVAILABLE, f"the requested version is old, and {why}: ask again")

@@ -1,4 +1,4 @@
-"""PURE: refusals: what is wrong, what would help, and the gRPC status that says so."""
+"""PURE: refusals. Each has a gRPC status, and a text with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that a learner acts on; the table at the head of outer.proto says how."""
+    """The gRPC statuses that a learner acts on. The table at the head of outer.proto says how."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
@@ -23,11 +23,11 @@ class Status(Enum):
 LONGEST = 1000  # characters
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
-    """A refused call, which changed nothing. detail: the reason in one line, which the caller gets."""
+class Refused(Exception):  # noqa: N818 - a reply, not a fault of this program
+    """A refused call, which changed nothing. detail: the reason in one line, which is sent to the caller."""
 
     def __init__(self, status: Status, detail: str) -> None:
-        line = " ".join(detail.split())  # a name that a peer sent may have line breaks, and be long
+        line = " ".join(detail.split())  # a name that a peer sent may be long and have line breaks
         self.status = status
         self.detail = line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
         super().__init__(self.detail)

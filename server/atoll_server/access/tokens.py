@@ -1,4 +1,4 @@
-"""Tokens of operators: a file of names and SHA-256 sums; the tokens themselves are not stored."""
+"""Tokens of operators, in a file of names and SHA-256 sums. The tokens themselves are not stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class OperatorTokens:
-    """The tokens in a file, which is read again whenever it changes: a name that was removed is no longer accepted."""
+    """The tokens in a file. The file is read again when it changes, so that removed names are no longer accepted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class OperatorTokens:
                 self.load()
             except SettingsError as error:
                 self._stamp = now
-                log.error("changed operator tokens cannot be used: the previous ones stay", error=str(error))
+                log.error("changed operator tokens cannot be used: the previous tokens stay valid", error=str(error))
         found = hashlib.sha256(token.encode()).hexdigest()
         matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None
@@ -66,7 +66,7 @@ class OperatorTokens:
 
 
 def new(path: Path, name: str) -> str:
-    """Adds a name to the file, or gives it another token; returns the token. Raises SettingsError."""
+    """Adds a name to the file, or gives the name a new token; returns the token. Raises SettingsError."""
     if not NAME.fullmatch(name):
         raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
@@ -84,16 +84,18 @@ def new(path: Path, name: str) -> str:
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The name of the operator that calls; "" where callers need neither certificate nor token. Raises Refused."""
+    """The name of the calling operator; "" if callers need neither a certificate nor a token. Raises Refused."""
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
         if name is None:
-            raise Refused(Status.UNAUTHENTICATED, "the token is not known here: ask for one made by `atoll token NAME`")
+            raise Refused(
+                Status.UNAUTHENTICATED, "the core does not know this token: use one made by `atoll token NAME`"
+            )
         return name
     if caller.role is Role.OPERATOR:
         return caller.name
     if caller.role is None and tokens is None:
         return ""
-    cure = "give --token, or the certificate of an operator" if tokens is not None else "give an operator's certificate"
-    raise Refused(Status.PERMISSION_DENIED, f"this is for operators: {cure}")
+    cure = "give --token, or an operator's certificate" if tokens is not None else "give an operator's certificate"
+    raise Refused(Status.PERMISSION_DENIED, f"this call is for operators: {cure}")

@@ -1,4 +1,4 @@
-"""Learners of a run: names, incarnations, sessions, time accounts (goodput), and how far reports are believed.
+"""Learners of a run: names, incarnations, sessions, time accounts (goodput), and plausibility of reports.
 
 `learner_registry` fences names; `goodput` counts learner time.
 

@@ -1,10 +1,10 @@
 """PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
 
-Provisioned: from a name's first join until it leaves or the run ends, downtime included; deliberate pauses are left
-out. Useful: time in inner steps whose tokens were merged or are pending. The core bounds what a learner reports: it
-cannot have trained for longer than it was joined. A process that was silent for longer than its steps explain was
-frozen. Tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock seconds, since
-accounts outlive a core process.
+Provisioned time runs from a name's first join until it leaves or the run ends. It includes downtime, but not
+deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits what a
+learner reports: a learner cannot have trained for longer than it was joined. A process that was silent for longer
+than its steps explain was frozen. Tokens of a dead incarnation count only if the core acknowledged them. Times are
+wall-clock seconds, since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
 
 SILENT_S = 10.0
-RATE_STEPS = 4  # a learner must have made this many steps before others are compared with it
+RATE_STEPS = 4  # steps that a learner must have made before others are compared with it
 SLOW = 2.0  # a step during a silence may take this many times the usual step time
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
@@ -36,26 +36,26 @@ class IncarnationCounters:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     grown_at: float = 0.0  # when new steps were last reported; 0: never
-    steps_paid: float = 0.0  # see plausibility.counted; 0: since it joined
+    steps_paid: float = 0.0  # see plausibility.counted; 0: since the learner joined
     tokens_paid: float = 0.0
-    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen unknowingly
-    undone_tokens: float = 0.0  # merged, then undone when an older checkpoint was restored; as accepted_tokens
-    restored_to: int | None = None  # an older checkpoint was restored since its last report: tokens that counted then
-    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
+    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen without noticing
+    undone_tokens: float = 0.0  # tokens whose merge a restored checkpoint undid; weighted like accepted_tokens
+    restored_to: int | None = None  # tokens that counted at a checkpoint restored since its last report
+    said_steps: int = 0  # as reported; `steps` and `tokens` have the counted part
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """How many of `said` tokens count now, and up to when the learner's time is used for them."""
+        """The number of `said` tokens that count now, and the time up to which the learner's time is used for them."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Tokens given up by the learner, or undone when an older checkpoint was restored."""
+        """Tokens that the learner gave up, or that a restored checkpoint undid."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
         """Stepping time of tokens that will never be merged.
 
-        accepted: tokens of a dead incarnation that were acknowledged; None: it lives, and more may be.
+        accepted: acknowledged tokens of a dead incarnation; None for a living one, which may get more acknowledged.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
@@ -68,10 +68,10 @@ class IncarnationCounters:
 class ShardSums:
     """Sums over a learner's contributions at one shard.
 
-    merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
-    bytes_up: payloads of acknowledged ones. parameters_up: parameters that these payloads stand for. accepted_tokens:
-    of acknowledged ones of the living incarnation, as a mean over the run's fragments weighted by parameters.
-    accepted_before: the same for dead incarnations.
+    merged_token_parameters: tokens of merged contributions times their fragment's parameters, so that sums are exact.
+    bytes_up: payload bytes of acknowledged contributions. parameters_up: parameters that these payloads stand for.
+    accepted_tokens: tokens in acknowledged contributions of the living incarnation, as a mean over the run's fragments
+    weighted by parameters. accepted_before: the same for dead incarnations.
     """
 
     merged_token_parameters: int = 0
@@ -83,7 +83,7 @@ class ShardSums:
 
 @dataclass(frozen=True, slots=True)
 class GoodputTotals:
-    """Learner-seconds of one learner, or of all. lost_s: by cause, see CAUSES."""
+    """Learner-seconds of one learner or of all learners. lost_s: lost seconds by cause, see CAUSES."""
 
     useful_s: float
     provisioned_s: float
@@ -91,7 +91,7 @@ class GoodputTotals:
 
     @property
     def ratio(self) -> float:
-        """Goodput; 1.0 before anything was provisioned."""
+        """Goodput; 1.0 while nothing is provisioned."""
         return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
 
 
@@ -103,25 +103,25 @@ class TimeAccount:
     heard_at: float
     began_at: float = 0.0  # when the learner's current process was started
     left_at: float | None = None
-    away_s: float = 0.0  # between leaving and returning: not provisioned
+    away_s: float = 0.0  # seconds between leaving and returning, which are not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
-    bytes_down: int = 0  # payloads: of published updates,
-    bytes_whole: int = 0  # of whole fragments and first parameters, both ways
-    parameters_down: int = 0  # that bytes_down stand for
-    step_time_s: float | None = None  # of its inner steps, as last seen
-    silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
+    bytes_down: int = 0  # payload bytes of published updates
+    bytes_whole: int = 0  # payload bytes of whole fragments and first parameters, in both directions
+    parameters_down: int = 0  # parameters that bytes_down stand for
+    step_time_s: float | None = None  # duration of its inner steps, as last measured
+    silence_s: float = 0.0  # a silence above SILENT_S that no reported step explains yet
     woke_at: float = 0.0  # when the last such silence ended
-    voided_tokens: int = 0  # reported tokens that an operator voided: they do not count
+    voided_tokens: int = 0  # reported tokens that an operator voided, which do not count
     undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
-    past: list[IncarnationCounters] = field(default_factory=list)  # sums of dead incarnations; at most one element
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each counts again when it starts
+    past: list[IncarnationCounters] = field(default_factory=list)  # sum over dead incarnations; at most one element
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard counts again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
-        """A new incarnation joins. The time since the last one was heard is lost, unless that one had left.
+        """A new incarnation joins. The time since the previous one was last heard is lost, unless that one had left.
 
-        now: wall-clock seconds. process_age_s: since the new process was started. returning: the name had joined.
+        now: wall-clock seconds. process_age_s: seconds since the new process started. returning: the name had joined.
         """
         if returning:
             gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
@@ -139,9 +139,9 @@ class TimeAccount:
         self.current = IncarnationCounters(joined_at=now)
 
     def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
-        """Takes in a report's counters; reported times are capped by the time since joining.
+        """Takes in a report's counters. Reported times are limited by the time since joining.
 
-        most: the rates up to which its steps and tokens count; None: all count.
+        most: the rates up to which its steps and tokens count; None if all count.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -158,7 +158,7 @@ class TimeAccount:
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
-        # The learner counts joining from its own start, but it is provisioned only from its first Join.
+        # The learner counts joining from its own start, but it is provisioned only since its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
             self.silence_s = self.silence_s + silent_s
@@ -167,7 +167,7 @@ class TimeAccount:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
-        if was.restored_to is not None:  # it trained on from parameters that the run does not have any more
+        if was.restored_to is not None:  # it continued from parameters that the run no longer has
             self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
@@ -175,16 +175,14 @@ class TimeAccount:
     def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
         """Splits a silence into step time and frozen time, by the steps that began before its end.
 
-        stepping_s: reported time of the new steps. A report after the silence may hold only steps that ended before
-        it; a later report then holds the step that was frozen. A learner that was only cut off kept training, and its
-        steps explain the time.
+        stepping_s: reported time of the new steps. A report after the silence may have only steps that ended before
+        it; a later report then has the frozen step. A learner that was only cut off kept training, so its steps
+        explain the time.
         """
         awake_s = now - self.woke_at
-        during_s = min(
-            self.silence_s, stepping_s - awake_s
-        )  # at least this much of the steps' time lies in the silence
+        during_s = min(self.silence_s, stepping_s - awake_s)  # least part of the steps' time that lies in the silence
         if during_s > 0.0 and self.step_time_s is not None:
-            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were made before it woke
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that the learner made before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
             seen.frozen_s += frozen_s
             self.down_s += frozen_s
@@ -220,10 +218,10 @@ class TimeAccount:
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
-        """Resets the account to an older checkpoint. tokens: how many counted of this learner at the checkpoint.
+        """Resets the account to an older checkpoint. tokens: this learner's counted tokens at the checkpoint.
 
-        undone_tokens: merged tokens of its current process that the rollback undid; mean over fragments weighted by
-        parameters.
+        undone_tokens: merged tokens of its current process that the rollback undid, as a mean over fragments weighted
+        by parameters.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
@@ -233,13 +231,13 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """This learner's sums at a shard, added when missing; the caller changes them."""
+        """This learner's sums at a shard, which are added if missing. The caller changes them."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """Counts tokens of an acknowledged contribution; negative: it was refused later.
+        """Counts tokens of an acknowledged contribution. Negative tokens undo that after a later refusal.
 
-        tokens: weighted by the fragment's part of all parameters. current: of the living incarnation.
+        tokens: weighted by the fragment's part of all parameters. current: whether the living incarnation sent them.
         """
         sums = self.at(shard)
         if current or not self.past:
@@ -248,7 +246,7 @@ class TimeAccount:
             sums.accepted_before += tokens
 
     def _bury(self) -> None:
-        """Adds the dead incarnation's counters to the past, its lost tokens included."""
+        """Adds the dead incarnation's counters, with its lost tokens, to the past."""
         dead = self.current
         accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
         dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
@@ -275,7 +273,7 @@ class TimeAccount:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """How fast it trains; None before RATE_STEPS steps: the first ones compile."""
+        """How fast the learner trains; None before RATE_STEPS steps, since the first steps compile."""
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
         current = self.current
@@ -307,16 +305,16 @@ class TimeAccount:
         return GoodputTotals(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Whether the current process has reported anything: it does not before it has parameters."""
+        """Whether the current process has reported anything. It reports nothing before it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Seconds since its last report if above SILENT_S, else 0: a silent learner counts as down until it reports."""
+        """Seconds since its last report if above SILENT_S, else 0. A silent learner counts as down until it reports."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """For the run's part of the ledger: without `by_shard`, which the shards' parts have."""
+        """JSON values for the run's part of the ledger, without `by_shard`, which the shards' parts have."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
         del data["by_shard"]

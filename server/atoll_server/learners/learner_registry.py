@@ -15,22 +15,20 @@ from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64
-MAX_REGIONS = 256  # of learners that have neither left nor been evicted: each region is a series of metrics
-MAX_TOKENS = (1 << 63) - 1  # the largest int64: what a message and the ledger can hold
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # how long a connected process may be without a report
+MAX_REGIONS = 256  # regions of learners that have neither left nor been evicted; each region is a series of metrics
+MAX_TOKENS = (1 << 63) - 1  # the largest int64, the limit of messages and the ledger
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # limits on how long a connected process may be without a report
 CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
-LATENCY_S = 0.5  # of a Join: error of the start times of processes
-RATES_KEPT = 8  # with fewer known rates, they are computed again at each call
-COMPARED_S = (
-    3600.0  # learners that were silent this long, or made no step since they joined this long ago, do not count
-)
+LATENCY_S = 0.5  # latency of a Join, which is the error in start times of processes
+RATES_KEPT = 8  # with fewer known rates, rates are computed again at each call
+COMPARED_S = 3600.0  # learners that were silent, or made no step since joining, for this long do not count
 RATES_S = 1.0  # how long computed rates are used
-REMEMBERED = 64  # earlier processes of a name that are recognised as fenced
+REMEMBERED = 64  # earlier processes of a name that are still recognised as fenced
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How long the name's current process took until its first inner step, by phase."""
+    """Duration of each phase until the first inner step of the name's current process."""
 
     down_s: float = 0.0
     prepared_s: float = 0.0
@@ -40,26 +38,26 @@ class Recovery:
 
 @dataclass(slots=True)
 class RegistryEntry:
-    """One name. nonces: of the processes that used it, newest last."""
+    """One learner name. nonces: nonces of the processes that used it, newest last."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: TimeAccount
-    session: int = 0  # number of the one that may speak; 0: it has not joined since this core started, or has left
-    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
+    session: int = 0  # number of the valid session; 0: it has left, or has not joined since this core started
+    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due_since: float | None = None  # monotonic: it joined again while connected, and must open its calls again
+    due_since: float | None = None  # monotonic seconds when it joined again while connected: it must reopen its calls
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
     recovery: Recovery = Recovery()
-    evicted: str = ""  # why an operator evicted it; empty: not evicted
+    evicted: str = ""  # the reason for its eviction; empty if not evicted
     declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
     adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it reported as adopted
     announced: int = 0  # the newest incarnation whose joining is in the journal
-    capped: bool = False  # a warning was given that it reports more than it can have trained
-    unsaved: bool = False  # the account changed since it was last written to the ledger
+    capped: bool = False  # whether a warning was logged that it reports more than it can have trained
+    unsaved: bool = False  # whether the account changed since it was last written to the ledger
 
     @property
     def nonce(self) -> int:
@@ -68,7 +66,7 @@ class RegistryEntry:
 
     @contextmanager
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
-        """Context of an open Follow or Report call: the learner is connected. end: called when the session is over."""
+        """Context of an open Follow or Report call, in which the learner is connected. end: called to end the call."""
         self.streams[end], self.due_since = None, None
         try:
             yield
@@ -81,12 +79,12 @@ class RegistryEntry:
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
-        """Whether a living process uses the name. A dead process's delayed Join is followed by no calls."""
+        """Whether a living process uses the name. No calls follow a dead process's delayed Join."""
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def start_session(self, session: int, why: Refused) -> None:
-        """Starts another session, or none (0); open calls of the previous session end with `why`."""
+        """Starts another session, or none if `session` is 0. Open calls of the previous session end with `why`."""
         self.session = session
         old = self.streams
         self.streams = {}
@@ -111,17 +109,17 @@ class LearnerProcess:
 
 
 class LearnerRegistry:
-    """All names of a run. limit: how many there may be. Times in accounts are wall-clock seconds."""
+    """All learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
-        self._trained = 0  # tokens of all accounts, voided and undone ones included
+        self._trained = 0  # tokens of all accounts, including voided and undone tokens
         self._uncounted = 0  # voided or undone tokens of all accounts
         self._sessions = 0  # number of sessions given
         self._rates = Rates({})
         self._rates_at = -RATES_S
-        self.since = 0.0  # when this core began to listen: before that, no learner could be heard
+        self.since = 0.0  # when this core began to listen; before that, it could hear no learner
 
     def join(
         self,
@@ -135,11 +133,11 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Lets a process use a name: a retry gets the same incarnation, a restart the next one.
+        """Lets a process use a name. A retry gets the same incarnation, a restart the next one.
 
-        wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
-        it was given at its first attempt: a late Join of a dead process has no proof. Until then the entry is
-        returned unchanged, with the challenge: a proof that no other process can know.
+        wall, now: seconds of the run's clock, and monotonic seconds. A process takes over a name only with the proof
+        from the reply to its first attempt, which a late Join of a dead process does not have. Until then, the entry is
+        returned unchanged, with the challenge, which contains this proof.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -148,9 +146,9 @@ class LearnerRegistry:
                 f'learner name "{name[:80]}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"',
             )
         if len(region) > LARGEST_REGION or not region.isprintable():
-            raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
+            raise Refused(Status.INVALID_ARGUMENT, "the region is invalid: use at most 64 printable characters")
         if not nonce:
-            text = f'learner "{name}" sent nonce 0, which is invalid: draw a random nonce for each process'
+            text = f'learner "{name}" sent the invalid nonce 0: draw a random nonce for each process'
             raise Refused(Status.INVALID_ARGUMENT, text)
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -190,45 +188,45 @@ class LearnerRegistry:
         if entry.occupied(now):
             raise Refused(
                 Status.ALREADY_EXISTS,
-                f'a learner named "{name}" is connected now: give each island a name of its own, '
-                "or stop the other one first",
+                f'a learner named "{name}" is connected now: give each learner its own name, '
+                "or stop the other learner first",
             )
-        if self._older(entry, age_s, wall):  # or only seems older, since the other one's Join was delayed
-            text = f'a younger process joined as "{name}" and may come back: wait for its {LONGEST_WAIT_S:.0f} s'
+        if self._older(entry, age_s, wall):  # it may only seem older, if the other process's Join was delayed
+            text = f'a newer process joined as "{name}" and may come back: try again in {LONGEST_WAIT_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
     def _check_region(self, name: str, region: str, nonce: int) -> None:
         """Raises Refused when a process changes its region, or when there are too many regions."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
-            text = f'learner "{name}" is in region "{entry.region}", and a process does not move: start another one'
+            text = f'learner "{name}" is in region "{entry.region}", which a process cannot change: start a new one'
             raise Refused(Status.INVALID_ARGUMENT, text)
         if entry is not None and entry.region == region and entry.account.left_at is None:
             return
         used = self.regions(but=entry)
         if region not in used and len(used) >= MAX_REGIONS:
-            text = f"the learners of this run are in {MAX_REGIONS} regions, the limit: use one of them"
+            text = f"the learners of this run are in {MAX_REGIONS} regions, the limit: use one of these regions"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
-        """Whether a process is older than the name's current one, and that one may still come back."""
+        """Whether a process is older than the name's current process, which may still come back."""
         account = entry.account
         waited = wall - max(account.heard_at, self.since)
         older = wall - age_s < account.began_at - LATENCY_S
         return older and account.left_at is None and waited < LONGEST_WAIT_S
 
     def _next_session(self) -> int:
-        """The next number, unique over all names, so that the number of an ended session is never used again."""
+        """The next session number. It is unique over all names, so the number of an ended session is never reused."""
         self._sessions += 1
         return self._sessions
 
     def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> RegistryEntry:
         if len(self.entries) >= self._limit:
-            text = f"this run has seen {self._limit} learners, its limit: use a known name, or raise --limit-learners"
+            text = f"this run has {self._limit} learner names, the limit: use a known name, or raise --limit-learners"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         twin = next((known for known in self.entries if known.lower() == name.lower()), None)
-        if twin is not None:  # names are file names of payloads, and some file systems ignore case
-            text = f'learner name "{name}" differs from "{twin}" in case only: use that one, or another name'
+        if twin is not None:  # payload files have these names, and some file systems ignore case
+            text = f'learner name "{name}" differs from "{twin}" only in case: use "{twin}" or another name'
             raise Refused(Status.INVALID_ARGUMENT, text)
         account = TimeAccount(first_joined_at=wall, heard_at=wall)
         account.joined(wall, age_s, returning=False)
@@ -237,9 +235,9 @@ class LearnerRegistry:
         return entry
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
-        """The entry of a session's name. session: its number as its token proves it; 0: the token proves nothing.
+        """The entry of a session's name. session: the number that its token proves; 0 if the token proves none.
 
-        Raises Refused: unknown here (join again), fenced, or evicted.
+        Raises Refused if the session is unknown here (join again), fenced or evicted.
         """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -249,11 +247,11 @@ class LearnerRegistry:
         if incarnation < entry.incarnation:
             raise fenced(name)
         if incarnation != entry.incarnation or session != entry.session:
-            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
+            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is unknown here: join again')
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
-        """Regions of all learners that have neither left nor been evicted. but: an entry that does not count."""
+        """Regions of all learners that have neither left nor been evicted. but: an entry that is not counted."""
         entries = (each for each in self.entries.values() if each is not but and not each.evicted)
         return {each.region for each in entries if each.account.left_at is None}
 
@@ -268,9 +266,9 @@ class LearnerRegistry:
     def rates(self, wall: float) -> Rates:
         """How fast learners train, computed at most once per second.
 
-        It leaves out learners that were evicted, or silent for COMPARED_S while this core listened.
+        Learners that were evicted, or silent for COMPARED_S while this core listened, are left out.
         """
-        # With few learners a kept result could be empty, and then no report would be implausible.
+        # With few learners, a kept result could be empty, and then no report would be implausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
             starting: set[str] = set()
@@ -292,7 +290,7 @@ class LearnerRegistry:
         return here and young and account.left_at is None and not entry.evicted
 
     def heard(self, entry: RegistryEntry, wall: float, spent: IncarnationCounters) -> None:
-        """Takes in the counters of a report, as far as they count."""
+        """Takes in the counters of a report, up to the rates that count."""
         before: int = entry.account.total("tokens")
         uncounted = entry.account.uncounted_tokens()
         entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
@@ -307,21 +305,21 @@ class LearnerRegistry:
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Tokens trained by each learner so far, as reported, without voided and undone ones."""
+        """Tokens trained by each learner so far, as reported, without voided and undone tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Tokens of all learners that do not count: voided by operators, or undone by a rollback."""
+        """Tokens of all learners that do not count, since operators voided them or a rollback undid them."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Tokens trained by all learners so far, as far as reports count, without voided and undone ones."""
+        """Counted tokens of all learners so far, without voided and undone tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Adds a name from the ledger; its process must join again. reason: why it is evicted; empty: it is not."""
+        """Adds a name from the ledger; its process must join again. reason: of its eviction; empty if not evicted."""
         restored = TimeAccount.from_data(account)
         self.entries[name] = RegistryEntry(
             name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation
@@ -332,13 +330,13 @@ class LearnerRegistry:
 
 def fenced(name: str) -> Refused:
     """The refusal of a process whose name another process has taken over."""
-    text = f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
+    text = f'learner "{name}" was started again elsewhere, so this older process is fenced off: stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
 
 
 def evicted(entry: RegistryEntry) -> Refused:
     """The refusal of a learner that an operator evicted."""
-    cure = f"`atoll evict {entry.name} --undo` lets it in again"
+    cure = f"`atoll evict {entry.name} --undo` lets it join again"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')
 
 

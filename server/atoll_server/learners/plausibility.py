@@ -1,19 +1,19 @@
-"""PURE: how much of a learner's reported work counts. The core cannot see it train, but has a clock.
+"""PURE: how much of a learner's reported work counts. The core cannot see a learner train, but has a clock.
 
 - Reported steps and tokens count up to FASTER times the median rate of the other learners, over the time since the
-  last counted ones. The excess counts later, when time allows it. Earlier counts of a learner allow it nothing more.
+  last counted ones. The excess counts later, when time allows it. A learner's own earlier counts raise no limit.
 - Tokens are held back while there are other learners and none of them has trained yet. They count as soon as there is
-  a rate to compare with. A learner that is alone is the run: all of its tokens count.
-- A contribution's tokens count if they were counted for its learner and not given to this fragment before. A
-  contribution may overtake the report: further tokens count by the time since the last report, at the learner's own
-  rate, or at the others' while it has none.
+  a rate to compare with. All tokens of a learner that is alone count.
+- A contribution's tokens count if they were counted for its learner and not given to this fragment before. Since a
+  contribution may overtake the report, further tokens count for the time since the last report, at the learner's
+  own rate, or at the others' rate while it has none.
 - A weight grows with the tokens per step, which count up to the larger of two limits. One is MIXED times the others'
   tokens per step. The other is the number with which the learner, at its own step rate, trains FASTER times the
   others' tokens per second.
-- In a merge a learner weighs at most FASTER times the median weight of the others.
+- In a merge, a learner weighs at most FASTER times the median weight of the others.
 
-Honest learners are below all of these limits. A liar has at most the influence of an honest learner on much better
-hardware.
+Honest learners stay below all of these limits. A learner that lies has at most the influence of an honest learner on
+much better hardware.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-FASTER = 10.0  # times the others' rate: how far hardware may differ
-MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone: no hardware does more
-SPARE_S = 10.0  # unused time that may be used later: reports come at any moment, and late
-OVERTAKEN = 2.0  # times its own rate: how far a contribution may be ahead of the last report
-OVERTAKEN_STEPS, OVERTAKEN_S = 4.0, 1.0  # plus these steps, and those of this time: that report was late itself
-MIXED = 4.0  # times the usual tokens per step, in a contribution of few steps
+FASTER = 10.0  # factor by which hardware may be faster than the others'
+MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone, which no hardware exceeds
+SPARE_S = 10.0  # unused time that may be used later, since reports come late and at any moment
+OVERTAKEN = 2.0  # factor on its own rate by which a contribution may be ahead of the last report
+OVERTAKEN_STEPS, OVERTAKEN_S = (
+    4.0,
+    1.0,
+)  # further steps and time that it may be ahead, since that report was late
+MIXED = 4.0  # factor on the usual tokens per step, in a contribution of few steps
 
 
 @dataclass(frozen=True, slots=True)
 class MaxRates:
-    """How many reported steps and tokens count per second."""
+    """The number of reported steps and tokens that count per second."""
 
     steps_s: float = MAX_STEPS_S
     tokens_s: float = MAX_TOKENS_S
 
 
-HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow them; tokens wait for a rate to compare with
+HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow steps; tokens wait for a rate to compare with
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a learner trains. steps_s: inner steps per second (core's clock); batch: reported tokens per step."""
+    """How fast a learner trains. steps_s: inner steps per second (core's clock). batch: reported tokens per step."""
 
     steps_s: float
     batch: float
@@ -55,7 +58,7 @@ class Rate:
 
 
 class Rates:
-    """The rates of all learners at one moment. starting: learners that have joined and have no rate yet."""
+    """The rates of all learners at one moment. starting: learners that have joined, but have no rate yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
         self._rates = rates
@@ -96,7 +99,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """By learner, the part of its weight that counts in a merge (0 to 1), see the module's last rule."""
+    """For each learner, the part of its weight that counts in a merge (0 to 1), see the module's last rule."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
@@ -105,10 +108,10 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns how much of a reported total counts, and up to when the learner's time is used for it.
+    """Returns how much of a reported total counts, and the time up to which the learner's time is used for it.
 
-    said: the reported total. before: counted so far. most_s: may be counted per second. paid_until: as the last call
-    returned it, or when the learner joined; wall-clock seconds.
+    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time that the
+    last call returned, or when the learner joined, in wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:
@@ -129,9 +132,9 @@ class Declared:
 def credited(
     said: Declared, reported: Declared, given: int, unheard_s: float, own: Rate | None, usual: Rate | None
 ) -> Declared:
-    """What counts of a contribution's declared tokens and steps.
+    """The part of a contribution's declared tokens and steps that counts.
 
-    reported: what counts of its learner's reports. given: tokens in its earlier contributions to this fragment.
+    reported: the counted part of its learner's reports. given: tokens in its earlier contributions to this fragment.
     unheard_s: seconds since the learner's last report of new steps.
     """
     rate = own or usual
@@ -141,7 +144,7 @@ def credited(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
-    if usual is None:  # its reported tokens may be held back, and there is no other work that it could outweigh
+    if usual is None:  # its reported tokens may be held back, and there is no other work to outweigh
         return Declared(said.tokens, steps)
     batch = _most_of_a_step(own, usual)
     most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)

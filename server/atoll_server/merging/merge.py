@@ -1,13 +1,13 @@
-"""PURE: merges one round's contributions into a new version of a fragment. No IO of its own, no clock.
+"""PURE: merges one round's contributions into a new version of a fragment. It has no IO of its own, and no clock.
 
 Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
-1. sum of factor x contribution, where the factor is the weight w, or w / ||v|| for a piece that is merged
-   by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
-2. the same sum again: decoding it twice costs less than storing it. Delta = sum, or
-   sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
+1. Computes the sum of factor x contribution. The factor is the weight w, or w / ||v|| for a piece that is merged by
+   direction. Only the norm of each piece's combination is kept, summed in float64, frame by frame.
+2. Computes the same sum again, since decoding twice costs less than storing the sum. Delta = sum, or
+   sum x (sum w ||v||) / ||sum|| for a piece that is merged by direction;
    momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
-   Both are mu for a whole outer step, see `OuterRule`.
-The order of every sum is fixed, so the same ledger gives the same bytes: contributions by key, frames by index,
+   decay and push are mu for a whole outer step, see `OuterRule`.
+The order of every sum is fixed, so that the same ledger gives the same bytes: contributions by key, frames by index,
 elements by place, in a fixed number of partial sums.
 """
 
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from atoll_server.merging.merge_kernels import frame_squares, frame_step
 from atoll_server.rounds.outer_step import OuterRule, part_of
 
-LARGEST_NORM = 1e12  # of a contribution's piece: above it a sum could overflow float32
-SMALLEST_NORM = 1e-30  # below it a piece has no direction
-CANCELLED = 1e-6  # a shorter sum of directions is rounding noise: the directions cancel
+LARGEST_NORM = 1e12  # limit for a contribution's piece, above which a sum could overflow float32
+SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction
+CANCELLED = 1e-6  # a shorter sum of directions is rounding noise, since the directions cancel
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -56,11 +56,11 @@ class FragmentState:
 
 
 class Contribution(Protocol):
-    """What the merge reads of a contribution. norms_sq: float64, one per piece."""
+    """The parts of a contribution that the merge reads. norms_sq: float64, one per piece."""
 
     @property
     def learner(self) -> str:
-        """The learner's name: contributions are merged in the order of names."""
+        """The learner's name. Contributions are merged in the order of names."""
 
     @property
     def codec(self) -> Codec:
@@ -72,15 +72,15 @@ class Contribution(Protocol):
 
     @property
     def scale(self) -> float:
-        """Factor that clips it, 0 to 1."""
+        """The factor that clips the contribution, 0 to 1."""
 
     def content(self, span: FrameSpan) -> Content:
-        """The content of one frame, decompressed: codes, then scales."""
+        """The decompressed content of one frame: codes, then scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A published update: its frames' compressed payloads, and the CRC-32C of theta_pub after it."""
+    """A published update: its frames' compressed payloads, and the CRC-32C of theta_pub after the update."""
 
     version: int
     frames: tuple[bytes, ...]
@@ -97,21 +97,21 @@ class MergeResult:
 
 
 def start(theta: F32) -> FragmentState:
-    """A fragment at version 0, without momentum. theta: float32 (fragment.length,), kept and changed by merges."""
+    """A fragment at version 0, with zero momentum. theta: float32 (fragment.length,), which merges change in place."""
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
 
-    A discount as in FedAsync (1903.03934), but only for staleness above one outer step: a smaller delay loses little,
-    and a discount would lose more (records/quality).
+    The discount is that of FedAsync (1903.03934), but only for staleness above one outer step. A smaller delay loses
+    little, and a discount would lose more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
 
 def norms_sq(fragment: FragmentLayout, per_frame: Sequence[F64]) -> F64:
-    """Squared norm of each piece, from what `frame_codec.check_frame` found for each frame, in frame order."""
+    """Squared norm of each piece. per_frame: the results of `frame_codec.check_frame`, in frame order."""
     sums = np.zeros(len(fragment.pieces), np.float64)
     for span, squares in zip(fragment.frames, per_frame, strict=True):
         for segment, square in zip(span.segments, squares, strict=True):
@@ -130,9 +130,9 @@ def merge(
     """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
 
     weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
-    theta_pub; it may be the old array. theta and momentum are changed in place, but only after every contribution was
-    read once: an error in that pass leaves the state untouched. An error in the second pass leaves it half changed,
-    and the caller must discard it. Norms up to LARGEST_NORM keep every sum finite.
+    theta_pub; it may be the old array. theta and momentum are changed in place, after the first pass has read every
+    contribution. An error in the first pass leaves the state unchanged. After an error in the second pass, the caller
+    must discard the state. Norms up to LARGEST_NORM keep every sum finite.
     """
     assert contributions, "there is nothing to merge"
     assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
@@ -155,7 +155,7 @@ def merge(
 class _Given:
     """The contents of a round's contributions, for both passes.
 
-    They are kept for the second pass while they fit in four bytes per parameter, else read twice.
+    They are kept for the second pass if they fit in four bytes per parameter, otherwise they are read twice.
     """
 
     def __init__(self, contributions: Sequence[Contribution], fragment: FragmentLayout) -> None:
@@ -200,7 +200,7 @@ def _step(
     part: float,
     published: F32,
 ) -> MergeResult:
-    """Second pass: Nesterov, the published update, and checksums. part: of an outer step, 0 to 1."""
+    """Second pass: Nesterov's step, the published update, and checksums. part: part of an outer step, 0 to 1."""
     frames = []
     theta_crc = 0
     theta_pub_crc = 0
@@ -251,17 +251,17 @@ def _step_frame(
 
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
-    """Kernel arguments for a frame's contents: their addresses, byte offset of the scales, the codec's levels."""
+    """Kernel arguments for a frame's contents: their addresses, the byte offset of the scales, the codec's levels."""
     return addresses(contents), frame_codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Columns (contributions, segments) of values per piece (contributions, pieces)."""
+    """Values per segment (contributions, segments) from values per piece (contributions, pieces)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 
 def addresses(contents: Sequence[Content]) -> I64:
-    """Memory addresses of contents, int64, as kernels take them; the caller keeps the contents alive."""
+    """Memory addresses of contents as int64, as kernels take them. The caller keeps the contents alive."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 
@@ -282,7 +282,7 @@ class _Zeros:
 
 
 def warm_up() -> None:
-    """Compiles every kernel that a core uses, or loads it from disk."""
+    """Compiles every kernel that a core uses, or loads it from the disk cache."""
     frame_codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
     fragment = FragmentLayout(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))

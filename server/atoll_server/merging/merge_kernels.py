@@ -1,8 +1,8 @@
 """PURE: the inner loops of a merge over one frame of all contributions, block by block in the CPU cache.
 
-Arguments that the kernels share: contents: addresses of each contribution's content of the frame, all in one codec;
-scales_from: byte offset of the scales in a content; levels: of that codec; lengths: of the frame's segments;
-factors: float32 (contributions, segments).
+The kernels share these arguments. contents: addresses of each contribution's content of the frame, all in one codec.
+scales_from: byte offset of the scales in a content. levels: number of levels of the codec. lengths: the segments'
+lengths. factors: float32 (contributions, segments).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """Nesterov's step on one block, in place. combined ends as theta' - theta_pub: what is to be published."""
+    """Nesterov's step on one block, in place. At the end, combined is theta' - theta_pub, which will be published."""
     lr = rates[0]
     decay = rates[1]
     push = rates[2]

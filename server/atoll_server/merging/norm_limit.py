@@ -1,20 +1,20 @@
 """PURE: compares a contribution's norm with the norms accepted before for its fragment.
 
-A pseudo-gradient's norm grows with its number of inner steps: between the square root (random walk) and linearly
-(steps that agree). Given the running medians of accepted contributions, one of `steps` inner steps is expected to have
-the norm
+A pseudo-gradient's norm grows with its number of inner steps, between their square root (random walk) and linearly
+(steps in the same direction). The running medians of accepted contributions give the expected norm of a contribution
+of `steps` inner steps:
 
     median norm x min(r, LONGEST)    for r = steps / median steps >= 1
     median norm x sqrt(r)            for r < 1
 
-A norm above `norm_limit` times that is refused; one above `clip_norm` times that is scaled down to it. Between the two
-are unusual but honest contributions: a learner that joins with a fresh optimizer makes steps many times larger than
-the others'. Nothing is judged before the window is full: while a learning rate warms up, norms grow tenfold within a
-few rounds.
+A norm above `norm_limit` times the expected norm is refused. A norm above `clip_norm` times the expected norm is
+scaled down to that. Unusual but honest contributions are between the two: a learner that joins with a fresh optimizer
+makes much larger steps than the others. Nothing is judged before the window is full, since norms grow tenfold within
+a few rounds while a learning rate warms up.
 
-Learners have equal shares of the window, however much each sends, and refused norms are not in it: a minority cannot
-move the median. When norms really change, they change for all learners. Once more than half of the present learners
-were refused in AGREED rounds in a row, the norms they sent become the new reference.
+All learners have equal shares of the window, and refused norms are not in it, so a minority cannot move the median.
+When norms really change, they change for all learners. If more than half of the present learners were refused in
+AGREED rounds in a row, the norms that they sent become the new reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-LONGEST = 10.0  # times the median steps: more steps allow no larger norm
+LONGEST = 10.0  # multiple of the median steps, above which more steps allow no larger norm
 AGREED = 4  # refusals in a row; a learner has at most one per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm over the whole fragment, inner steps
@@ -33,7 +33,7 @@ Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
 @dataclass(frozen=True, slots=True)
 class NormVerdict:
-    """scale: factor of a contribution in its merge. refusal: why it is refused; empty: it is accepted."""
+    """scale: factor on the contribution in its merge. refusal: why it is refused; empty if it is accepted."""
 
     scale: float = 1.0
     refusal: str = ""
@@ -41,14 +41,14 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """taken, refused: each learner's latest sizes, the latest sender last. count: accepted contributions in all."""
+    """taken, refused: each learner's latest sizes, with the latest sender last. count: all accepted contributions."""
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)
-    refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last that was taken
+    refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last accepted one
     count: int = 0
 
     def sizes(self, window: int) -> list[Size]:
-        """The window: an equal share of it from each learner."""
+        """The window, with an equal share from each learner."""
         share = max(1, window // max(1, len(self.taken)))
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
@@ -62,7 +62,7 @@ class _Usual:
 class NormLimiter:
     """The reference norms of one fragment, over its last `window` contributions.
 
-    norm_limit, clip_norm: multiples of the expected norm; 0 switches either off.
+    norm_limit, clip_norm: multiples of the expected norm; 0 disables the limit.
     """
 
     def __init__(self, window: int, norm_limit: float, clip_norm: float) -> None:
@@ -77,7 +77,7 @@ class NormLimiter:
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:
-        """Judges a contribution and records it. present: learners that are expected to contribute."""
+        """Judges a contribution, and records it. present: learners that are expected to contribute."""
         usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
             usual.taken = usual.refused
@@ -121,6 +121,6 @@ class NormLimiter:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """Keeps the sizes of at most `learners` learners: the one that sent longest ago is dropped first."""
+    """Keeps the sizes of at most `learners` learners; drops the one that sent longest ago first."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

@@ -1,8 +1,8 @@
-"""When rounds open and close, and what is merged with which weight: the syncer, a pure state machine.
+"""The syncer, a pure state machine that decides when rounds open and close, and which weights a merge has.
 
-No clock, no IO, no threads. `syncer_events` lists what goes in and what comes out.
+It has no clock, IO or threads. `syncer_events` lists its inputs and outputs.
 
-`syncer` opens and closes rounds; `round_state` holds where a fragment's round stands.
+`syncer` opens and closes rounds, and `round_state` has the state of a fragment's rounds.
 
 May import: learners, settings.
 """

@@ -1,4 +1,4 @@
-"""PURE: what the syncer knows about each learner, measured on the core's own clock."""
+"""PURE: the syncer's knowledge of each learner, measured on the core's clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from atoll_wire.contract import LearnerState
 
 MIN_SPAN_S = 0.02  # least time between two reports that measure a step time
-MIN_STEP_S = 0.0005  # lower bound of a step time: rounds follow the fastest learner, and one may report nonsense
-SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
-FIRST_STEPS = 16  # over these steps the step time is a plain mean: reports come at any moment within a step
+MIN_STEP_S = 0.0005  # lower bound of a step time, since rounds follow the fastest learner and a report may be false
+SMOOTHING = 0.2  # weight of a new value in exponential averages, a half-life of three observations
+FIRST_STEPS = 16  # over these steps the step time is a plain mean, since reports come at any moment within a step
 LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most this many of its own steps ago
-LIVE_REPORTS = 5.0  # ... or this many of its own report intervals
+LIVE_REPORTS = 5.0  # or at most this many of its own report intervals ago
 EXPECTED_S = 10.0  # a silent learner is expected back for this long
 UNSEEN_ANSWER_S = 10.0  # how long a round waits for a learner that has never answered
 FEW, LOOK_S = 64, 50e-6  # above FEW learners, each further one delays the check after a report by LOOK_S
-NAMED = 8  # learners named in a sentence, at most
-ANSWER_PATIENCE = 4.0  # a round waits for this many times a learner's usual time to answer
+NAMED = 8  # limit on the learners named in a sentence
+ANSWER_PATIENCE = 4.0  # a round waits this many times a learner's usual time to answer
 
 
 def smoothed(old: float | None, seen: float) -> float:
@@ -33,20 +33,20 @@ class LearnerLiveness:
     joined_at: float
     heard_at: float
     steps: int = 0
-    stepped_at: float | None = None  # when the step counter was last seen to grow
+    stepped_at: float | None = None  # when the step counter last grew
     step_time_s: float | None = None
     remembered: bool = (
-        False  # the step time is from before a restart of the core: it counts until enough steps are seen
+        False  # the step time is from before a restart of the core, and counts until enough steps are seen
     )
-    first_at: float = 0.0  # when the step counter was first seen, at first_steps
+    first_at: float = 0.0  # when the step counter was first seen, with the value first_steps
     first_steps: int = 0
     report_interval_s: float | None = None
-    woke_at: float | None = None  # when a report ended a silence; its process may have been frozen
+    woke_at: float | None = None  # when a report ended a silence, in which its process may have been frozen
     silences: int = 0  # consecutive reports that each ended a silence
-    answer_s: float | None = None  # round opened -> its contribution durable
+    answer_s: float | None = None  # from a round's opening until its contribution is durable
     paused: bool = False
     gone: bool = False
-    refuse_reason: str = ""  # why an operator evicted it; empty: not evicted
+    refuse_reason: str = ""  # the reason for its eviction; empty if not evicted
     uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame arrived
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
@@ -58,10 +58,10 @@ class LearnerLiveness:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
-        # Reports that a link or the core delayed arrive together and say nothing about the pace: the next one does.
+        # Reports that a link or the core delayed arrive together and do not show the pace; the next report does.
         together = self.stepped_at is not None and now < self.stepped_at + MIN_SPAN_S
         if grown > 0 and together and self.stepped_at == self.first_at:
-            self.first_steps = steps  # made before the first report came
+            self.first_steps = steps  # made before the first report arrived
             self.steps = steps
         if grown > 0 and not together:
             if self.stepped_at is None:
@@ -74,14 +74,14 @@ class LearnerLiveness:
         self.paused = paused
 
     def resume(self, now: float) -> None:
-        """The run resumes: the pause is not step time. A learner that died meanwhile stays paused, and is silent."""
+        """Excludes a pause of the run from step time. A learner that died meanwhile stays paused and is silent."""
         if self.paused and self.stepped_at is not None:
             self.stepped_at = now
             self.first_at = now
             self.first_steps = self.steps
 
     def _sleeps(self, gap_s: float) -> bool:
-        """Whether a silence ends now. After two long gaps in a row, the long gap is the usual report interval."""
+        """Whether a silence ends now. After two long gaps in a row, a long gap counts as the report interval."""
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
         self.silences = self.silences + 1 if silent else 0
@@ -92,13 +92,13 @@ class LearnerLiveness:
         return self.silences == 1
 
     def awake_since(self, at: float) -> float:
-        """The later of `at` and the end of its last silence: it did not work during the silence."""
+        """The later of `at` and the end of its last silence, during which it did not work."""
         return at if self.woke_at is None else max(at, self.woke_at)
 
     def _see_steps(self, grown: int, steps: int, took_s: float, now: float) -> None:
         each_s = took_s / grown
         slower = self.step_time_s is None or each_s > self.step_time_s
-        if slower and self.awake_since(now - took_s) > now - took_s:  # frozen meanwhile: not step time
+        if slower and self.awake_since(now - took_s) > now - took_s:  # it was frozen meanwhile, which is not step time
             self.first_at = self.first_at + took_s
             self.first_steps = self.first_steps + grown
             return
@@ -109,7 +109,7 @@ class LearnerLiveness:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def measured_s(self) -> float:
-        """Seconds over which the step time of this process was measured; it is exact to one report interval."""
+        """Seconds over which this process's step time was measured, exact to one report interval."""
         return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
 
     def silent_after_s(self) -> float:
@@ -117,19 +117,19 @@ class LearnerLiveness:
         return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))
 
     def live(self, now: float) -> bool:
-        """Whether rounds wait for this learner: it steps, woke, or announced a pause and still reports."""
+        """Whether rounds wait for this learner: it makes steps, woke, or announced a pause and still reports."""
         if self.gone:
             return False
         if self.step_time_s is None or self.stepped_at is None:
-            return self._woke() and self.expected(now)  # its step time is not known before its next step
+            return self._woke() and self.expected(now)  # its step time is unknown until its next step
         return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:
-        """Whether it announced a pause, and still reports."""
+        """Whether it announced a pause and still reports."""
         return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
-        """Whether it may still contribute: it is live, or joined, woke or stopped only a short time ago."""
+        """Whether it may still contribute: it is live, or it joined, woke or stopped a short time ago."""
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
@@ -141,7 +141,7 @@ class LearnerLiveness:
 
 
 def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool) -> LearnerState:
-    """How a learner is doing: the one place that decides it. observed: None before it joined a run with parameters."""
+    """The state of a learner. Only this function decides it. observed: None before it joined a run with parameters."""
     if evicted:
         return LearnerState.EVICTED
     if observed is None:
@@ -156,21 +156,22 @@ def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool
 
 
 def named(learners: Sequence[str]) -> str:
-    """The first NAMED names, and how many more there are."""
+    """The first NAMED names, and the number of further names."""
     more = len(learners) - NAMED
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def look_after_s(liveness: int) -> float:
-    """Seconds between two checks that follow reports: each check visits all members, and one report changes little."""
+    """Seconds between two checks after reports. Each check visits all learners, and one report changes little."""
     return LOOK_S * max(0, liveness - FEW)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The learners at one moment. live: learners that rounds wait for; fastest_step_s: None when no learner is live.
+    """The learners at one moment. live: learners that rounds wait for. fastest_step_s: None when no learner is live.
 
-    counted: learners whose work makes a whole outer step: live and not paused; if none is live, all that have not left.
+    counted: learners whose work makes a whole outer step. They are live and not paused; if none is live, they are all
+    learners that have not left.
     """
 
     now: float
@@ -181,7 +182,7 @@ class LiveLearners:
 
     @classmethod
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
-        """Visits each member once, so that an event costs the same for any number of open rounds."""
+        """Visits each learner once, so that the cost of an event does not depend on the number of open rounds."""
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]
         here = live or frozenset(name for name, observed in liveness.items() if not observed.gone)

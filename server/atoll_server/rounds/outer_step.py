@@ -1,4 +1,4 @@
-"""PURE: learning rate and momentum of one outer step, and of a part of one."""
+"""PURE: learning rate and momentum of an outer step, and of a part of an outer step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def part_of(weights: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OuterRule:
-    """The parameters of one outer step. lr, momentum: of Nesterov's method; codec: of the published update.
+    """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run, falling to 0 at its end, when every piece is averaged, whatever its kind.
-    staleness_exponent (of the weights) and age (of the new version, see RoundState) are for the ledger.
+    heat: 1 during the run. It falls to 0 at the run's end, when pieces of every kind are averaged.
+    staleness_exponent and age are only recorded in the ledger. age: the new version's, see RoundState.
     """
 
     lr: float
@@ -38,7 +38,8 @@ class OuterRule:
         """The rule of the merge that makes a version of this age. tokens: trained by the run so far.
 
         At the end of the run, and when all learners have left, the outer step is the learners' plain mean. Nesterov's
-        step overshoots it, and later inner steps correct that; after the last merge there are none (records/quality).
+        step overshoots the mean, and later inner steps correct that. No inner steps follow the last merge
+        (records/quality).
         """
         heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
         return cls(*settings.outer_at(age, heat), settings.codec, heat, settings.staleness_exponent, age)
@@ -46,8 +47,8 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """Returns (decay, push) of this part of an outer step, as `merging.merge_kernels.frame_step` uses them.
 
-        Momentum fades with the work that is merged. In the long run, a unit of work moves the parameters by
-        lr / (1 - mu). That holds whether all learners are merged at once or in equal parts.
+        Momentum decays with the work that is merged. In the long run, a unit of work moves the parameters by
+        lr / (1 - mu), whether all learners are merged at once or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

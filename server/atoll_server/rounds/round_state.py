@@ -1,4 +1,4 @@
-"""PURE: the rounds of one fragment: the open round, the learners that answered, and what waits for a merge."""
+"""PURE: the rounds of one fragment: the open round, the learners that answered, and the waiting contributions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, S
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # how many versions of a fragment keep their age; each older one counts as a whole outer step
+AGES = 4096  # versions of a fragment whose age is kept; each older version counts as a whole outer step
 
 
 class Phase(Enum):
-    """What a fragment does now: nothing, collecting contributions, or merging."""
+    """A fragment's state: idle, collecting contributions, or merging."""
 
     IDLE = "idle"
     OPEN = "open"
@@ -36,7 +36,7 @@ class PendingContribution:
 
 @dataclass(slots=True)
 class RoundState:
-    """The rounds of one fragment. A new fragment is at version 0 and had no round."""
+    """The rounds of one fragment. A new fragment is at version 0 and has had no round."""
 
     version: int = 0
     cycle: int = 0
@@ -44,15 +44,15 @@ class RoundState:
     opened_at: float = 0.0
     quorum_at: float | None = None
     closed_at: float | None = None
-    adopters: set[str] = field(default_factory=set)  # learners in the newest version that did not adopt it yet
+    adopters: set[str] = field(default_factory=set)  # learners in the newest version that have not adopted it yet
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[ContributionKey, PendingContribution] = field(default_factory=dict)
     usual: dict[str, float] = field(
         default_factory=dict
-    )  # by learner: what its last contribution would have weighed on time
-    # by version: the outer steps up to it; a merge of few counts as the part of one that it was
+    )  # by learner: the weight that its last contribution would have had on time
+    # by version: the outer steps up to it; a merge of few learners counts as a part of an outer step
     ages: dict[int, float] = field(default_factory=dict)
-    asked: int = 0  # the newest cycle that learners were asked for
+    asked: int = 0  # the newest cycle for which learners were asked
 
     def __post_init__(self) -> None:
         self.ages = self.ages or {self.version: float(self.version)}
@@ -74,35 +74,35 @@ class RoundState:
         self.pending = dict(pending)
 
     def age(self, version: int) -> float:
-        """Outer steps up to a version; a merge of few counts as the part of one that it was."""
-        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond, each counts as whole
+        """Outer steps up to a version. A merge of few learners counts as a part of an outer step."""
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond these, each counts as whole
         return self.ages[near] + (version - near)
 
     def staleness(self, base_version: int) -> float:
         """Outer steps from a base version to the newest version."""
-        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are one
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters must make one
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
-        """Notes that a learner has nothing for the open round; ignored when `cycle` names another round."""
+        """Notes that a learner has nothing for the open round. Ignored when `cycle` is another round's."""
         if self.phase is Phase.OPEN and self.cycle == cycle:
             self.declined[learner] = reason
 
     def answered(self) -> set[str]:
-        """Learners that contributed or declined: the round does not wait for them."""
+        """Learners that contributed or declined, for which the round does not wait."""
         return set(self.declined) | {key.learner for key in self.pending}
 
     def fresh(self) -> set[str]:
-        """Learners with a contribution that answers this round: they count towards the quorum."""
+        """Learners with a contribution that answers this round. They count towards the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Takes all pending contributions: returns the shares of a merge, and the refusals of those that are too stale.
+        """Takes all pending contributions. Returns the shares of a merge, and the refusals of contributions too stale.
 
-        The weights sum to this merge's part of what all counted learners would give on time. A merge of few, or of
-        late contributions, is therefore a small step. A learner that has not answered counts with its last weight, at
-        most with the largest weight here. `learners.plausibility` limits a weight that exceeds the others' by far.
+        The weights sum to this merge's part of the weight of all counted learners on time. A merge of few learners, or
+        of late contributions, is therefore a small step. A learner that has not answered counts with its last weight,
+        but at most with the largest weight here. `learners.plausibility` limits a weight far above the others.
         """
         silent = counted - self.answered()
         taken: list[tuple[ContributionKey, float, float]] = []
@@ -111,7 +111,9 @@ class RoundState:
         for key, waiting in sorted(self.pending.items()):
             staleness = self.staleness(waiting.base_version)
             if staleness > settings.max_staleness:
-                text = f"staleness {staleness:.3g} is above {settings.max_staleness}: adopt the fragment whole"
+                text = (
+                    f"staleness {staleness:.3g} is above the limit {settings.max_staleness}: adopt the whole fragment"
+                )
                 refusals.append(Refusal(key, text, True))
                 continue
             sent = (waiting.tokens, waiting.steps)
@@ -135,7 +137,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class StayOpen:
-    """The round stays open. until: when time alone would change that, on the syncer's clock."""
+    """The round stays open. until: when time alone would change that, in seconds of the syncer's clock."""
 
     reason: str
     until: float

@@ -1,20 +1,20 @@
-"""PURE: when rounds open and close, and what is merged with which weight. No clock, no IO, no threads.
+"""PURE: decides when rounds open and close, and which weights a merge has. It has no clock, IO or threads.
 
 Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
-- A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
+- A fragment is idle, open (a round collects contributions), or merging. It never has two rounds at a time.
 - Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
-  max(1, ceil(tau P / H)) rounds are in flight. After an outage, missed rounds are opened at twice the pace, up to one
-  round per fragment.
-- A round closes when every live learner has answered; or when K fresh contributions are there and the grace
-  window (Eq. 3) has passed; or at its deadline, which follows from how long the missing learners usually take.
-- A round with nothing to merge lapses: the cycle grows, the version does not.
+  max(1, ceil(tau P / H)) rounds are in flight. After an outage, missed rounds open at twice the pace, up to one round
+  per fragment.
+- A round closes when every live learner has answered. It also closes when K fresh contributions are there and the
+  grace window (Eq. 3) has passed, or at its deadline. The deadline depends on the missing learners' usual times.
+- A round with nothing to merge lapses: its cycle grows, but the version does not.
 - A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer. It neither
   counts towards the quorum nor starts the grace window.
-- Without a grace window (gamma = 0), late contributions wait for no round: they are merged as soon as K are pending.
-- A merge's weights sum to its part of what all counted learners would give on time. A merge of few learners, or of
+- Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when K are pending.
+- A merge's weights sum to its part of the weight of all counted learners on time. A merge of few learners, or of
   late contributions, is a part of an outer step. Staleness counts outer steps, not merges.
 - A contribution that is too stale at the merge is refused, and its learner discards the work behind it.
-- When no learner is expected any more, what is pending is merged at once.
+- When no learner is expected any more, pending contributions are merged at once.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from atoll_server.rounds.round_state import CloseNow, PendingContribution, Phase
 from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 
-CATCHING_UP = 2.0  # how many times the pace, while missed rounds are caught up
+CATCHING_UP = 2.0  # factor on the pace while missed rounds are opened
 
 
 class Syncer:
-    """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
+    """The state of all rounds. `on` takes an event with its time, and returns the effects to carry out, in order."""
 
     def __init__(
         self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
     ) -> None:
-        """fragments: this shard's, by their number in the run; only the syncer changes them."""
+        """fragments: this shard's, by their number in the run. Only the syncer changes them."""
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
         self.liveness: dict[str, LearnerLiveness] = {}
-        self.due_at: float | None = None  # next opening by the pace; in the past: rounds were missed
-        self.opened_at = 0.0  # the newest round
-        self.quorum_s: float | None = None  # smoothed: opened -> K answered
-        self.sync_s: float | None = None  # smoothed: closed -> adopted
-        self.paused = paused  # by an operator: open rounds close, and none opens
+        self.due_at: float | None = None  # next opening by the pace; in the past if rounds were missed
+        self.opened_at = 0.0  # when the newest round opened
+        self.quorum_s: float | None = None  # smoothed seconds from a round's opening to its quorum
+        self.sync_s: float | None = None  # smoothed seconds from a round's close to adoption
+        self.paused = paused  # whether an operator paused the run: open rounds close, and none opens
         self.looked_at = -math.inf  # when closing and opening were last decided
 
     def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
-        """Continues from a ledger whose fragments are restored already. Rounds open at the next event."""
+        """Continues from a ledger whose fragments are already restored. Rounds open at the next event."""
         self.liveness.update(liveness)
         self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
 
     # ------------------------------------------------------------------------------ events
 
     def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
-        """Takes one event in; returns the effects in the order in which they must be carried out."""
+        """Takes in one event; returns the effects in the order in which they must be carried out."""
         effects: list[ev.Effect] = []
         match event:
             case ev.Joined():
@@ -82,7 +82,7 @@ class Syncer:
                     rounds.adopters.discard(event.learner)
                     awake_since = self.liveness[event.learner].awake_since(rounds.closed_at)
                     self.sync_s = smoothed(self.sync_s, now - awake_since)
-                return []  # no round depends on it, and there may be many
+                return []  # no round depends on this event, which may be frequent
             case ev.Left():
                 effects = self._gone(event)
             case ev.Paused():
@@ -95,7 +95,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """A frame of an upload arrived: its deadline moves back. Frames are many and have no effects: no event."""
+        """Moves back the deadline after a frame of an upload. Frames are frequent and have no effects, so no event."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -122,12 +122,12 @@ class Syncer:
     def _gone(self, event: ev.Left) -> list[ev.Effect]:
         observed = self.liveness.get(event.learner)
         if observed is None:
-            return []  # evicted before the run had parameters: the syncer never knew it
+            return []  # evicted before the run had parameters, so unknown to the syncer
         observed.gone, observed.refuse_reason = True, event.refuse_reason
         return self._refuse_all(event.learner, event.refuse_reason)
 
     def _refuse_all(self, learner: str, refuse_reason: str) -> list[ev.Effect]:
-        """Refuses a learner's pending contributions. refuse_reason: the reason; empty: nothing is refused."""
+        """Refuses a learner's pending contributions. refuse_reason: the reason; if empty, nothing is refused."""
         effects: list[ev.Effect] = []
         if not refuse_reason:
             return effects
@@ -136,7 +136,7 @@ class Syncer:
             for key in keys:
                 del rounds.pending[key]
             if keys:
-                rounds.quorum_at = None  # it may have been reached with them
+                rounds.quorum_at = None  # the quorum may have been reached with them
                 effects.append(ev.Refuse(index, tuple(ev.Refusal(key, refuse_reason, True) for key in keys)))
         return effects
 
@@ -148,8 +148,10 @@ class Syncer:
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
-                rounds.cycle += 1  # a cycle of its own: no learner is asked
-                effects += self._close(index, CloseNow(Cause.LATE, "came late, and there is no grace window"), present)
+                rounds.cycle += 1  # a separate cycle, for which no learner is asked
+                effects += self._close(
+                    index, CloseNow(Cause.LATE, "contributions came late, without a grace window"), present
+                )
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
                     rounds.quorum_at = present.now
@@ -161,33 +163,35 @@ class Syncer:
         return effects
 
     def _merges_late(self, rounds: RoundState, present: LiveLearners) -> bool:
-        """Whether late contributions are merged between two rounds. A leaving learner's last work (cycle 0) waits."""
+        """Whether late contributions are merged between rounds. The last work of a leaving learner (cycle 0) waits."""
         late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
         waits = self.settings.grace_ratio > 0 or self.paused or not present.live
         return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: LiveLearners) -> StayOpen | CloseNow:
-        """Whether an open round closes now and why, or what it waits for. Changes nothing."""
+        """Returns whether an open round closes now, with the reason, or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
-            return CloseNow(cause, "no learner is left to wait for")
+            return CloseNow(cause, "no learner is expected any more")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
             return CloseNow(Cause.ALL_ANSWERED, "every live learner has answered")
         deadline = self._deadline(fragment, missing, now)
         if now >= deadline:
-            return CloseNow(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")
+            return CloseNow(Cause.DEADLINE, f"the deadline passed without {named(missing) or 'any live learner'}")
         if rounds.quorum_at is not None:
             grace_ends = rounds.quorum_at + self.grace_s(present)
             if now >= grace_ends:
-                return CloseNow(Cause.GRACE, f"quorum and grace window without {named(missing)}")
-            return StayOpen(f"grace window for {named(missing)}", min(grace_ends, deadline))
+                return CloseNow(
+                    Cause.GRACE, f"the quorum answered, and the grace window passed without {named(missing)}"
+                )
+            return StayOpen(f"in the grace window, waiting for {named(missing)}", min(grace_ends, deadline))
         fresh, needed = len(rounds.fresh()), self.quorum(present)
-        return StayOpen(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
+        return StayOpen(f"{fresh} of {needed} answers for the quorum, waiting for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
-        """When the slowest missing learner has usually answered; each frame of an upload in progress moves it back."""
+        """When the slowest missing learner has usually answered. Each frame of an upload in progress moves it back."""
         rounds = self.fragments[fragment]
         latest = rounds.opened_at + max((self.liveness[name].max_wait_s() for name in missing), default=0.0)
         for name in missing:
@@ -198,7 +202,7 @@ class Syncer:
 
     def _close(self, fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        # Late contributions were asked for before a pause, and paused learners are still live.
+        # Late contributions may have been requested before a pause, and paused learners are still live.
         counted = present.live if closing.cause is Cause.LATE else present.counted
         shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
@@ -220,13 +224,13 @@ class Syncer:
         idle = [index for index, rounds in self.fragments.items() if rounds.phase is Phase.IDLE]
         if not idle:
             return []
-        owed = now - interval * len(self.fragments)  # at most one round of each fragment
+        owed = now - interval * len(self.fragments)  # at most one round per fragment
         self.due_at = interval + (now if self.due_at is None else max(self.due_at, owed))
         self.opened_at = now
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
     def _next_open_at(self, present: LiveLearners) -> float | None:
-        """When the pace allows the next round, never in a burst; None while paused or while no learner trains."""
+        """When the pace allows the next round, without bursts; None while the run is paused or no learner trains."""
         interval = self.interval_s(present)
         if interval is None or self.paused:
             return None
@@ -242,11 +246,11 @@ class Syncer:
     # ------------------------------------------------------------------------------ derived
 
     def present(self, now: float) -> LiveLearners:
-        """The learners as they are at `now`, for the other methods here."""
+        """The learners at `now`, for the other methods."""
         return LiveLearners.at(self.liveness, now)
 
     def quorum(self, present: LiveLearners) -> int:
-        """K: how many fresh contributions a round needs, given the live learners."""
+        """K: the number of fresh contributions that a round needs, given the live learners."""
         return self.settings.quorum.of(len(present.live))
 
     def interval_s(self, present: LiveLearners) -> float | None:
@@ -255,7 +259,7 @@ class Syncer:
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
-        """Rounds that may be open or merging at a time."""
+        """The number of rounds that may be open or merging at a time."""
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
@@ -266,7 +270,7 @@ class Syncer:
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """When time alone may change something: the shard sends Ticked then. None: nothing changes before an event."""
+        """When time alone may change something, and the shard sends Ticked. None: nothing changes before an event."""
         times: list[float] = []
         present = self.present(now)
         for index, rounds in self.fragments.items():
@@ -277,11 +281,11 @@ class Syncer:
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
         if any(rounds.pending for rounds in self.fragments.values()):
-            times.append(now + 1.0)  # learners may stop being expected
+            times.append(now + 1.0)  # by then, a learner may no longer be expected
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:
-        """What the fragment does or waits for, as a sentence for people."""
+        """What the fragment does or waits for, as text for people."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason

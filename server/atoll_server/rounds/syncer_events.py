@@ -1,6 +1,6 @@
-"""PURE: the syncer's inputs (events) and outputs (effects): two closed sets of plain values.
+"""PURE: the syncer's inputs (events) and outputs (effects), two closed sets of plain values.
 
-`Syncer.on` takes an event's time as an argument (monotonic seconds). The shard carries out effects in the order in
+`Syncer.on` takes an event's time as an argument, in monotonic seconds. The shard carries out effects in the order in
 which they are returned.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ContributionKey(NamedTuple):
-    """Names one contribution within a generation of a run; a tuple, since it is hashed and sorted often."""
+    """Identifies a contribution within a generation of a run. A tuple, since it is hashed and sorted often."""
 
     learner: str
     incarnation: int
@@ -28,7 +28,7 @@ class ContributionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A learner joined, or joined again; a restarted one has a higher incarnation."""
+    """A learner joined, or joined again. A restarted learner has a higher incarnation."""
 
     learner: str
     incarnation: int
@@ -83,7 +83,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A learner left: no round waits for it. refuse_reason: why its pending work is refused; empty: it is merged."""
+    """A learner left, and no round waits for it. refuse_reason: refuses its pending work; if empty, it is merged."""
 
     learner: str
     refuse_reason: str = ""
@@ -98,7 +98,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Only time passed: deadlines, grace windows and the pace are checked."""
+    """Only time passed. The syncer checks deadlines, grace windows and the pace."""
 
 
 SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Left | Paused | Ticked
@@ -107,19 +107,19 @@ SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Le
 
 
 class Cause(StrEnum):
-    """Why a round ends; the timeline shows it."""
+    """Why a round ends, as the timeline shows it."""
 
     ALL_ANSWERED = "all_answered"  # every live learner has answered
-    GRACE = "grace"  # a quorum has, and the grace window is over
+    GRACE = "grace"  # a quorum has answered, and the grace window has passed
     DEADLINE = "deadline"
     ALL_SILENT = "all_silent"  # all learners were silent for so long that none is expected back
     LEFT = "left"  # all learners have left
-    LATE = "late"  # no round: late contributions are merged by themselves, without a grace window
+    LATE = "late"  # no round: late contributions are merged separately, since there is no grace window
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One contribution's part in a merge; the weights of a merge sum to one or less, see RoundState.settle."""
+    """One contribution's part in a merge. The weights of a merge sum to at most 1, see RoundState.settle."""
 
     key: ContributionKey
     weight: float
@@ -128,7 +128,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A contribution that will not be merged. drop: its learner discards the work behind it."""
+    """A contribution that will not be merged. drop: whether its learner discards the work behind it."""
 
     key: ContributionKey
     reason: str
@@ -147,8 +147,8 @@ class OpenRound:
 class Merge:
     """Combine these shares (sorted by key) into `version`, make it durable, publish it, then report Merged.
 
-    age: of that version, in outer steps, see RoundState. quorum_at: when the quorum was reached, on the clock of
-    the events; None: it never was.
+    age: the age of `version` in outer steps, see RoundState. quorum_at: when the quorum was reached, on the events'
+    clock; None if it was not reached.
     """
 
     fragment: int

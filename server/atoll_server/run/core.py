@@ -53,8 +53,8 @@ STANDBY_S = 0.01  # interval at which a standby checks whether the active core i
 class CoreFacts:
     """A core process at one moment.
 
-    started_at: monotonic seconds. restore_s: from the start until it could serve. free_bytes: of the directory's file
-    system; None until measured. damage: of a file, found while the core serves; empty: none.
+    started_at: monotonic seconds. restore_s: seconds from the start until it could serve. free_bytes: free space of the
+    directory's file system; None until measured. damage: a damaged file found while the core serves; empty if none.
     """
 
     started_at: float
@@ -79,7 +79,7 @@ class Core:
         self.watch = Watch(self.registrar)
         for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
             self.journal.subscribe(subscriber, only_shows=True)
-        self.failed: asyncio.Future[None]  # from `take_directory` on; gets the error that ends this process
+        self.failed: asyncio.Future[None]  # set by `take_directory`; receives the error that ends this process
         self._started_at = clock.monotonic()
         self._restore_s = 0.0
         self._free_bytes: int | None = None
@@ -97,9 +97,9 @@ class Core:
         Raises SettingsError.
         """
         self.failed = asyncio.get_running_loop().create_future()
-        log.info("preparing kernels: the first start on a machine compiles them, which takes half a minute")
+        log.info("preparing kernels: the first start on a machine takes half a minute to compile them")
         await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # 50 MiB of a compiler that is no longer needed
+        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and takes 50 MiB
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
@@ -154,11 +154,11 @@ class Core:
             if self.settings.standby:
                 return False
             raise SettingsError(
-                f"--dir {directory} is in use by another core: stop it, give another directory, or add --standby"
+                f"--dir {directory} is in use by another core: stop that core, give another --dir, or add --standby"
             ) from error
         except OSError as error:
             raise SettingsError(
-                f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write"
+                f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write to"
             ) from error
         crash_points.point("start.directory taken")
         return True
@@ -171,22 +171,23 @@ class Core:
         meta = run_ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
             raise SettingsError(
-                f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
+                f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the version that began the run"
             )
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
-                f"--fragments {settled.fragments}: the run has {meta['fragments']} and cannot change them"
+                f"--fragments {settled.fragments}: the run has {meta['fragments']}, and cannot change; omit it"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(
-                f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run"
+                f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}, which cannot change; "
+                "omit the option or begin a new run"
             )
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)
         if stored.record and not settled.record:
-            log.warning("recording is off: payloads that two snapshots cover are deleted")
+            log.warning("recording is now off: payloads that two snapshots cover are deleted")
         meta.setdefault("run", uuid.uuid4().hex[:16])
         meta.setdefault("generation", 1)
         meta.setdefault("session_key", secrets.token_bytes(KEY_BYTES).hex())
@@ -241,7 +242,7 @@ class Core:
             self._housekeeping.cancel()
         writer = self.registrar.writer
         if writer.full:
-            log.warning("the disk is full: a clean stop waits for room; SIGKILL would lose no acknowledged work")
+            log.warning("the disk is full: a clean stop waits for free space; SIGKILL would lose no acknowledged work")
         for shard in self.registrar.shards:
             await shard.stop()
             await shard.snapshots.settled()
@@ -262,7 +263,7 @@ class Core:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Ends the process with an error, through `failed`: acknowledged work cannot be carried out."""
+        """Ends the process with an error, through `failed`, since acknowledged work cannot be carried out."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -279,10 +280,10 @@ class Core:
                     shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """Done callback of a task that must only end by being cancelled: any error ends the process."""
+        """Done callback of a task that may end only by cancellation: any error ends the process."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
     async def _snapshot(self, shard: Shard) -> None:
-        with contextlib.suppress(OSError):  # the snapshotter has recorded it
+        with contextlib.suppress(OSError):  # the snapshotter has recorded the error
             await shard.snapshots.take()

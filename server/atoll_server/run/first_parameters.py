@@ -1,4 +1,4 @@
-"""The first parameters of a run: one learner gets the lease, its file is staged, and is accepted as a whole."""
+"""The first parameters of a run: one learner gets the lease, and its file is staged and accepted as a whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile
 
-STAGING = "staging"  # the directory of files that are being uploaded
+STAGING = "staging"  # directory of files that are being uploaded
 COPY_BYTES = 1 << 20
-RENEWING_BYTES = 1 << 20  # further bytes of a file that renew the lease
-MAX_DOUBLED = 20  # how many times the length of a turn doubles, at most
+RENEWING_BYTES = 1 << 20  # the lease is renewed each time that so many further bytes of the file arrive
+MAX_DOUBLED = 20  # limit on how often the length of a turn doubles
 WAITS_S = 5.0  # how long after its last Join a learner counts as waiting; it joins every second
 
 
@@ -33,9 +33,9 @@ WAITS_S = 5.0  # how long after its last Join a learner counts as waiting; it jo
 class Lease:
     """The right of a name to send the first parameters. until: monotonic seconds.
 
-    Each MiB beyond what any upload under the lease has reached renews it. Joining again or sending the same bytes again
-    does not. most_bytes: the bytes that renewed it last. turn_ends: monotonic seconds; from then on the lease goes to
-    another name that waits, even if bytes arrive.
+    An upload renews the lease with each MiB beyond what any upload under this lease has reached. A repeated Join or
+    repeated bytes do not renew it. most_bytes: the bytes that renewed it last. turn_ends: monotonic seconds; after it,
+    the lease goes to another name that waits, even if bytes arrive.
     """
 
     entry: RegistryEntry
@@ -50,21 +50,21 @@ class Lease:
         return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
-        """Renews the lease if an upload made progress. received: bytes of the upload so far. until: if renewed."""
+        """Renews the lease if an upload made progress. received: bytes of the upload so far. until: the new end."""
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
 
 class LeaseTurns:
-    """Chooses the name that gets the lease: among those that wait, the one that had it least often.
+    """Chooses the name that gets the lease: among the waiting names, the one that had it least often.
 
-    Each turn of a name may take twice as long as its previous one. A slow link therefore succeeds at last, and a
-    learner that only holds the lease delays the others by short turns first.
+    Each turn of a name may take twice as long as its previous one. A slow link therefore succeeds eventually, and a
+    learner that holds the lease without sending delays the others only by short turns at first.
     """
 
     def __init__(self) -> None:
         self._had: Counter[str] = Counter()
-        self._waiting: dict[str, float] = {}  # by name, when it last asked
+        self._waiting: dict[str, float] = {}  # when each name last asked
 
     def of(self, name: str, now: float) -> bool:
         """Whether a name may have the next turn. now: monotonic seconds."""
@@ -72,11 +72,11 @@ class LeaseTurns:
         return all(self._had[name] <= self._had[other] for other in waiting)
 
     def wanted(self, holder: str, now: float) -> bool:
-        """Whether another than its holder waits for the lease."""
+        """Whether a name other than the holder waits for the lease."""
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Notes that a name got the lease; returns the length of its turn in seconds. first_s: of its first turn."""
+        """Notes that a name got the lease; returns the length of its turn in seconds. first_s: of a first turn."""
         turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
@@ -88,7 +88,7 @@ class LeaseTurns:
 
 
 class StagedFile:
-    """A file while it is uploaded, under a name of its own. Methods run in a worker thread."""
+    """A file while it is uploaded, under a temporary name. Methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
         self._disk = disk
@@ -97,7 +97,7 @@ class StagedFile:
         self.sha256 = sha256
         self._digest = hashlib.sha256()
         self.received = 0
-        self._file: WritableFile  # from `begin` on
+        self._file: WritableFile  # set by `begin`
 
     def begin(self) -> None:
         """Creates the file; `close` removes it unless it was published."""
@@ -106,11 +106,11 @@ class StagedFile:
     def take(self, chunk: bytes) -> None:
         """Appends a chunk. Raises Refused when it is empty, or exceeds the declared size."""
         if not chunk:
-            raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send bytes")
+            raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send at least one byte")
         self.received += len(chunk)
         if self.received > self.size_bytes:
             raise Refused(
-                Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self.size_bytes} bytes declared"
+                Status.INVALID_ARGUMENT, f"the first parameters exceed the declared {self.size_bytes} bytes: send again"
             )
         self._digest.update(chunk)
         self._file.write(chunk)
@@ -119,7 +119,7 @@ class StagedFile:
     def check(self, layout: Layout) -> TensorFile:
         """Makes the staged file durable and opens it.
 
-        Raises Refused when size or digest differ from the declared ones, or the file does not fit the layout.
+        Raises Refused when the size or the digest is not the declared one, or the file does not fit the layout.
         """
         self._file.sync()
         crash_points.point("initial.synced")
@@ -127,7 +127,7 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"the first parameters came as {self.received} of {self.size_bytes} bytes, or changed: send again",
+                f"{self.received} of {self.size_bytes} bytes of first parameters came, or bytes changed: send again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)
@@ -148,7 +148,7 @@ class StagedFile:
 
 
 def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Stages the file of `--init` like a learner's upload. Raises OSError."""
+    """Stages the `--init` file like a learner's upload. Raises OSError."""
     digest = hashlib.sha256()
     for chunk in _chunks(path):
         digest.update(chunk)
@@ -172,12 +172,12 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
         entry = file.entries.get(tensor.name)
         if entry is None:
             raise TensorFileError(
-                f'the first parameters lack tensor "{tensor.name}": save the whole state_dict of this model'
+                f'the first parameters lack tensor "{tensor.name}": save the full state_dict of this model'
             )
         if entry.shape != tensor.shape or entry.dtype not in FORMAT_NAME.values():
             raise TensorFileError(
-                f'the first parameters have "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
-                f"the model as {tensor.dtype} {list(tensor.shape)}: start from a file of this model"
+                f'the first parameters have tensor "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
+                f"the model has it as {tensor.dtype} {list(tensor.shape)}: use a file of this model"
             )
     return file
 
@@ -185,19 +185,21 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
     """Raises Refused for a model that does not fit in memory or on disk.
 
-    The disk must hold the file, and two snapshots of 12 bytes per parameter.
+    The disk must have room for the file and for two snapshots of 12 bytes per parameter.
     """
     directory, most = settings.directory, settings.limits.model_bytes
     if reason := too_much(layout.parameters, settings.memory_bytes):
         raise Refused(Status.FAILED_PRECONDITION, reason)
     if not 0 < size_bytes <= most:
-        raise Refused(Status.INVALID_ARGUMENT, f"first parameters of {size_bytes} bytes: at most {most} are taken")
+        raise Refused(
+            Status.INVALID_ARGUMENT, f"the first parameters have {size_bytes} bytes: at most {most} are accepted"
+        )
     needed = size_bytes + 24 * layout.parameters
     free = disk.free_bytes(directory)
     if needed > free:
         raise Refused(
             Status.RESOURCE_EXHAUSTED,
-            f"the run needs {needed} bytes of disk, {free} are free in {directory}: free space",
+            f"the run needs {needed} bytes of disk, {free} are free in {directory}: free space there",
         )
 
 

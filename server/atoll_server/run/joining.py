@@ -1,4 +1,4 @@
-"""How learners join a run, and how one of them sends the first parameters, which are accepted as a whole."""
+"""How learners join a run, and how one of them sends the first parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """Joins of a run. begin: called when the first parameters are durable; underway: of `Core`."""
+    """Joins of a run. begin: called when the first parameters are durable. underway: `Core.underway`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -47,10 +47,10 @@ class Joining:
         self._lease: Lease | None = None
         self._turns = LeaseTurns()
         self._initialising = asyncio.Lock()
-        self._loading: asyncio.Task[None] | None = None  # of `--init`
+        self._loading: asyncio.Task[None] | None = None  # loads the `--init` file
 
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
-        """Lets a learner join; the reply says whether it fetches, initialises, or waits. by: name in its certificate.
+        """Lets a learner join; the reply says whether it fetches, initialises or waits. by: name in its certificate.
 
         Raises Refused and leaves the state unchanged.
         """
@@ -58,18 +58,18 @@ class Joining:
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f"the learner uses protocol {request.protocol}, this core {PROTOCOL}: use the same atoll on both sides",
+                f"the learner uses protocol {request.protocol}, this core {PROTOCOL}: use the same version on both",
             )
         run = self._run
         if request.run and request.run != run.run_id:
-            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {run.run_id}")
+            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core has run {run.run_id}")
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "the registry set the challenge just now"
             return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
         token, incarnation = run.token(entry), entry.incarnation
         await run.joined(entry, by, state)
-        assert run.layout is not None, "the first to join decides the layout"
+        assert run.layout is not None, "the first Join decides the layout"
         return pb.JoinReply(
             state=state,
             run=run.run_id,
@@ -128,7 +128,7 @@ class Joining:
         return isinstance(self._run.state, Waiting)
 
     def _free_for(self, name: str, now: float) -> bool:
-        """Whether a learner has the lease or may get it now."""
+        """Whether a learner has the lease, or may get it now."""
         if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
@@ -148,13 +148,13 @@ class Joining:
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(
-                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}'
+                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has a different model: {difference}'
             )
         if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run, '
-                "or name what changes in each learner (a teacher) in Learner(unshared=)",
+                f'learner "{request.learner[:80]}" has different values in frozen parameters: load those of the run, '
+                "or list tensors that each learner changes (a teacher) in Learner(unshared=)",
             )
         return self._run.layout
 
@@ -177,15 +177,15 @@ class Joining:
         self._held(process, staging).came(staging.received, until)
 
     def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
-        """The lease, if the caller holds it. staging: the caller's upload, which must be its newest. Raises Refused."""
+        """The lease, if the caller has it. staging: the caller's upload, which must be its newest. Raises Refused."""
         process.check_current()
         if not self._waiting():
-            raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
+            raise Refused(Status.UNAVAILABLE, "the run already has its first parameters: join again and fetch them")
         lease = self._lease
         if lease is None or lease.entry is not process.entry:
-            raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
+            raise Refused(Status.UNAVAILABLE, "another learner is sending the first parameters: join again and wait")
         if staging is not None and lease.upload is not staging:
-            raise Refused(Status.UNAVAILABLE, "a newer call sends the first parameters: this call ends")
+            raise Refused(Status.UNAVAILABLE, "a newer call of this learner sends the first parameters: this call ends")
         return lease
 
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
@@ -202,7 +202,7 @@ class Joining:
                 raise
 
     async def _load(self, path: Path) -> None:
-        """Loads the file of `--init` in one task for all learners that join meanwhile; it outlives their calls."""
+        """Loads the `--init` file in one task for all learners that join meanwhile. The task outlives their calls."""
         if self._loading is None:
             self._loading = self._underway(self._from_file(path))
         try:
@@ -223,13 +223,13 @@ class Joining:
             finally:
                 await asyncio.to_thread(staging.close)
         except OSError as error:
-            text = f"--init {path} cannot be copied into {directory} ({error.strerror}): look at the file and the disk"
+            text = f"--init {path} cannot be copied into {directory} ({error.strerror}): check the file and the disk"
             refused = entries.FirstParametersRefused(text, by_disk=True)
             self._run.record(refused)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Returns the size in bytes of the file. process: the sender; None: the file of `--init`."""
+        """Accepts a staged file; returns its size in bytes. process: the sender; None for the `--init` file."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -245,7 +245,7 @@ class Joining:
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None
         if process is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
-            log.warning("the run begins with tensors that the run before did not share", detail=stale)
+            log.warning("the run begins with tensors that an earlier run did not share", detail=stale)
         accepted = entries.FirstParameters(layout.parameters, len(layout.fragments))
         self._run.record(accepted)
         return file.data.nbytes
@@ -254,20 +254,26 @@ class Joining:
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
     """The trainable tensors that a learner declares. Raises Refused when they exceed the limits."""
     if not 0 < len(request.tensors) <= limits.tensors:
-        raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+        raise Refused(
+            Status.INVALID_ARGUMENT, f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted"
+        )
     if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
-        raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
+        raise Refused(
+            Status.INVALID_ARGUMENT,
+            f"the model has {tied} names of tied tensors: at most {limits.tensors} are accepted",
+        )
     for tensor in request.tensors:
         names = (tensor.name, *tensor.tied_names)
         if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MAX_DIMENSIONS:
             raise Refused(
-                Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
+                Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name, or too many dimensions'
             )
         if tensor.kind not in MERGE_KINDS:
             raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
     parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
     if parameters > limits.parameters:
         raise Refused(
-            Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
+            Status.INVALID_ARGUMENT,
+            f"the model has {parameters} trainable parameters: at most {limits.parameters} are accepted",
         )
     return tuple(map(tensor_spec, request.tensors))

@@ -10,17 +10,17 @@ from typing import Any
 
 # State, and published updates; a fragment that is read while it is merged; see docs/benchmarks/sync-cost.md.
 A_PARAMETER_BYTES = 12.4
-ELSEWHERE_BYTES = 600 << 20  # the interpreter with its compiler, and what is on its way from and to learners
+ELSEWHERE_BYTES = 600 << 20  # the interpreter, its compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def needed_bytes(parameters: float) -> int:
-    """Peak memory of a core with a model of so many trainable parameters, in bytes."""
+    """Peak memory in bytes of a core whose model has this number of trainable parameters."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 
 def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """Number of parameters of tensors as the ledger stores them."""
+    """Number of parameters in tensors as the ledger stores them."""
     return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
@@ -31,19 +31,19 @@ def machine_bytes() -> int:
         try:
             text = path.read_text().strip()
         except OSError:
-            continue  # the other version of control groups, or none
+            continue  # this machine uses the other version of control groups, or none
         if text.isdecimal():
             limits.append(int(text))
     return min(limits)
 
 
 def too_much(parameters: int, memory_bytes: int | None) -> str:
-    """Why a model does not fit in memory, with the remedy; empty when it fits. memory_bytes: None: of the machine."""
+    """Why a model does not fit in memory, and the fix; empty when it fits. memory_bytes: None: the machine's."""
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""
     where = "--memory-gib gives" if memory_bytes else "this machine has"
     return (
         f"the model has {parameters} trainable parameters: its core needs {needed / 2**30:.1f} GiB of memory, "
-        f"{where} {given / 2**30:.1f}; use a larger machine, or train fewer of them"
+        f"{where} {given / 2**30:.1f}; use a larger machine, or train fewer parameters"
     )

@@ -29,7 +29,7 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 
-KEY_BYTES, START_BYTES = 32, 16  # of the secret and of the start's random value, see session_tokens
+KEY_BYTES, START_BYTES = 32, 16  # sizes of the secret and of the start's random value, see session_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Running:
 class Registrar:
     """One run. Everything that it sends to learners is durable first.
 
-    paused: by which operator and why; empty while the run is not paused. layout: of the run; before it has parameters,
-    of the learner that may send them. turned_away: contributions refused before their upload was complete.
+    paused: the operator and the reason; empty while the run is not paused. layout: before the run has parameters, the
+    layout of the learner that may send them. turned_away: contributions refused before their upload was complete.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -57,7 +57,7 @@ class Registrar:
         self.registry = LearnerRegistry(limits.learners)
         self.run_id = ""
         self.generation = 0
-        self.line = Line()  # of this generation
+        self.line = Line()  # history of this generation
         self.epoch = 0
         self.settings = RunSettings()
         self.layout: Layout | None = None
@@ -67,7 +67,7 @@ class Registrar:
         self.turned_away = 0
         self.state: Waiting | Running = Waiting()
         self._views = 0  # number of views sent to shards in this epoch
-        self.writer: LedgerWriter  # from `restore` on, as is the next
+        self.writer: LedgerWriter  # set by `restore`, like the next attribute
         self._sessions: SessionKey
 
     # ------------------------------------------------------------------------------ from and to the ledger
@@ -91,7 +91,7 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """How this generation began, if this core is the first that serves it; else None."""
+        """How this generation began, if this core is the first to serve it; else None."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
@@ -101,7 +101,7 @@ class Registrar:
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Makes durable that the run has its first parameters. tensors: as JSON values; sha256: of the file, in hex."""
+        """Makes durable that the run has its first parameters. tensors: JSON values. sha256: file digest in hex."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
             "tensors": tensors,
@@ -122,7 +122,7 @@ class Registrar:
         self.state = Running(tuple(shards))
 
     async def save(self, entry: RegistryEntry) -> None:
-        """Makes the current row of a name durable."""
+        """Makes the current state of a name durable."""
         entry.unsaved = False
         await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
@@ -157,7 +157,7 @@ class Registrar:
             shard.told(view)
 
     def owner(self, fragment: int) -> tuple[Shard, Fragment]:
-        """The shard of a fragment, and the fragment. Raises Refused."""
+        """Returns a fragment and its shard. Raises Refused."""
         for shard in self.shards:
             if (found := shard.fragments.get(fragment)) is not None:
                 return shard, found
@@ -165,9 +165,9 @@ class Registrar:
             raise _without_parameters()
         last = len(self.layout.fragments) - 1
         if fragment <= last:
-            text = f"fragment {fragment} is at another shard of this run: join again, and call it there"
+            text = f"fragment {fragment} is at another shard of this run: join again, and call that shard"
             raise Refused(Status.UNAUTHENTICATED, text)
-        raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
+        raise Refused(Status.INVALID_ARGUMENT, f"fragment {fragment} does not exist: the run has fragments 0 to {last}")
 
     def shard(self, number: int) -> Shard:
         """The shard at a position in `places`. Raises Refused."""
@@ -175,10 +175,10 @@ class Registrar:
             return self.shards[number]
         if isinstance(self.state, Waiting):
             raise _without_parameters()
-        raise Refused(Status.INVALID_ARGUMENT, f"there is no shard {number}: the run has {len(self.shards)}")
+        raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)}")
 
     def places(self) -> list[pb.ShardPlace]:
-        """The address of each shard; all are at this process's own address."""
+        """The address of each shard. All are at this process's own address."""
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
@@ -188,9 +188,9 @@ class Registrar:
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> LearnerProcess:
-        """The process that a call came from; every call with a session is checked here. Raises Refused."""
+        """The process that a call came from. Every call with a session is checked here. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
-            raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
+            raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
@@ -212,7 +212,7 @@ class Registrar:
     async def joined(self, entry: RegistryEntry, by: str, state: pb.JoinReply.State) -> None:
         """Makes durable that a process speaks for a name, then informs the shards.
 
-        Unfinished uploads of older incarnations are dropped. by: name in its certificate; state: of its JoinReply.
+        Drops unfinished uploads of older incarnations. by: name in its certificate. state: from its JoinReply.
         Raises Refused when the process no longer speaks for the name.
         """
         incarnation = entry.incarnation
@@ -237,19 +237,19 @@ class Registrar:
         await self.save(entry)
         for shard in self.shards:
             shard.dispatch(ev.Left(entry.name))
-        if not entry.session:  # it did not join again meanwhile
+        if not entry.session:  # it has not joined again meanwhile
             entry.start_session(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
-        """Evicts a learner and refuses its pending contributions; merged ones stay. reason: empty: it may join again.
+        """Evicts a learner and refuses its pending contributions; merged ones stay. An empty reason lets it join again.
 
-        tokens: how many of its reported tokens count; None: as before. Schedules follow with the next update.
+        tokens: number of its reported tokens that count; None changes nothing. Schedules follow with the next update.
         Raises Refused for an unknown name.
         """
         entry = self.registry.entries.get(name)
         if entry is None:
-            raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
+            raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": `atoll status` lists its learners')
         was_evicted = bool(entry.evicted)
         self.registry.evict(entry, reason, self.clock.wall())
         if tokens is not None:
@@ -267,7 +267,7 @@ class Registrar:
     async def pause(self, reason: str) -> None:
         """Pauses the run, durably, then notifies every learner; a restarted core is still paused.
 
-        reason: by which operator and why; empty: the run resumes.
+        reason: the operator and the reason; empty to resume the run.
         """
         await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")

@@ -19,19 +19,21 @@ from atoll_server.telemetry import entries
 log = structlog.get_logger()
 
 LONGEST_REASON = 200  # characters kept of the reason of a declined round
-MEASURED_S = 0.5  # a step time that was measured for less may be far too short, where reports were held up
-MAX_REPORTED = 2 * REPORTED  # declined rounds and adoptions together, in one report
+MEASURED_S = 0.5  # a step time measured over less may be far too short, if reports were delayed
+MAX_REPORTED = 2 * REPORTED  # limit on declined rounds and adoptions together in one report
 
 
 def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Takes in a report. most: limit of a learner's tokens and of its steps. Raises Refused above a limit."""
+    """Takes in a report. most: limit on a learner's tokens and on its steps. Raises Refused above a limit."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
-        raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
+        raise Refused(
+            Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps, the limit'
+        )
     if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at a '
-            f"time: at most {MAX_REPORTED} are taken",
+            f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at '
+            f"once: at most {MAX_REPORTED} are accepted",
         )
     spent = IncarnationCounters(
         steps=seen.steps,
@@ -50,7 +52,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
-            "a learner reports more than it can have trained: check it; if that is wrong, evict it with --tokens",
+            "a learner reports more than it can have trained: check it; if its report is false, evict it with --tokens",
             learner=entry.name,
             reported=seen.tokens,
             counted=spent.tokens,
@@ -66,7 +68,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     for shard in run.shards:
         shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
         observed = shard.syncer.liveness[entry.name]
-        # Until the step time of its new process is known, the last process is what others are compared with.
+        # Until the new process has a known step time, others are compared with the last process.
         if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
             entry.account.step_time_s = observed.step_time_s
         _take_answers(shard, entry, seen)
@@ -75,7 +77,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Passes declined rounds and adopted versions to the syncer, each once, so that repeats cost no work.
 
-    Cycles and versions grow. One that is not above the newest of its fragment was passed before, or never existed.
+    Cycles and versions grow. One that is not above its fragment's newest was passed before, or never existed.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

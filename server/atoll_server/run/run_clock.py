@@ -1,4 +1,4 @@
-"""The wall clock of a run. Accounts outlive a process, so they need wall-clock times, but these must never go back.
+"""The wall clock of a run. Accounts outlive a process, so they need wall-clock times that never go back.
 
 Within a process, the clock runs at the pace of the monotonic clock, even if the machine's clock is set. From one
 process to the next, it never falls behind the last saved time. Each difference is logged once, when it is noticed.
@@ -15,7 +15,7 @@ JUMP_S = 5.0  # a larger difference is logged
 
 
 class RunClock:
-    """A Clock whose wall time is the run's: approximate seconds since 1970, at an exactly steady pace."""
+    """A Clock with the run's wall time: approximate seconds since 1970, at a steady pace."""
 
     def __init__(self, machine: Clock) -> None:
         self._machine = machine
@@ -40,7 +40,7 @@ class RunClock:
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:
-        """Moves the clock to `newest`, the last saved time, if it is behind that."""
+        """Moves the clock to `newest`, the last saved time, if the clock is behind it."""
         behind_s = newest - self.wall()
         if behind_s > 0:
             self._wall += behind_s

@@ -11,28 +11,28 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
-MISSED = 4  # a learner that trains but is in none of more merges than this, per fragment, is a trouble
-OTHER_TOKENS = 20.0  # this many times more or fewer tokens per step than the others: it may count another unit
-BEYOND = 1.02  # times --total-tokens: a little more is normal, since learners do not leave at the same moment
+MISSED = 4  # a learner that trains, but misses more merges than this per fragment, is a trouble
+OTHER_TOKENS = 20.0  # factor in tokens per step beyond which a learner may count another unit
+BEYOND = 1.02  # times --total-tokens; a little more is normal, since learners do not leave at the same moment
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """The current troubles. damage: of a file, found while the core serves; now: monotonic seconds."""
+    """The current troubles. damage: a damaged file that was found; empty if none. now: monotonic seconds."""
     if run.writer.full:
-        yield _lasting("the disk is full: nothing is acknowledged until there is room")
+        yield _lasting("the disk is full: nothing is acknowledged until you free space")
     elif any(shard.spool.room_bytes == 0 for shard in run.shards):
-        yield _lasting("the disk is nearly full: new contributions wait until there is room")
+        yield _lasting("the disk is nearly full: new contributions wait until you free space")
     if damage:
         yield _lasting(damage)
     if missing := _never_merged(run, now):
         yield _lasting(
-            f"{named(missing)} trains, and nothing of it is merged: its answers come too late or are refused. "
+            f"{named(missing)} trains, but none of its work is merged: its answers arrive too late or are refused. "
             "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
         )
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:
-        text = f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
+        text = f"{trained:,} of {total:,} tokens are trained, so outer steps are plain means: raise --total-tokens"
         yield Trouble("total tokens", text)
 
 
@@ -42,20 +42,20 @@ def _lasting(text: str) -> Trouble:
 
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
-    """Learners whose tokens per step differ so much from the others' that they may count something else."""
+    """Learners whose tokens per step differ so much from the others' that they may count another unit."""
     rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
     for name in sorted(run.registry.entries):
         own, usual = rates.of(name), rates.usual(name)
         if own is None or usual is None or state_of(run, run.registry.entries[name], now) is not LearnerState.LIVE:
             continue
-        told = f"{name} reports {own.batch:,.0f} tokens per step, most of the others {usual.batch:,.0f}"
+        told = f"{name} reports {own.batch:,.0f} tokens per step, the other learners' median is {usual.batch:,.0f}"
         if own.batch > OTHER_TOKENS * usual.batch:
-            many.append((name, f"{told}: its work outweighs theirs"))
+            many.append((name, f"{told}, so its work outweighs theirs"))
         elif own.batch * OTHER_TOKENS < usual.batch:
-            few.append((name, f"{told}: its work hardly counts"))
-    cure = "Check that step(tokens=...) gets its own tokens, not bytes, sequences or those of all islands"
-    for name, told in (many or few)[:NAMED]:  # only one list: of two learners, each differs from the other
+            few.append((name, f"{told}, so its work hardly counts"))
+    cure = "Check that step(tokens=...) gets this learner's tokens, not bytes, sequences or all learners' tokens"
+    for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
         yield Trouble(f"tokens of {name}", f"{told}. {cure}")
 
 

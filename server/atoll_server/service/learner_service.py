@@ -195,7 +195,7 @@ class OuterService(rpc.OuterServicer):
         if publication is None:
             raise Refused(
                 Status.NOT_FOUND,
-                f"update {request.version} of fragment {request.fragment} is not kept: fetch the fragment whole",
+                f"update {request.version} of fragment {request.fragment} is not kept: fetch the whole fragment",
             )
         yield pb.FetchReply(
             header=pb.FetchHeader(

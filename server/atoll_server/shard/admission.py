@@ -9,52 +9,52 @@ from atoll_wire.layout.layout import FragmentLayout
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
-MAX_NUMBER = 1 << 62  # of seq: what the ledger can hold
+MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; above them, a weight would lose its meaning
+MAX_NUMBER = 1 << 62  # limit of seq that the ledger can store
 
 
 def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:
     """Raises Refused for a header that is invalid in this run."""
     most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
-        raise _malformed(header, f"uses codec {header.codec}, the run {run_codec.name}")
+        raise _malformed(header, f"uses codec {header.codec}, the run uses {run_codec.name}")
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
             f"declares {header.frames} frames and {header.size_bytes} bytes; the fragment has {len(fragment.frames)} "
-            f"frames of at most {most} bytes in all",
+            f"frames of at most {most} bytes in total",
         )
     if not (0 < header.tokens <= MAX_TOKENS and 0 < header.steps <= MAX_STEPS) or len(header.digest) != 32:
         raise _malformed(
             header,
             f"declares {header.tokens} tokens, {header.steps} steps and a digest of {len(header.digest)} bytes: "
-            "at least one token, one step and 32 bytes are needed",
+            "at least one token, at least one step and 32 bytes are needed",
         )
     if header.seq > MAX_NUMBER:
         raise _malformed(header, f"has a seq above {MAX_NUMBER}")
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
-    """Raises Refused when the base version does not exist, or is too old.
+    """Raises Refused when the base version does not exist or is too old.
 
-    version: of the fragment now. staleness, max_staleness: outer steps.
+    version: the fragment's current version. staleness, max_staleness: outer steps.
     """
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
             f"contribution {_name(header)} begins at version {header.base_version}, the newest here is {version} (was "
-            "the core restored from a backup?): fetch the fragment whole and drop the outstanding work",
+            "the core restored from a backup?): fetch the whole fragment and drop the outstanding work",
         )
     if staleness > max_staleness:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is {staleness:.3g} outer steps old, the run takes {max_staleness}: fetch "
-            "the fragment whole and drop the outstanding work",
+            f"contribution {_name(header)} is {staleness:.3g} outer steps old, the limit is {max_staleness}: fetch "
+            "the whole fragment and drop the outstanding work",
         )
 
 
 def declared(header: pb.PushHeader) -> pb.PushHeader:
-    """The part of a header that describes the contribution; the rest may differ when the header is sent again."""
+    """The part of a header that describes the contribution. The rest may differ when the header is sent again."""
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")

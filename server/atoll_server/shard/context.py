@@ -1,4 +1,4 @@
-"""The dependencies of a shard: settings, clock, ledger and journal of its process and its run."""
+"""The dependencies of a shard: the settings, clock, ledger and journal of its process and run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """settings: of the process. clock: the run's. fail: called with an error that ends the process."""
+    """What a shard depends on. clock: the run's clock. fail: called with an error, ends the process."""
 
     settings: CoreSettings
     run: RunSettings

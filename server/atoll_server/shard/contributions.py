@@ -1,7 +1,7 @@
 """Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
 
-Memory follows the ledger: each method is called after its change is durable. At start the same methods run over the
-ledger's sums and the contributions after them, so that the sums are exact whenever the process died.
+Each method is called after its change is durable, so memory follows the ledger. At start, the same methods run over
+the ledger's sums and the later contributions. The sums are therefore exact, whenever the process died.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from atoll_server.storage.spool import StoredPayload
 
 
 class Contributions:
-    """Contributions of one generation. accepted, merged, refused: counts since the run began."""
+    """Contributions of one generation. accepted, merged, refused: number of contributions since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: of this shard; they keep the contributions that wait for a merge. parameters: of the model."""
+        """fragments: this shard's; they keep the contributions that wait for a merge. parameters: the model's."""
         self._fragments = fragments
-        self._shard = min(fragments)  # this shard's key in accounts: no other shard has this fragment
+        self._shard = min(fragments)  # this shard's key in accounts, since no other shard has this fragment
         self._parameters = parameters
         self._registry = registry
-        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
-        self.pending_bytes: Counter[str] = Counter()  # of each learner
-        self.merges = 0  # of all fragments, since this core started
-        self.merged_at: dict[str, int] = {}  # by learner: `merges` when it joined or was last part of a merge
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, and its tokens
+        self.pending_bytes: Counter[str] = Counter()  # by learner
+        self.merges = 0  # merges of all fragments since this core started
+        self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last part of a merge
         self.accepted = 0
         self.merged = 0
         self.refused = 0
@@ -72,7 +72,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Tokens in this incarnation's contributions to this fragment, without refused ones."""
+        """Tokens in this incarnation's contributions to this fragment, without refused contributions."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
@@ -86,7 +86,7 @@ class Contributions:
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
-        """Counts the fate of an acknowledged contribution: merged, or refused."""
+        """Counts the fate of an acknowledged contribution: merged or refused."""
         held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
@@ -104,7 +104,7 @@ class Contributions:
         entry.unsaved = True
 
     def joined(self, learner: str) -> None:
-        """Starts to count the merges without this learner, see `missed`."""
+        """Starts to count merges without this learner, see `missed`."""
         self.merged_at[learner] = self.merges
 
     def published(self, learners: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ class Contributions:
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:
-        """The contribution's tokens, times its fragment's part of all parameters."""
+        """The contribution's tokens times its fragment's part of all parameters."""
         return row.tokens * self._fragments[row.key.fragment].place.length / self._parameters
 
 
@@ -139,5 +139,5 @@ def receipt_of(fate: FateRow) -> pb.Receipt:
 
 
 def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
-    """A refusal as a row for the ledger. version: of the fragment now."""
+    """A refusal as a row for the ledger. version: the fragment's current version."""
     return FateRow(refusal.key, Fate.REFUSED, version, reason=refusal.reason, dropped=refusal.drop)

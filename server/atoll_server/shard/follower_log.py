@@ -1,4 +1,4 @@
-"""Notifications for followers: a bounded log of the journal entries that learners must know."""
+"""Notifications for followers: a bounded log of the journal entries that learners need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
-BEAT_S = 1.0  # interval of empty notifications while there is no news: the core is alive
+BEAT_S = 1.0  # interval of empty notifications, which show that the core is alive while there is no news
 
 
 class FollowerLog:
@@ -29,7 +29,7 @@ class FollowerLog:
         self.closed = False
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Adds a notification, if learners must know the entry."""
+        """Adds a notification if learners need the entry."""
         match entry:
             case entries.RoundOpened(fragment, cycle):
                 self._append(pb.Notification(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
@@ -86,13 +86,13 @@ class FollowerLog:
         changed.set()
 
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
-        """Notifications after a position; the full state first when the position is unknown or too old.
+        """Notifications after a position. The full state comes first if the position is unknown or too old.
 
-        Without news it yields an empty notification every BEAT_S, so that a follower notices when the core is silent.
+        Without news, yields an empty notification every BEAT_S, so that a follower notices a core that does not answer.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:
-            changed = self._changed  # read first, so that an entry appended while the reader is busy wakes it
+            changed = self._changed  # read first, so that an entry that is appended while the reader is busy wakes it
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence

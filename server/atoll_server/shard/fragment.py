@@ -1,4 +1,4 @@
-"""One fragment of the run, at the shard that owns it, with all state that belongs to this fragment alone."""
+"""One fragment of the run, at the shard that owns it, with all of its own state."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class HeldContribution:
 
 @dataclass(slots=True, eq=False)
 class Fragment:
-    """The event loop owns all state; worker threads change arrays of `state` only while `lock` is held.
+    """A fragment. The event loop owns all state; worker threads change arrays of `state` only while `lock` is held.
 
-    place: its tensors and frames. state: the newest durable version. rounds: changed by the syncer alone.
+    place: its tensors and frames. state: the newest durable version. rounds: changed only by the syncer.
     """
 
     place: layout.FragmentLayout
     state: FragmentState
     rounds: RoundState
     norms: NormLimiter
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # while it is merged, or written to a snapshot
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a merge, and while a snapshot is written
     held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # contributions that wait for a merge
-    refused: list[pb.Receipt] = field(default_factory=list)  # since the newest update; the next update carries them
-    published_at: float | None = None  # monotonic seconds, of the newest version
+    refused: list[pb.Receipt] = field(default_factory=list)  # refusals that the next update carries
+    published_at: float | None = None  # monotonic seconds when the newest version was published
 
     @property
     def index(self) -> int:

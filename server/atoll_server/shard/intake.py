@@ -1,6 +1,6 @@
-"""The path of a contribution from its header to its receipt, top to bottom: offer, write, judge, keep, receipt.
+"""The path of a contribution from its header to its receipt, from top to bottom: offer, write, judge, keep, receipt.
 
-`uploads` has the state of each upload, `payload_writer` its bytes. This module holds no state.
+`uploads` has the state of each upload, and `payload_writer` its bytes. This module has no state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Intake:
         self._shard = shard
 
     def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt that its key has already. Raises Refused.
+        """Admits a contribution, or returns the receipt that its key already has. Raises Refused.
 
         now: monotonic seconds.
         """
@@ -53,16 +53,16 @@ class Intake:
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
         """Checks and writes the frames of a message. Raises Refused.
 
-        The last frame completes the upload, and so do values that are not finite; other invalid frames end it.
+        The last frame completes the upload, as do values that are not finite. Other invalid frames end it.
         """
         if upload.state is UploadState.DROPPED:
             raise upload.refused()
         for frame in frames:
             if frame.index >= upload.part.frames:
-                text = f"frame {frame.index} of {upload.key}: there are {upload.part.frames}"
+                text = f"frame {frame.index} of {upload.key} does not exist: it has {upload.part.frames} frames"
                 raise Refused(Status.INVALID_ARGUMENT, text)
         writing = asyncio.create_task(self._write(upload, frames, now))
-        refused = await asyncio.shield(writing)  # the last frame counts even if its stream is cut now
+        refused = await asyncio.shield(writing)  # the last frame counts even if its stream breaks now
         if refused is not None:
             raise refused
 
@@ -91,19 +91,19 @@ class Intake:
     # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
-        """Judges a complete upload, makes it or its refusal durable, and lets its streams answer."""
+        """Judges a complete upload, makes it or its refusal durable, and releases its streams to answer."""
         shard = self._shard
         try:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
-        except Exception as error:  # a failed disk, or a bug: what is durable is not known
+        except Exception as error:  # a failed disk or a bug: it is unknown what is durable
             shard.work.fail(error)
-            upload.stop(Refused(Status.UNAVAILABLE, "the core failed and stops: try again later"))
+            upload.stop(Refused(Status.UNAVAILABLE, "the core failed and is stopping: try again later"))
             return
         shard.uploads.finish(upload, receipt)
 
     def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
-        """Returns the upload's row for the ledger, and the reason of its refusal; empty: it is accepted."""
+        """Returns the upload's row for the ledger, and the reason for its refusal, which is empty if it is accepted."""
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key,
@@ -138,7 +138,7 @@ class Intake:
         spent = entry.account.past[0] if dead else entry.account.current  # past[0]: sums of all dead incarnations
         rates = registry.rates(wall)
         tokens = spent.tokens
-        if not dead:  # tokens that were held back at the last report may count by now
+        if not dead:  # tokens that were held back at the last report may count now
             tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
         reported = Declared(tokens, spent.steps)
         unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
@@ -155,7 +155,7 @@ class Intake:
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
-        """Makes the payload durable, then the row; only then the syncer learns of the contribution."""
+        """Makes the payload durable, then the row. Only then does the syncer learn of the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
@@ -170,7 +170,7 @@ class Intake:
         )
 
     async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        """Refuses a complete contribution: its receipt is durable, its payload is not kept."""
+        """Refuses a complete contribution. Its receipt is durable; its payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
@@ -185,6 +185,6 @@ class Intake:
     # ------------------------------------------------------------------------------ acknowledged
 
     async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload is durable or refused; each of its streams may call it. Raises Refused."""
+        """Waits until an upload is durable or refused. Each of its streams may call it. Raises Refused."""
         await upload.ended.wait()
         return self._shard.uploads.receipt(upload)

@@ -1,4 +1,4 @@
-"""Published updates in the form that is sent, and a bounded cache of them."""
+"""Published updates in the form in which they are sent, and a bounded cache of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll_server.merging.merge import Update
 class Publication:
     """A published update as it is sent to all learners, with the fates that its merge decided.
 
-    messages: its frames; sizes: of their payloads; crc32c: of the published parameters after it.
+    messages: its frames. sizes: their payload bytes. crc32c: checksum of the published parameters after the update.
     """
 
     version: int
@@ -33,12 +33,12 @@ class Publication:
 
     @property
     def size_bytes(self) -> int:
-        """The sum over all payloads."""
+        """The size of all payloads together."""
         return sum(self.sizes)
 
 
 class UpdateCache:
-    """Updates by (fragment, version), the oldest dropped first when there are too many bytes or versions."""
+    """Updates by (fragment, version). Above a limit on bytes or versions, it drops the oldest update first."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes
@@ -47,7 +47,7 @@ class UpdateCache:
         self.size_bytes = 0
 
     def add(self, fragment: int, publication: Publication) -> None:
-        """Adds an update. A learner that needs an update dropped here fetches the whole fragment."""
+        """Adds an update. A learner that needs a dropped update fetches the whole fragment."""
         version = publication.version
         self._kept[fragment, version] = publication
         self.size_bytes += publication.size_bytes
@@ -56,7 +56,7 @@ class UpdateCache:
             self._drop(next(iter(self._kept)))
 
     def get(self, fragment: int, version: int) -> Publication | None:
-        """The update that leads to `version`; None when the cache dropped it."""
+        """The update that leads to `version`; None if the cache has dropped it."""
         return self._kept.get((fragment, version))
 
     def _drop(self, place: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Readers of a fragment's published parameters while merges continue: a merge does not change arrays that are read."""
+"""Readers of a fragment's published parameters while merges continue. A merge does not change arrays that are read."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 
-MAX_WAIT_S = 10.0  # longest wait for a merge that is being made durable, or for a snapshot
+MAX_WAIT_S = 10.0  # longest wait until a merge is durable, or for a snapshot
 
 
 class Readers:
     """The readers of all fragments of a shard."""
 
     def __init__(self, work: Work) -> None:
-        """work: its `failed` says that a merge may have left a half changed state, which must not be read."""
+        """work: if it has failed, a merge may have left a half-changed state, which must not be read."""
         self._work = work
-        self._versions = ReaderLimits()  # each theta_pub, by its identity
+        self._versions = ReaderLimits()  # versions are theta_pub arrays, by identity
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
-        """Context with a fragment's newest durable state: its theta_pub, and only that, does not change meanwhile.
+        """Context with a fragment's newest durable state. Only its theta_pub is guaranteed not to change meanwhile.
 
-        reader: a learner, limited to few versions at a time; None: a reader that is soon done. Raises Refused when the
-        state is not available soon.
+        reader: a learner, which may read few versions at a time; None for a reader that is done soon. Raises Refused
+        when the state does not become available soon.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 await fragment.lock.acquire()
         except TimeoutError as error:
-            text = f"fragment {fragment.index} is being merged, and its ledger's disk is slow: try again"
+            text = f"fragment {fragment.index} is being merged, and the core's disk is slow: try again"
             raise Refused(Status.UNAVAILABLE, text) from error
         try:
             if self._work.failed:
-                raise Refused(Status.UNAVAILABLE, "the core failed and stops: try again later")
+                raise Refused(Status.UNAVAILABLE, "the core failed and is stopping: try again later")
             state = fragment.state
         except BaseException:
             fragment.lock.release()
             raise
         who = reader if reader is not None else object()
         with self._versions.read(who, fragment.index, id(state.theta_pub), ending()):
-            fragment.lock.release()  # only now: a merge asks `any_of` while it holds the lock
+            fragment.lock.release()  # only now, since a merge asks `any_of` while it holds the lock
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
-        """Whether any reader uses this state; if so, a merge writes the next theta_pub to new memory."""
+        """Whether any reader uses this state. If so, a merge writes the next theta_pub to new memory."""
         return self._versions.reads(id(state.theta_pub))
 
     def passed(self, fragment: int) -> None:

@@ -1,7 +1,7 @@
-"""Carries out what the syncer decides; the only place where ledger, spool, merge and publications meet.
+"""Carries out the syncer's decisions with the ledger, the spool, merges and publications.
 
-One event loop owns all state. Disk and numerics run in worker threads on values that no other code writes, and their
-results come back as events. Every effect is durable before it is visible.
+One event loop owns all state. Disk access and numerics run in worker threads on values that no other code writes, and
+their results come back as events. Every effect is durable before it is visible.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 
-BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
+BYTES_A_PARAMETER = 12  # bytes in a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # least bytes per parameter in the cache: nearly one update of every fragment
 
 
 class Shard:
-    """The fragments of a run whose states are in `restored`. Calls of the service and timers drive it."""
+    """The fragments of a run whose states are in `restored`. The service's calls and timers drive it."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
-        """view: the registrar's newest. damaged: a damaged snapshot was found and dropped."""
+        """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
         self.context = context
         self.view = view
         self.follower_log = FollowerLog(context.settings.limits.notifications, self._current)
-        self._journal = Journal()  # followers of this shard get an entry first, then subscribers of the core's journal
+        self._journal = Journal()  # this shard's followers get an entry before the subscribers of the core's journal
         self._journal.subscribe(self.follower_log.on, only_shows=False)
         self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
@@ -63,7 +63,7 @@ class Shard:
         self.spool = Spool(
             context.settings.directory / "spool", limits.spool_bytes, limits.contents_bytes, context.disk
         )
-        self._parameters = sum(state.theta.size for state in restored.states.values())  # of its fragments
+        self._parameters = sum(state.theta.size for state in restored.states.values())
         cache_bytes = max(limits.update_cache_bytes, int(UPDATES_KEPT * self._parameters))
         self.cache = UpdateCache(cache_bytes, limits.update_cache_versions)
         self.fragments = {
@@ -91,11 +91,11 @@ class Shard:
         self.dispatch(ev.Ticked())
 
     async def stop(self) -> None:
-        """Opens no more rounds and waits for running merges."""
+        """Stops opening rounds, and waits for running merges."""
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
-        await self.work.stop()  # a merge that ends may let another round close
+        await self.work.stop()  # the end of a merge may let another round close
 
     # ------------------------------------------------------------------------------ events in, effects out
 
@@ -135,9 +135,9 @@ class Shard:
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
-        """Sets the spool's space: a snapshot and the ledger must still fit when all uploads are complete.
+        """Sets the spool's space so that a snapshot and the ledger still fit when all uploads are complete.
 
-        free_bytes: of the disk now.
+        free_bytes: free space of the disk now.
         """
         kept = self.context.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self._parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
@@ -172,7 +172,7 @@ class Shard:
             try:
                 merged, publication, took_s = await self.work.on_merges(work)
             except Exception as error:
-                self.work.fail(error)  # before another task gets this fragment's lock
+                self.work.fail(error)  # must come before another task gets this fragment's lock
                 raise
             self._record(entries.MergeComputed(fragment.index, effect.version))
             crash_points.point("merge.computed")
@@ -206,7 +206,7 @@ class Shard:
     def _publish(
         self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow], view: RunView
     ) -> None:
-        """Publishes a durable merge. view: of the run, as the merge used it."""
+        """Publishes a durable merge. view: the view of the run that the merge used."""
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
@@ -226,14 +226,14 @@ class Shard:
         self._forget(refused)
 
     def _forget(self, refused: list[ContributionRow]) -> None:
-        """Deletes refused payloads; merged ones stay until two snapshots cover them."""
+        """Deletes refused payloads. Merged payloads stay until two snapshots cover them."""
         for row in refused:
             self.work.on_frames(self.spool.delete, self.context.generation, row.key, row.size_bytes)
 
     # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """An acknowledged contribution that has no fate yet. KeyError when it has one."""
+        """An acknowledged contribution that has no fate yet. Raises KeyError if it has a fate."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
@@ -245,7 +245,7 @@ class Shard:
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
-        """The full state, for followers whose position is not known."""
+        """The full state, for followers whose position is unknown."""
         return pb.FullState(
             versions=self.versions(),
             open=[
@@ -261,7 +261,7 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the registrar
 
     def told(self, view: RunView) -> None:
-        """Takes the registrar's view, unless it has a newer one. Followers are notified of a pause and of its end."""
+        """Takes the registrar's view unless it is old. Notifies followers when the run is paused or resumed."""
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
@@ -270,7 +270,7 @@ class Shard:
             self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
 
     def joined(self, learner: str, incarnation: int) -> None:
-        """A process joined under a name: unfinished uploads of older incarnations are dropped."""
+        """Drops unfinished uploads of older incarnations, since a new process joined under this name."""
         self.uploads.fence(learner, incarnation)
         self.contributions.joined(learner)
         self.dispatch(ev.Joined(learner, incarnation))
@@ -281,7 +281,7 @@ class Shard:
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
-        """Counts payloads sent to a learner. parameters: that they stand for. whole: whole fragments, not updates."""
+        """Counts payloads sent to a learner. parameters: number in them. whole: whole fragments, not updates."""
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True
         if whole:

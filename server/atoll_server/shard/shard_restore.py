@@ -1,4 +1,4 @@
-"""Restores a shard's memory from the ledger: rounds, pending contributions, receipts, counters, used spool space."""
+"""Restores a shard's memory from the ledger: rounds, pending contributions, receipts, counters and spool space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry import entries
 
 
 def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
-    """Restores a shard to the state in the ledger. Called before the core accepts calls. Raises LedgerError."""
+    """Restores a shard to the state in the ledger, before the core accepts calls. Raises LedgerError."""
     context = shard.context
     generation = context.generation
     shard.contributions.forget()
@@ -46,7 +46,7 @@ def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> N
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
     room = _room(shard, db, restored)
-    deleted = shard.spool.sweep(room)  # other files were never acknowledged, or are no longer needed
+    deleted = shard.spool.sweep(room)  # all other files were never acknowledged, or are no longer needed
     shard.spool.prepare(generation, shard.fragments)
     shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
     for index, updates in restored.updates.items():
@@ -80,7 +80,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
     }
     for totals_row in newest.values():
         if not totals_row.seq:
-            continue  # the learner sent nothing in this generation
+            continue  # the learner has sent nothing in this generation
         key = ContributionKey(totals_row.learner, totals_row.incarnation, totals_row.fragment, totals_row.seq)
         found = shard_ledger.contribution(db, generation, key)
         if found is None:
@@ -89,7 +89,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
 
 
 def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
-    """Every payload that is kept, with the bytes that count against the spool's limit."""
+    """All payloads that are kept, with the bytes that count against the spool's limit."""
     spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
     if shard.context.run.record:
@@ -101,13 +101,13 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
     for fragment, after in covered(restored.snapshots, shard.fragments).items():
         for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
             room[spool.path(made_in, row.key)] = row.size_bytes
-    if undoable(restored.snapshots, restored.line):  # undone work is kept until two snapshots of this generation exist
+    if undoable(restored.snapshots, restored.line):  # undone work stays until two snapshots of this generation exist
         room = dict.fromkeys(spool.older(generation), 0) | room
     return room
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingContribution | None:
-    """Counts a contribution. If it waits for its merge, opens its payload and returns it; else returns None."""
+    """Counts a contribution. If it waits for its merge, opens its payload and returns it. Otherwise returns None."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate is not Fate.PENDING:

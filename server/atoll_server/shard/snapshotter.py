@@ -24,13 +24,13 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REPLAY_S = 0.5  # of merges above the newest snapshot, which a start replays
+LONGEST_REPLAY_S = 0.5  # duration of merges after the newest snapshot, which a start replays
 FAILED_S = 1.0  # least duration that a failed snapshot counts as
-REST = 10.0  # least pause between two snapshots, in durations of the last one, however long a replay would take
+REST = 10.0  # least pause after a snapshot, as a multiple of its duration, even if a replay would take long
 
 
 class Snapshotter:
-    """The snapshots of one shard. rows: those on disk, oldest first.
+    """The snapshots of one shard. rows: snapshots on disk, oldest first.
 
     undone: snapshots of work that a rollback undid. They stay until this generation has two snapshots.
     """
@@ -45,7 +45,7 @@ class Snapshotter:
         *,
         damaged: bool,
     ) -> None:
-        """spool: has the payloads that snapshots cover. damaged: a damaged snapshot was found and dropped."""
+        """spool: has the payloads that snapshots cover. damaged: whether a damaged snapshot was found and dropped."""
         self._context = context
         self._fragments = fragments
         self._spool = spool
@@ -59,8 +59,8 @@ class Snapshotter:
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at = context.clock.monotonic()
         self._took_s = 0.0
-        self._unsaved_s = restored.replay_s  # duration of the merges above the newest snapshot: a start replays them
-        self._one_is_missing = damaged  # its payloads are deleted: only one copy of what it covered is left
+        self._unsaved_s = restored.replay_s  # duration of the merges after the newest snapshot, which a start replays
+        self._one_is_missing = damaged  # its payloads are deleted, so only one copy of the work is left
 
     def all(self) -> list[SnapshotRow]:
         """All snapshots that can be restored, oldest first."""
@@ -71,7 +71,7 @@ class Snapshotter:
         self._unsaved_s += took_s
 
     def due(self) -> bool:
-        """Whether to take a snapshot: it is time or a replay would take too long, and there are new merges; or one is
+        """Whether to take a snapshot: there are new merges and it is time or a replay would take too long, or one is
         missing."""
         since_s = self._context.clock.monotonic() - self._taken_at
         late = since_s >= self._context.settings.snapshot_every_s
@@ -86,14 +86,14 @@ class Snapshotter:
         return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
-        """Writes and commits a snapshot, then deletes what is no longer needed; goes on if the caller is cancelled."""
+        """Writes and commits a snapshot, then deletes unneeded files. Continues if the caller is cancelled."""
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
         task.add_done_callback(self._taken)
         return await asyncio.shield(task)
 
     async def settled(self) -> None:
-        """Waits for running snapshots, also those whose caller was cancelled."""
+        """Waits for running snapshots, including those whose caller was cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -101,7 +101,7 @@ class Snapshotter:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:  # recorded here, since the caller may have been cancelled
-            # The ledger and the spool still hold everything: only the next start takes longer.
+            # The ledger and the spool still have everything, so only the next start takes longer.
             self._context.record(entries.SnapshotFailed(str(error)))
 
     async def _take(self) -> SnapshotRow:
@@ -116,7 +116,7 @@ class Snapshotter:
                 await self._write(writer)
             except OSError:
                 self._took_s = max(FAILED_S, context.clock.monotonic() - self._taken_at)
-                await asyncio.to_thread(writer.give_up)  # frees its disk space for other files
+                await asyncio.to_thread(writer.give_up)  # frees its disk space
                 raise
             row = SnapshotRow(
                 number,
@@ -141,11 +141,11 @@ class Snapshotter:
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
-        """Adds to the ledger's sums; returns whether there may be more to add. Runs in the ledger's thread."""
+        """Adds contributions to the ledger's sums; returns whether there may be more. Runs in the ledger's thread."""
         try:
             return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # raised before the first write
-            log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
+            log.error("the ledger is damaged: training continues, but a restart may fail", error=str(error))
             return False
 
     async def _write(self, writer: SnapshotWriter) -> None:
@@ -181,9 +181,9 @@ class Snapshotter:
     def _covered(
         self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
     ) -> list[tuple[int, ContributionKey, int]]:
-        """Payloads that two snapshots cover now, but did not before.
+        """Payloads that two snapshots cover now, but did not cover before.
 
-        bounds: by fragment, (after, to): versions above `after` up to `to`.
+        bounds: for each fragment (after, to), which stands for the versions above `after` up to `to`.
         """
         return [
             (generation, row.key, row.size_bytes)
@@ -192,7 +192,7 @@ class Snapshotter:
         ]
 
     def _let_go(self, covered: list[tuple[int, ContributionKey, int]]) -> None:
-        """Deletes covered payloads. A recorded run keeps them, but they no longer count against the spool's limit."""
+        """Deletes covered payloads. A recorded run keeps them, but no longer counts them against the spool's limit."""
         for generation, key, size_bytes in covered:
             if self._context.run.record:
                 self._spool.release(size_bytes)
@@ -200,16 +200,16 @@ class Snapshotter:
                 self._spool.delete(generation, key, size_bytes)
 
     def _let_go_of_undone(self) -> None:
-        """Deletes payloads of older generations, unless the run is recorded: two snapshots cover all of them."""
+        """Deletes payloads of older generations, which two snapshots cover, unless the run is recorded."""
         if not self._context.run.record:
             self._spool.delete_older(self._context.generation)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Whether work that a rollback undid is kept: until this generation has two snapshots."""
+    """Whether work that a rollback undid is still kept, which ends when this generation has two snapshots."""
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
-    """By fragment, the version up to which two snapshots cover the payloads; 0 with fewer than two snapshots."""
+    """For each fragment, the version up to which two snapshots cover the payloads; 0 with fewer than two snapshots."""
     return rows[-2].versions if len(rows) >= 2 else dict.fromkeys(fragments, 0)

@@ -4,14 +4,14 @@
        |          |
        +----------+-----> dropped
 
-- growing: frames arrive, over any number of streams. It may be dropped at any moment; nothing was acknowledged.
-- whole: all frames are here, and later frames do not change it. It is judged and made durable, even if its learner is
-  fenced off meanwhile, or its streams are cut.
-- durable: its row is committed and its learner may have the receipt. From here on it is a contribution.
-- dropped: its space is returned and its file deleted. Its streams get the reason: a receipt if the refusal is in the
-  ledger, else an error.
+- growing: frames arrive over any number of streams. Nothing is acknowledged, so the upload may be dropped at any time.
+- whole: all frames are here, and later frames change nothing. The upload is judged and made durable, even if its
+  learner is fenced meanwhile or its streams break.
+- durable: its row is committed, and its learner may have the receipt. The upload is now a contribution.
+- dropped: its space is returned and its file is deleted. Its streams get the reason, as a receipt if the refusal is in
+  the ledger, otherwise as an error.
 
-After a failed fsync or commit an upload stays whole: what the disk holds is not known, and the process ends.
+After a failed fsync or commit, an upload stays whole. The state of the disk is then unknown, and the process ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class UploadState(Enum):
 
 
 class UploadEvent(Enum):
-    """An event of an upload; the value completes a sentence for people."""
+    """An event of an upload. The value is text for messages."""
 
-    ALL_FRAMES = "all its frames came, as declared"
-    BAD_VALUES = "values came that are not finite"
-    GIVEN_UP = "it was given up"  # for invalid frames, silence, a full disk, a newer contribution or incarnation
+    ALL_FRAMES = "all its frames arrived, as declared"
+    BAD_VALUES = "values arrived that are not finite"
+    GIVEN_UP = "it was given up"  # invalid or missing frames, a full disk, or a newer contribution or incarnation
     KEPT = "its row was committed"
     REFUSED = "its refusal was committed"
 
@@ -48,7 +48,7 @@ NEXT = {
 
 
 class TransitionError(RuntimeError):
-    """The table has no such transition: a bug in Atoll."""
+    """The table lacks this transition, which is a bug in Atoll."""
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:

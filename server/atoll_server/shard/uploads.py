@@ -1,7 +1,7 @@
 """All uploads of a shard that are not yet durable, and the newest receipt of each learner and fragment.
 
-Frames of one contribution may arrive over several streams at a time; these share one `Upload`. Only the event loop
-uses this module. Methods return values; `intake` acts on them.
+Frames of one contribution may arrive over several streams at a time, which share one `Upload`. Only the event loop
+uses this module. Its methods return values, and `intake` acts on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll_server.shard.work import Work
 from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
 
-SHORTEST_WAIT_S = 5.0  # least wait for the next frame of a stream; the longest is `upload_idle_s`
+SHORTEST_WAIT_S = 5.0  # least wait for the next frame of a stream; the longest wait is `upload_idle_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +41,25 @@ class LatestReceipt:
 class Upload:
     """One contribution that is being uploaded.
 
-    cycle: the round of its fragment when it was offered. touched_at: monotonic seconds when a new frame last arrived.
+    cycle: its fragment's round when it was offered. touched_at: monotonic seconds when a new frame last arrived.
     """
 
     key: ContributionKey
     header: pb.PushHeader
     cycle: int
     part: PayloadWriter
-    arrivals: ArrivalEstimator  # of its frames
+    arrivals: ArrivalEstimator  # arrival times of its frames
     touched_at: float
     state: UploadState = UploadState.GROWING
     streams: int = 0  # number of streams that wait for a frame
-    bad_values: str = ""  # why it will be refused with a receipt; empty: its values are finite so far
-    error: Refused | None = None  # why its streams get no receipt
+    bad_values: str = ""  # the reason for a refusal with a receipt; empty while its values are finite
+    error: Refused | None = None  # the error of its streams when there is no receipt
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when durable or dropped, or when the core fails
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """Context of a stream that waits for its next frame; gives the longest wait in seconds."""
-        max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams together
+        """Context of a stream that waits for its next frame; yields the longest wait in seconds."""
+        max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams
         self.streams += 1
         try:
             yield max_wait_s
@@ -71,7 +71,7 @@ class Upload:
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """Ends the streams with an error when the core fails. The state stays: what the disk holds is not known."""
+        """Ends the streams with an error when the core fails. Keeps the state, since that of the disk is unknown."""
         self.error = error
         self.ended.set()
 
@@ -93,7 +93,7 @@ class Uploads:
         self._spool = spool
         self._work = work
         self._underway: dict[ContributionKey, Upload] = {}  # growing or whole
-        self._newest: dict[tuple[str, int], LatestReceipt] = {}  # by learner and fragment, over all incarnations
+        self._newest: dict[tuple[str, int], LatestReceipt] = {}  # by learner and fragment; over all incarnations
         self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: cycle of the newest refusal
 
     # ------------------------------------------------------------------------------ admission
@@ -107,10 +107,10 @@ class Uploads:
         pending_bytes: int,
         now: float,
     ) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt that its key has already. Raises Refused.
+        """Admits a contribution, or returns the receipt that its key already has. Raises Refused.
 
-        version, rounds: of its fragment now. max_staleness: outer steps. pending_bytes: of its learner's contributions
-        that wait for their merge. now: monotonic seconds.
+        version, rounds: its fragment's, now. max_staleness: outer steps. pending_bytes: size of its learner's
+        contributions that wait for their merge. now: monotonic seconds.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
@@ -118,7 +118,7 @@ class Uploads:
             return known
         self._check_turn(key, rounds.cycle)
         if header.cycle > rounds.cycle:
-            header.cycle = 0  # its round was lost in a restart of this core: it answers no round
+            header.cycle = 0  # a restart of this core lost its round, so it answers no round
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         for other in self._growing():
@@ -141,11 +141,11 @@ class Uploads:
         return upload
 
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
-        """The upload or receipt of a known key; None for a new one. Raises Refused when its contents differ."""
+        """The upload or receipt of a known key; None for a new key. Raises Refused when the contents differ."""
         upload = self._underway.get(key)
         if upload is not None:
             if declared(upload.header) != declared(header):
-                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} began with another header: use a new seq")
             upload.arrivals.again(now)
             upload.touched_at = now
             return upload
@@ -153,10 +153,10 @@ class Uploads:
         if newest is None or newest.receipt.seq < key.seq:
             return None
         if newest.receipt.seq > key.seq:
-            text = f"contribution {key} is older than {newest.receipt.seq}, the newest"
+            text = f"contribution {key} is older than the newest, {newest.receipt.seq}: use a new seq"
             raise Refused(Status.INVALID_ARGUMENT, text)
         if newest.digest != header.digest:
-            raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
+            raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with a different digest: use a new seq")
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
@@ -172,15 +172,15 @@ class Uploads:
         if waits_for:
             raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
         if self._refused_in.get((key.learner, key.fragment)) == cycle:
-            text = f"contribution {key} must wait: the one before it was refused; the next round takes another"
+            text = f"contribution {key} must wait, since this round refused the previous one: send it in the next round"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _reserve(self, learner: str, size_bytes: int, pending_bytes: int) -> None:
-        """Reserves space before the first frame. Raises Refused when there is none."""
+        """Reserves space before the first frame. Raises Refused when there is no space."""
         underway = sum(upload.part.size_bytes for upload in self._underway.values() if upload.key.learner == learner)
         mine = underway + pending_bytes
         if mine and mine + size_bytes > self._limits.learner_spool_bytes:
-            text = f'learner "{learner}" has {mine} bytes here that wait for their merge: try again later'
+            text = f'learner "{learner}" has {mine} bytes that wait for their merge, the limit: try again later'
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         try:
             self._spool.reserve(size_bytes)
@@ -190,7 +190,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ transitions
 
     def came(self, upload: Upload, now: float, *, new: bool) -> bool:
-        """Notes written frames; returns whether they made the upload whole. new: whether any frame was new."""
+        """Notes written frames; returns whether the upload is now whole. new: whether any frame was new."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -207,7 +207,7 @@ class Uploads:
     def came_bad(self, upload: Upload, why: str) -> bool:
         """Notes values that are not finite; returns whether this made the upload whole.
 
-        Such an upload is refused with a receipt. why: the reason in it.
+        Such an upload is refused with a receipt. why: the reason in the receipt.
         """
         if upload.state is not UploadState.GROWING:
             return False
@@ -216,17 +216,17 @@ class Uploads:
         return True
 
     def drop(self, upload: Upload, error: Refused) -> Refused:
-        """Ends a growing upload; later frames do not change one that is whole. Returns `error`."""
+        """Ends a growing upload. A whole upload does not change. Returns `error`."""
         if upload.state is UploadState.GROWING:
             upload.error = error
             self._end(upload, UploadEvent.GIVEN_UP)
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload after its row is committed: its streams get the receipt. No later fate can exist yet."""
+        """Ends a whole upload after its row is committed. Its streams get the receipt. No later fate can exist yet."""
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
-            # The ledger keeps each refusal for ever: at most one per round, however soon the next one is sent.
+            # The ledger keeps each refusal forever, so there is at most one per round.
             self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
             self._end(upload, UploadEvent.REFUSED)
         else:
@@ -247,15 +247,15 @@ class Uploads:
                 self._end(upload, UploadEvent.GIVEN_UP)
 
     def expire(self, now: float) -> None:
-        """Drops uploads that got no frame for too long, and returns their space. now: monotonic seconds."""
+        """Drops uploads that received no frame for too long, and returns their space. now: monotonic seconds."""
         max_wait_s = self._limits.upload_idle_s
         for upload in self._growing():
             if now - upload.touched_at > max_wait_s:
                 frame_bytes = upload.part.size_bytes // upload.part.frames
                 kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
-                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, and it was given up: send it again. A "
-                    f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run with "
+                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, so it was given up: send it again. A "
+                    f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run with "
                     "--codec int4"
                 )
                 self.drop(upload, Refused(Status.UNAVAILABLE, text))
@@ -268,14 +268,16 @@ class Uploads:
     def receipt(self, upload: Upload) -> pb.Receipt:
         """The current receipt of an ended upload. Raises Refused when it was given up, or a newer one is known.
 
-        It never returns an outdated receipt: the fate may have been sent since.
+        It never returns an outdated receipt, since the fate may have been sent meanwhile.
         """
         key = upload.key
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
         if newest is not None and newest.seq == key.seq:
             return newest
         if upload.state is UploadState.DURABLE:
-            raise Refused(Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for that")
+            raise Refused(
+                Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for the newer one"
+            )
         raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
@@ -290,18 +292,18 @@ class Uploads:
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
     def _decided(self, key: ContributionKey) -> LatestReceipt | None:
-        """The newest receipt, unless it is of another incarnation: that says nothing about this one."""
+        """The newest receipt; None if it is from another incarnation."""
         newest = self._newest.get((key.learner, key.fragment))
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
-        """Keeps the receipt with a contribution's fate, so that its learner can ask for it again."""
+        """Keeps the receipt with a contribution's fate, so that its learner can ask again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)
 
     def unwritten_bytes(self) -> int:
-        """Bytes reserved by uploads but not received yet."""
+        """Bytes that uploads have reserved but not yet received."""
         return sum(upload.part.size_bytes - upload.part.received_bytes for upload in self._underway.values())
 
 

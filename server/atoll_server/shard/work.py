@@ -1,4 +1,4 @@
-"""The threads and tasks of a shard. A failed task ends the process: acknowledged work was not carried out."""
+"""The threads and tasks of a shard. A failed task ends the process, since acknowledged work was not carried out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MERGE_THREADS = 2
 class Work:
     """The threads and tasks of one shard, from `start` to `stop`.
 
-    failed: the state may be half changed, so no more is written.
+    failed: whether a task failed. The state may then be half-changed, so nothing more is written.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        """fail: called with the error of a failed task; ends the process."""
+        """fail: called with the error of a failed task, ends the process."""
         self._fail = fail
         self.failed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._frames: ThreadPoolExecutor  # both from `start` on
+        self._frames: ThreadPoolExecutor  # both are set by `start`
         self._merges: ThreadPoolExecutor
 
     def start(self) -> None:
@@ -33,7 +33,7 @@ class Work:
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
     async def stop(self) -> None:
-        """Waits for all tasks, also for those that they spawn, and ends the threads."""
+        """Waits for all tasks, including tasks that they spawn, and ends the threads."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self._frames.shutdown()
@@ -57,9 +57,9 @@ class Work:
         self._fail(error)
 
     def on_frames(self, function: Callable[[*A], T], *args: *A) -> asyncio.Future[T]:
-        """Runs a function on one of the threads for frames and their files, also if the future is not awaited."""
+        """Runs a function on a thread for frames and their files, even if the future is not awaited."""
         return asyncio.get_running_loop().run_in_executor(self._frames, function, *args)
 
     def on_merges(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Runs a function on one of the threads for merges."""
+        """Runs a function on a thread for merges."""
         return asyncio.get_running_loop().run_in_executor(self._merges, function)

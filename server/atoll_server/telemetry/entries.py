@@ -1,7 +1,7 @@
-"""PURE: the entries of a run's journal: a closed set of plain values.
+"""PURE: the entries of a run's journal, a closed set of plain values.
 
-The code that causes something records it once, and only after it is durable if it must be durable. The time of an
-entry is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
+The code that causes something records it once. If it must be durable, it is durable before it is recorded. The time
+of an entry is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Started(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Restored(OfTheRun):
-    """A core serves a generation for the first time. The generation began when an operator restored this checkpoint."""
+    """A core serves for the first time a generation that began when an operator restored this checkpoint."""
 
     checkpoint: int
     generation: int
@@ -40,7 +40,7 @@ class Restored(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class TakenUp(OfTheRun):
-    """A shard restored its state from the ledger. accepted, merged, refused: counts of all contributions so far."""
+    """A shard restored its state from the ledger. accepted, merged, refused: number of contributions so far."""
 
     merges: int
     pending: int
@@ -52,7 +52,7 @@ class TakenUp(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class FirstParameters(OfTheRun):
-    """The run has its first parameters: they are durable."""
+    """The first parameters of the run are durable."""
 
     parameters: int
     fragments: int
@@ -60,7 +60,7 @@ class FirstParameters(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class FirstParametersRefused(OfTheRun):
-    """First parameters were not accepted. by_disk: the core's disk is the cause, not the sender."""
+    """First parameters were not accepted. by_disk: whether the core's disk is the cause, not the sender."""
 
     detail: str
     by_disk: bool = False
@@ -68,14 +68,14 @@ class FirstParametersRefused(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged(OfTheRun):
-    """An operator paused the run, or resumed it: then the reason is empty."""
+    """An operator paused the run, or resumed it. The reason is empty when it was resumed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(OfTheRun):
-    """A snapshot is durable. merges: of all its fragments, since the run began."""
+    """A snapshot is durable. merges: number of merges of all its fragments since the run began."""
 
     number: int
     merges: int
@@ -84,14 +84,14 @@ class SnapshotTaken(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed(OfTheRun):
-    """A snapshot could not be written. Nothing is lost: the ledger and the spool hold everything."""
+    """A snapshot could not be written. Nothing is lost, since the ledger and the spool have everything."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """An operator should act. about: identifies the trouble while it lasts; figures in the text may change."""
+    """An operator should act. about: identifies the trouble while it lasts, since figures in the text may change."""
 
     about: str
     text: str
@@ -107,22 +107,22 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """Which process a Join came from."""
+    """The process that a Join came from."""
 
-    NEW = "the first of its name"
-    RESTARTED = "another one than before"
-    AGAIN = "the same as before"
+    NEW = "the first process of its name"
+    RESTARTED = "a new process of a known name"
+    AGAIN = "the same process as before"
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(OfLearners):
-    """A process may speak for a name. by: the name in its certificate; state: of JoinReply."""
+    """A process may speak for a name. by: the name in its certificate. state: the state in its JoinReply."""
 
     learner: str
     region: str
     incarnation: int
     arrival: Arrival
-    down_s: float  # before this incarnation joined
+    down_s: float  # seconds without a process before this incarnation joined
     by: str
     state: int
 
@@ -146,7 +146,7 @@ class Readmitted(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Silenced(OfLearners):
-    """A learner makes no steps. Found by polling, see `run.watch`."""
+    """A learner makes no steps. `run.watch` finds this by polling."""
 
     learner: str
     silent_s: float
@@ -154,7 +154,7 @@ class Silenced(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(OfLearners):
-    """A learner that was silent trains again. Found by polling."""
+    """A learner that was silent trains again. `run.watch` finds this by polling."""
 
     learner: str
 
@@ -179,7 +179,7 @@ class JoinRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused(OfCallers):
-    """A call had no valid session of the learner that it names."""
+    """A call had no valid session for the learner that it names."""
 
     learner: str
     peer: str
@@ -197,7 +197,7 @@ class CallLimited(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRefused(OfCallers):
-    """A caller is not an operator. asked: the requested action; empty: a read."""
+    """A caller is not an operator. asked: the requested action; empty for a read."""
 
     asked: str
     peer: str
@@ -206,7 +206,7 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator's action is permitted and begins. operator: empty without tokens. what: the action's arguments."""
+    """An operator's action is permitted, and begins. operator: empty without tokens. what: the action's arguments."""
 
     action: str
     operator: str
@@ -225,7 +225,7 @@ class OfContributions:
 
 @dataclass(frozen=True, slots=True)
 class UploadBegan(OfContributions):
-    """A stream of a contribution was admitted; there may be several. received: number of frames received before."""
+    """A stream of a contribution was admitted. There may be several. received: number of frames received before."""
 
     key: ContributionKey
     cycle: int
@@ -234,7 +234,7 @@ class UploadBegan(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(OfContributions):
-    """A contribution was refused before its upload was complete: the ledger does not have it."""
+    """A contribution was refused before its upload was complete, so the ledger does not have it."""
 
     learner: str
     refused: Refused
@@ -242,7 +242,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more than its learner can have trained: only a part of it counts."""
+    """A contribution declares more than its learner can have trained, so only a part of it counts."""
 
     learner: str
     tokens: int
@@ -253,7 +253,7 @@ class Clamped(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(OfContributions):
-    """A contribution is durable, and waits for its merge. cycle: of the round that it answers."""
+    """A contribution is durable, and waits for its merge. cycle: the cycle of the round that it answers."""
 
     key: ContributionKey
     cycle: int
@@ -261,7 +261,7 @@ class Acknowledged(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRefused(OfContributions):
-    """A complete contribution was refused at once. The refusal is durable; its stream gets the receipt."""
+    """A complete contribution was refused at once. The refusal is durable, and its stream gets the receipt."""
 
     fate: FateRow
     cycle: int
@@ -269,7 +269,7 @@ class ArrivalRefused(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class PendingRefused(OfContributions):
-    """An acknowledged contribution will not be merged; the refusal is durable."""
+    """An acknowledged contribution will not be merged. The refusal is durable."""
 
     fate: FateRow
 
@@ -285,7 +285,7 @@ class OfRounds:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened(OfRounds):
-    """Learners are asked for their work on a fragment."""
+    """Learners are asked for contributions to a fragment."""
 
     fragment: int
     cycle: int
@@ -303,7 +303,7 @@ class Declined(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed(OfRounds):
-    """A round closed, or late contributions are merged without a round: the merge begins."""
+    """A merge begins: a round closed, or late contributions are merged without a round."""
 
     merge: Merge
 
@@ -325,7 +325,7 @@ class MergeComputed(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Published(OfRounds):
-    """A merge is durable, and learners may fetch it. size_bytes: of its update; tokens: trained by the run so far."""
+    """A merge is durable, and learners may fetch it. size_bytes: of its update. tokens: trained by the run so far."""
 
     merge: Merge
     size_bytes: int

@@ -1,4 +1,4 @@
-"""PURE: recent events as text for people. A reader's position is (log, number), as a follower's."""
+"""PURE: recent events as text for people. A reader's position is (log, number), like a follower's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
 MAX_EVENTS = 2000  # kept
-REFUSED_EVERY_S = 10.0  # refused contributions share one event, at most this often
+REFUSED_EVERY_S = 10.0  # least time between two events about refused contributions
 
 
 class Kind(StrEnum):
-    """Kind of an event; the values are the dashboard's names."""
+    """Kind of an event. The values are the dashboard's names."""
 
     CORE = "core"
     JOINED = "joined"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """at: seconds of the run's clock. learner: empty when the event concerns the whole run."""
+    """One event. at: seconds of the run's clock. learner: empty when the event concerns the whole run."""
 
     number: int
     at: float
@@ -55,12 +55,12 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Events after a reader's position; all that are kept when the position is of another process."""
+        """Events after a reader's position; all kept events when the position is from another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 
     def on(self, entry: Entry, now: float) -> None:  # noqa: C901, PLR0912 - a case for each kind
-        """Adds an event, if the entry is of interest to people. now: monotonic seconds."""
+        """Adds an event if people should know of the entry. now: monotonic seconds."""
         match entry:
             case entries.Started():
                 self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)
@@ -68,7 +68,7 @@ class EventLog:
                 text = f"restored to checkpoint {entry.checkpoint} (generation {entry.generation})"
                 self._add(Kind.CORE, text, now)
             case entries.FirstParameters():
-                self._add(Kind.CORE, f"the run has its first parameters: {entry.parameters:,}", now)
+                self._add(Kind.CORE, f"the run has its first parameters ({entry.parameters:,})", now)
             case entries.PauseChanged():
                 text = f"paused {entry.reason}" if entry.reason else "resumed"
                 self._add(Kind.PAUSED, text, now)
@@ -109,7 +109,7 @@ class EventLog:
         if not self._refused or now - self._refused_at < REFUSED_EVERY_S:
             return
         what = "contribution was" if self._refused == 1 else "contributions were"
-        text = f"{self._refused} {what} refused: receipts and the core's log give learners and reasons"
+        text = f"{self._refused} {what} refused: see `atoll receipts` or the core's log"
         self._add(Kind.REFUSED, text, now)
         self._refused = 0
         self._refused_at = now
@@ -119,7 +119,7 @@ class EventLog:
             case Arrival.NEW:
                 self._add(Kind.JOINED, f"joined from {entry.region or 'no region'}", now, entry.learner)
             case Arrival.RESTARTED:
-                text = f"was started again, as incarnation {entry.incarnation}: {entry.down_s:.1f} s down"
+                text = f"restarted as incarnation {entry.incarnation} after {entry.down_s:.1f} s down"
                 self._add(Kind.BACK, text, now, entry.learner)
             case Arrival.AGAIN:
                 pass

@@ -1,8 +1,8 @@
 """The journal of a core: each entry is recorded once and passed to all subscribers.
 
-Subscribers are called at once, in the order of subscription. Some subscribers only show entries: metrics, timeline,
-events, logs, the audit log. A fault in one of these is logged and counted, and stops nothing. Learners rely on the log
-of followers: a fault there is raised to the code that recorded the entry.
+Subscribers are called at once, in the order of subscription. Some only show entries: metrics, timeline, events, logs
+and the audit log. A fault in one of these is logged and counted, and stops nothing. Learners rely on the log of
+followers, so a fault there is raised to the code that recorded the entry.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from atoll_server.telemetry.entries import Entry
 
 log = structlog.get_logger()
 
-Subscriber = Callable[[Entry, float], None]  # with the time, in monotonic seconds
+Subscriber = Callable[[Entry, float], None]  # arguments: entry, and its time in monotonic seconds
 
 
 class Journal:
-    """faults: number of faults in subscribers that only show entries; always 0 unless Atoll has a bug."""
+    """Passes entries to subscribers. faults: number of faults in those that only show entries; 0 without bugs."""
 
     def __init__(self) -> None:
         self.faults = 0
@@ -39,6 +39,6 @@ class Journal:
                     raise
                 self.faults += 1
                 log.exception(
-                    "an entry of the journal was not shown, training goes on: report this as a fault of Atoll",
+                    "a journal entry was not shown, and training continues: report this as a fault of Atoll",
                     entry=type(entry).__name__,
                 )

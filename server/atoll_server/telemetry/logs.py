@@ -15,12 +15,12 @@ LONGEST_NAME = 80
 
 
 def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
-    """Writes an entry to the log, if it belongs there."""
+    """Writes an entry to the log if it belongs there."""
     match entry:
         case entries.Restored(checkpoint, generation):
             log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
         case entries.TakenUp(merges, pending, files):
-            log.info("state taken up", merges=merges, pending=pending, files_not_needed=files)
+            log.info("state restored", merges=merges, pending=pending, files_not_needed=files)
         case entries.FirstParameters(parameters, fragments):
             log.info("first parameters accepted", parameters=parameters, fragments=fragments)
         case entries.FirstParametersRefused(detail, by_disk):
@@ -63,9 +63,9 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
             log.debug("merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares)
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
-            pass  # the server logs Started, with its addresses; the others are in status and metrics
+            pass  # the server logs Started with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
-            pass  # the audit log limits how many lines a caller can cause
+            pass  # the audit log has these, since it limits how many lines a caller can cause
         case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():
             pass
         case entries.MergeComputed() | entries.Adopted():

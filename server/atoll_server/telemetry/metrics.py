@@ -1,8 +1,8 @@
-"""The Prometheus metrics of a core, declared once: names with their units, and a bounded number of series.
+"""The Prometheus metrics of a core, declared once: names with units, and a bounded number of series.
 
 Counters and histograms follow the journal, in the loop that owns the state. Values of the state itself come from
-MetricSamples of it (see gauges.py). The thread that serves Prometheus turns them into series, so that a thousand
-learners cost the loop next to nothing.
+MetricSamples (see gauges.py). The thread that serves Prometheus turns these into series, so that many learners
+cost the loop little time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 # Name, type, labels, meaning of each metric in MetricSamples. Counters have no _total here: the library adds it.
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
-    ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful / provisioned learner-seconds of the run"),
-    ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not thrown away"),
-    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds from first joining on, downtime included"),
-    ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds not useful, by cause"),
-    ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Tokens merged / trained, mean over parameters"),
+    ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful learner-seconds / provisioned learner-seconds of the run"),
+    ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not discarded"),
+    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds since the first Join, with downtime"),
+    ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds that were not useful, by cause"),
+    ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Merged tokens / trained tokens, as a mean over parameters"),
     ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as reported"),
-    ("atoll_tokens_merged", CounterMetricFamily, (), "Tokens merged, mean over parameters"),
+    ("atoll_tokens_merged", CounterMetricFamily, (), "Tokens merged, as a mean over parameters"),
     ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
-    ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Float32 bytes / coded bytes"),
-    ("atoll_contributions_pending", GaugeMetricFamily, (), "Acknowledged, and not yet merged"),
-    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Time since the newest version was published"),
-    ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version"),
+    ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Bytes as float32 / bytes as encoded"),
+    ("atoll_contributions_pending", GaugeMetricFamily, (), "Contributions that are acknowledged and not yet merged"),
+    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Time since its newest version was published"),
+    ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version of the fragment"),
     ("atoll_learners", GaugeMetricFamily, ("state",), "Learners by state"),
     (
         "atoll_learner_info",
@@ -49,21 +49,21 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_learner_inner_steps", CounterMetricFamily, ("learner",), "Inner steps over all incarnations"),
     ("atoll_learner_tokens", CounterMetricFamily, ("learner",), "Tokens trained over all incarnations"),
     ("atoll_learner_loss", GaugeMetricFamily, ("learner",), "Latest training loss"),
-    ("atoll_learner_blocked_seconds", CounterMetricFamily, ("learner",), "Inside Learner.step()"),
-    ("atoll_learner_step_seconds", GaugeMetricFamily, ("learner",), "Smoothed inner step, by the core's clock"),
+    ("atoll_learner_blocked_seconds", CounterMetricFamily, ("learner",), "Time blocked inside Learner.step()"),
+    ("atoll_learner_step_seconds", GaugeMetricFamily, ("learner",), "Smoothed duration of an inner step"),
     ("atoll_learner_heard_timestamp_seconds", GaugeMetricFamily, ("learner",), "When the core last heard from it"),
-    ("atoll_learner_lost_seconds", GaugeMetricFamily, ("learner",), "Provisioned and not useful, all causes"),
-    ("atoll_spool_bytes", GaugeMetricFamily, (), "Reserved or held by payloads"),
-    ("atoll_ledger_bytes", GaugeMetricFamily, (), "The ledger's file and its write-ahead log"),
+    ("atoll_learner_lost_seconds", GaugeMetricFamily, ("learner",), "Provisioned time that was not useful, all causes"),
+    ("atoll_spool_bytes", GaugeMetricFamily, (), "Spool bytes that payloads hold or reserve"),
+    ("atoll_ledger_bytes", GaugeMetricFamily, (), "Size of the ledger's file and its write-ahead log"),
     ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
     ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "When the newest snapshot was taken"),
-    ("atoll_restore_seconds", GaugeMetricFamily, (), "From this core's start until it could serve"),
-    ("atoll_core_epoch", GaugeMetricFamily, (), "Grows by one with each start of the core"),
+    ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from this core's start until it could serve"),
+    ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which grows by one with each start"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
-    ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN bytes allowed per month; absent without a budget"),
+    ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
-OTHERS = "others"  # regions without learners, once there were too many
+OTHERS = "others"  # sums the regions without learners, once there are too many regions
 SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 
 Samples = list[tuple[tuple[str, ...], float]]
@@ -71,7 +71,7 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The state at one moment: for each name of SAMPLED, its values with their labels, in SAMPLED's order."""
+    """The state at one moment: the values and labels of each metric in SAMPLED, in SAMPLED's order."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class MetricSamples:
 
 
 class Metrics(Collector):
-    """The metrics of one core. Each has its own registry, so that a process may hold several."""
+    """The metrics of one core. Each core has its own registry, so that a process may have several cores."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -95,55 +95,55 @@ class Metrics(Collector):
         )
         self._payload = Counter(
             "atoll_payload_bytes_total",
-            "Payload bytes by codec; whole fragments are float32",
+            "Payload bytes by codec; whole fragments count as float32",
             ["region", "direction", "codec"],
             registry=r,
         )
         self._contributions = Counter(
             "atoll_contributions_total",
-            "Contributions: accepted, then merged or refused; turned_away before their upload was complete",
+            "Contributions by event: accepted, clamped, merged, refused or turned_away",
             ["fate"],
             registry=r,
         )
         self.limited = Counter(
             "atoll_limited_total",
-            "Calls refused, ended or held up, by the limit reached",
+            "Calls refused, ended or delayed, by the limit that was reached",
             ["limit"],
             registry=r,
         )
-        self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
+        self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
-            "Rounds by what closed them: all_answered, grace, deadline, all_silent, left; late: merged without a round",
+            "Rounds by cause of closing: all_answered, grace, deadline, all_silent, left; late: merged without a round",
             ["cause"],
             registry=r,
         )
-        self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "From a round's opening to its quorum", r)
-        self.grace_wait = _seconds("atoll_grace_wait_seconds", "From a round's quorum to its close", r)
-        self.merge_seconds = _seconds("atoll_merge_seconds", "From a round's close to its merge, computed", r)
-        self.publish_seconds = _seconds("atoll_publish_seconds", "From a merge, computed, to durable and published", r)
+        self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "Time from a round's opening to its quorum", r)
+        self.grace_wait = _seconds("atoll_grace_wait_seconds", "Time from a round's quorum to its close", r)
+        self.merge_seconds = _seconds("atoll_merge_seconds", "Time from a round's close until its merge is computed", r)
+        self.publish_seconds = _seconds("atoll_publish_seconds", "Time from a computed merge to its publication", r)
         self.adopt_seconds = _seconds(
-            "atoll_adopt_seconds", "From publication to a learner's adoption, none skipped", r
+            "atoll_adopt_seconds", "Time from publication to a learner's adoption, without skipped versions", r
         )
         self.staleness = Histogram(
-            "atoll_staleness_outer_steps", "Of merged contributions", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
+            "atoll_staleness_outer_steps", "Staleness at merge", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
             "atoll_contribution_weight",
-            "Of merged contributions: their part of an outer step",
+            "Weight of merged contributions, as a part of an outer step",
             registry=r,
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )
         self._begin_at_zero()
         self._regions: set[str] = set()  # regions that have series
-        self.read = MetricSamples()  # replaced as a whole, never changed
+        self.read = MetricSamples()  # always replaced as a whole
         r.register(self)
         self.served = OpenCalls()
         r.register(self.served)
         ProcessCollector(registry=r)
 
     def _begin_at_zero(self) -> None:
-        """Creates series at 0: a rate needs a value from before the first event."""
+        """Creates series at 0, since a rate needs a value from before the first event."""
         for counter, labels in (
             (self.limited, LIMITS),
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
@@ -154,7 +154,7 @@ class Metrics(Collector):
                 counter.labels(label)
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Counts an entry, if a counter of this class depends on it."""
+        """Counts an entry if a counter of this class depends on it."""
         match entry:
             case entries.TakenUp():
                 self._count(ACCEPTED, entry.accepted)
@@ -187,7 +187,7 @@ class Metrics(Collector):
                 | entries.UploadBegan()
                 | entries.RoundOpened()
                 | entries.Declined()
-                | entries.RoundClosed()  # rounds are counted by the timeline, with their times
+                | entries.RoundClosed()  # the timeline counts rounds, with their times
                 | entries.RoundLapsed()
                 | entries.MergeComputed()
                 | entries.Adopted()
@@ -200,13 +200,13 @@ class Metrics(Collector):
         self._contributions.labels(fate).inc(count)
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
-        """Counts payload bytes. region: of the learner; direction: "up" (to the core) or "down"."""
+        """Counts payload bytes. region: the learner's region. direction: "up" (to the core) or "down"."""
         self._regions.add(region)
         self._wan.labels(region, direction).inc(size_bytes)
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
-        """Above `most` regions, adds the series of regions not in `used` to OTHERS, so that no sum falls."""
+        """Above `most` regions, moves the counts of regions not in `used` to OTHERS, so that no sum falls."""
         if len(self._regions) <= most:
             return
         for counter in (self._wan, self._payload):

@@ -1,6 +1,6 @@
 """The newest rounds for people, and the durations of their phases for Prometheus.
 
-The timeline subscribes to the journal; no rule depends on it. Times are monotonic seconds.
+The timeline subscribes to the journal. No rule of the syncer depends on it. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.metrics import Metrics
 
-MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # kept of finished rounds; unfinished ones are few
+MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # limits on the finished rounds that are kept; unfinished rounds are few
 
 
 @dataclass(slots=True)
 class Answer:
-    """One learner's answer to a round. late: its contribution answers an earlier round."""
+    """One learner's answer to a round. late: whether its contribution answers an earlier round."""
 
     began_at: float | None = None  # when its first frame arrived
     durable_at: float | None = None
@@ -41,11 +41,11 @@ class Round:
     opened_at: float
     quorum_at: float | None = None
     closed_at: float | None = None
-    merged_at: float | None = None  # computed
+    merged_at: float | None = None  # when its merge was computed
     published_at: float | None = None
     version: int = 0
     lapsed: bool = False
-    reason: str = ""  # why it closed
+    reason: str = ""  # why the round closed
     answers: dict[str, Answer] = field(default_factory=dict)
 
     @property
@@ -54,17 +54,17 @@ class Round:
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """The answer of a learner; added when it has none yet."""
+        """The answer of a learner, which is added if it is missing."""
         return self.answers.setdefault(learner, Answer())
 
 
 class Timeline:
-    """Rounds by (fragment, cycle), and by the version that they made."""
+    """Keeps rounds by (fragment, cycle), and by the version that they made."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
-        self._newest: dict[int, Round] = {}  # opened last, of each fragment
+        self._newest: dict[int, Round] = {}  # the newest round of each fragment
         self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
 
     def newest(self) -> Iterator[Round]:
@@ -72,7 +72,7 @@ class Timeline:
         return reversed(self._rounds.values())
 
     def on(self, entry: Entry, now: float) -> None:
-        """Records an entry, if it is about a round. now: monotonic seconds."""
+        """Records an entry if it is about a round. now: monotonic seconds."""
         match entry:
             case entries.RoundOpened():
                 self._opened(entry, now)
@@ -156,7 +156,7 @@ class Timeline:
             self._metrics.adopt_seconds.observe(now - seen.published_at)
 
     def _prune(self) -> None:
-        """Drops the oldest finished rounds beyond the limits; at most one round per fragment is unfinished."""
+        """Drops the oldest finished rounds beyond the limits. At most one round per fragment is unfinished."""
         kept = sum(len(seen.answers) for seen in self._rounds.values())
         for place, seen in list(self._rounds.items()):
             if len(self._rounds) <= MAX_ROUNDS and kept <= MAX_ANSWERS:
@@ -183,14 +183,14 @@ class Timeline:
         seen.version = merge.version
         for share in merge.shares:
             answer = seen.answer(share.key.learner)
-            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it answers that round
+            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # the contribution answers that round
                 came = self._newest[merge.fragment].answer(share.key.learner)
                 answer.began_at = came.began_at
                 answer.durable_at = came.durable_at
                 answer.late = True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
-            answer.late = answer.late or answer.durable_at is None  # it arrived while no round was open
+            answer.late = answer.late or answer.durable_at is None  # the contribution arrived while no round was open
         self._made[merge.fragment, merge.version] = seen
 
     def _published(self, merge: ev.Merge, now: float) -> None:
@@ -208,9 +208,9 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """The learners that kept a round waiting: first those without a durable contribution, then the latest durable ones.
+    """The learners that kept a round waiting: first those without a durable contribution, then the latest ones.
 
-    Learners that declined come last. most: how many are returned.
+    Learners that declined come last. most: number of learners returned.
     """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
