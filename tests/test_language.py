@@ -138,7 +138,7 @@ EXPRESSIONS = [
     ),
     Expression(r"\bset_rate\(", "there is no such function", "learner.set_rate(1.0)", "learner.step(tokens=8192)"),
     Expression(
-        r"\bcerts/(?:eu|us|ap)\b",
+        r"(?<![\w/])certs/(?:eu|us|ap)-\w+",
         "`certs issue` puts the role in front of the name",
         "certs/eu-west",
         "certs/learner-eu-west",
