@@ -27,7 +27,7 @@ def _at_a_glance() -> list[Panel]:
     """Current values, coloured by thresholds."""
     return [
         value("Core",
-              "Whether the core serves or is paused. Learners keep training while it is down, and wait while it is paused.", "none",
+              "State of the core. Learners keep training while it is down, and wait while the run is paused.", "none",
               "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
               mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
         value("Live learners", "Learners that are making inner steps.", "none",
@@ -95,8 +95,8 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner counts as other, and as down "
-              "once it is back.", "none", lost, stacked=True),
+        lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner counts as other, and as "
+              "down once it is back.", "none", lost, stacked=True),
         lines("Where a round's time goes", "Mean time of each stage. The core sees an adoption with the learner's next "
               "report.", "s", mean, stacked=True),
         lines("Why rounds close", "Per minute. all_silent: every learner of the round fell silent. late: a late "

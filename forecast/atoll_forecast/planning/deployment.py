@@ -39,7 +39,7 @@ def helm_values(job: Job, plan: Plan) -> str:
             "  resources:",
             f'    requests: {{cpu: "1", memory: {front}Gi}}',
             f"    limits: {{memory: {front}Gi}}",
-            "learner:  # beside what your loop takes of the host",
+            "learner:  # add the host resources that your training loop needs",
             "  resources:",
             f'    requests: {{cpu: "4", memory: {learner}Gi}}',
             f"    limits: {{memory: {learner}Gi}}",
@@ -78,7 +78,7 @@ def _cache_mib(job: Job, plan: Plan) -> int:
 
 
 def cpus(job: Job, plan: Plan) -> int:
-    """CPUs of the core: its CPU seconds per sync of the model (docs/data-plane.md), and one spare."""
+    """CPUs of the core: its CPU seconds per sync of the model (docs/benchmarks/sync-cost.md), and one spare."""
     each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
 
