@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for, a line each: python needs.py [EXTRA]. Extras of Atoll's own are resolved."""
+"""Prints the dependencies in pyproject.toml, one per line: python needs.py [EXTRA]. Atoll's own extras are resolved."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["pro
 
 
 def needs(extra: str) -> Iterator[str]:
-    """Of an extra; "" is what everybody needs."""
+    """Yields the dependencies of an extra; "": those of all processes."""
     for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         own = re.fullmatch(r"atoll\[(.+)\]", line)
         for name in own[1].split(",") if own else ():

@@ -1,4 +1,4 @@
-"""Cuts the link of a relay now and then, and mends it: python weather.py, in the relay's process namespace."""
+"""Cuts and restores the link of a relay at random. Run it in the relay's process namespace: python weather.py."""
 
 import os
 import random
@@ -7,11 +7,11 @@ import time
 
 FAIR_S, FOUL_S = (30.0, 90.0), (10.0, 40.0)
 
-RELAY = 1  # its process
+RELAY = 1  # process ID
 
 
 def restore(*_: object) -> None:
-    """Before it ends: who stops the weather wants it to be fair."""
+    """Restores the link before the process ends."""
     os.kill(RELAY, signal.SIGUSR2)
     raise SystemExit
 
@@ -23,4 +23,4 @@ while True:
     print("the link is cut", flush=True)
     time.sleep(random.uniform(*FOUL_S))  # noqa: S311
     os.kill(RELAY, signal.SIGUSR2)
-    print("the link is mended", flush=True)
+    print("the link is restored", flush=True)

@@ -1,3 +1,3 @@
-"""The dashboard: a page that shows a run, and the JSON API behind it. It calls a core as an operator does."""
+"""The dashboard: a web page that shows a run, and its JSON API. It calls the core as an operator does."""
 
 import atoll_wire as atoll_wire  # before anything imports grpc: see its `forking`

@@ -11,9 +11,7 @@ from atoll_wire.process import lazy_commands
 
 def register(app: typer.Typer) -> None:
     """Adds `atoll dashboard`."""
-    text = (
-        "Show a run on a page: regions, learners, rounds, receipts, cost; and pause, evict or take a checkpoint there."
-    )
+    text = "Serve a web page with regions, learners, rounds, receipts and cost, and with operator actions."
     lazy_commands.add(app, "dashboard", text, _dashboard)
 
 

@@ -1,6 +1,6 @@
-"""Writes the dashboards: `python docker/grafana/make.py [FOLDER]`, into docker/grafana/dashboards without one.
+"""Writes the dashboards: `python docker/grafana/make.py [FOLDER]`. The default folder is docker/grafana/dashboards.
 
-A file of its own and no package: a top folder `docker` would hide the package of that name.
+This is a script and not a package, because a package `docker` would hide the PyPI package of that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOARDS = {
 
 
 def main(folder: Path) -> None:
-    """One file for each."""
+    """Writes one file per dashboard."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, board in BOARDS.items():
         text = JSONEncoder(sort_keys=True, indent=1).encode(board())

@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` that forecast a run: simulate, plan. They need neither a run nor a network."""
+"""The subcommands `atoll simulate` and `atoll plan`. They need no run and no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
-MAX_EVENTS = 1e7  # in one simulation: these take minutes
+MAX_EVENTS = 1e7  # in one simulation, which takes minutes
 MAX_LEARNERS = 4096  # in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
@@ -67,17 +67,17 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MAX_EVENTS:
-        raise UserError(f"some {events:.2g} failures are too many to simulate: give fewer --hours")
+        raise UserError(f"about {events:.2g} failures are too many to simulate: give fewer --hours")
     if chips is None and learners is not None:
-        raise UserError("--learners applies to one fleet: give its --chips too")
+        raise UserError("--learners needs --chips: give the chips of the fleet")
     if chips is not None:
         parts = learners or 8
         if parts * slice_chips > chips:
             raise UserError(
-                f"{chips} chips are too few for {parts} learners of at least {slice_chips}: give more --chips"
+                f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips: give more --chips"
             )
         if plot is not None:
-            raise UserError("--plot applies to Table 1: leave out --plot or --chips")
+            raise UserError("--plot draws Table 1, not one fleet: leave out --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
         console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
         _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
@@ -92,21 +92,21 @@ def goodput_command(
 
 
 def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Rates that links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
+    """Link rates: the paper's figures by its own accounting, and the rates with Atoll's coded bits."""
     from atoll_forecast.paper.claims import bandwidth_claims
 
     _claims("Links, 5B parameters, steps of a second", bandwidth_claims(), json_path, plot)
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Extra compute for half of the training: time relative to a run without it."""
+    """Extra compute for half of the training: training time relative to a run without it."""
     from atoll_forecast.paper.claims import scavenging_claims
 
     _claims("Extra compute for half of the tokens: time relative to none", scavenging_claims(), json_path, plot)
 
 
 def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Mixed hardware: one of eight learners 18 % slower, steps 10 % uneven."""
+    """Mixed hardware: one of eight learners is 18 % slower, and step times have 10 % jitter."""
     from atoll_forecast.paper.claims import hardware_claims
 
     _claims("Goodput with mixed hardware", hardware_claims(), json_path, plot)
@@ -116,7 +116,7 @@ def plan_command(
     parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Trained parameters of the model, such as 12e9.")],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
     region: Annotated[
-        list[str], typer.Option(help="A region, see above. May be given several times.", metavar="REGION")
+        list[str], typer.Option(help="A region, see above. Repeat the option for more regions.", metavar="REGION")
     ] = DEFAULT_REGIONS,
     between_failures_h: Annotated[
         float, typer.Option(min=0, max=1e6, help="Mean hours between failures of one learner; 0: none.")
@@ -134,15 +134,15 @@ def plan_command(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Plan a run: its settings, and the expected link load, cost, goodput and memory, also when a region fails.
+    """Plan a run: settings, expected link load, cost, goodput and memory, and the effect of losing a region.
 
-    A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, the rate of its link to the core each way, the
-    round trip, and the price of a gigabyte.
+    A REGION is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]. MBIT is the rate of its link to the core, each way. PRICE is
+    per gigabyte.
     """
     import math
 
     if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
-        raise UserError("nan is not a number: give numbers")
+        raise UserError("an option is nan: give a number")
 
     from atoll_server.cli.tables import console
 
@@ -154,11 +154,11 @@ def plan_command(
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = tuple(map(_region, region))
     if sum(each.learners for each in regions) > MAX_LEARNERS:
-        raise UserError(f"--region: a run has {MAX_LEARNERS} learners at most")
+        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
     if len({each.name for each in regions}) < len(regions):
-        raise UserError("--region: two have the same name: give each its own")
+        raise UserError("--region: two regions have the same name: give each its own")
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
-    with console().status("a trial in virtual time ..."):
+    with console().status("simulating the plan ..."):
         made = plan(job, fragments)
     for table in plan_tables(job, made):
         console().print(table)
@@ -166,13 +166,13 @@ def plan_command(
         console().print(f"[yellow]{warning}[/]")
     _write(json_path, plan_json(job, made))
     if not made.works:
-        raise UserError("this plan does not work: the warnings above say what to change")
+        raise UserError("the plan is infeasible: the warnings above say what to change")
     for path, text in ((values, helm_values(job, made)), (compose, compose_override(job, made))):
         if path is not None:
             _save(path, text)
 
 
-def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is imported late
+def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a command runs
     from atoll_forecast.planning.job import Region
 
     name, *rest = text.split(":")
@@ -184,7 +184,7 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is imported lat
             f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
         ) from error
     if not NAME.fullmatch(name):
-        raise UserError(f'--region "{text}": its name may have letters, digits, - and _')
+        raise UserError(f'--region "{text}": use only letters, digits, - and _ in the name')
     if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
         raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate above 0.001 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
@@ -211,7 +211,7 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         draw(plots)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
-    except ValueError as error:  # matplotlib's, for an unknown suffix
+    except ValueError as error:  # from matplotlib, for an unknown suffix
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 

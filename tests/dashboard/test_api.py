@@ -143,7 +143,7 @@ def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_i
     assert lived_in.look("checkpoints")[0]["merges"] > 0
     assert lived_in.action("pause", reason="night")[0] == 200
     eventually(lambda: lived_in.look("run")["paused"] == "by ann: night")
-    assert lived_in.action("resume") == (200, {"said": "the run goes on"})
+    assert lived_in.action("resume") == (200, {"said": "the run was resumed"})
     eventually(lambda: lived_in.look("run")["paused"] == "")
     actions = [json.loads(line) for line in (lived_in.core.directory / "audit.jsonl").read_text().splitlines()]
     assert [(each["act"], each["operator"]) for each in actions if each["act"] in {"evict", "pause", "resume"}] == [
@@ -251,7 +251,7 @@ def test_a_core_that_stands_is_said_within_seconds(tmp_path):
             with urllib.request.urlopen(f"{it.url}/api/live", timeout=20) as stream:
                 began = time.monotonic()
                 told = [json.loads(line.removeprefix("data: ")) for line in _some((x.decode() for x in stream), 4)]
-            assert time.monotonic() - began < 10, "the stream goes on"
+            assert time.monotonic() - began < 10, "the stream continues"
             assert told[3]["run"]["age_s"] > told[0]["run"]["age_s"] + 1
         finally:
             it.core.child.process.send_signal(signal.SIGCONT)

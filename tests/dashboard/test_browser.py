@@ -140,7 +140,7 @@ def test_an_act_needs_a_token_and_says_what_it_does(page: Page, lived_in: House)
     page.screenshot(path=PICTURES / "refused.png")
     evict(lived_in.token)
     expect(page.get_by_role("status")).to_contain_text("eu-2 was evicted", timeout=SOON_MS)
-    expect(page.get_by_role("button", name="Let eu-2 in again")).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("button", name="Readmit eu-2")).to_be_visible(timeout=SOON_MS)
     lived_in.trainees["eu-2"].join(20)
     assert "was evicted (a test)" in str(lived_in.trainees["eu-2"].error)
     assert page.evaluate("localStorage.length + sessionStorage.length") == 0, "a token is kept nowhere"

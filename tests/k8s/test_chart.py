@@ -114,13 +114,13 @@ def test_the_notes_name_the_secrets_that_pods_wait_for(rendered):
 
 def test_the_notes_say_what_a_dashboard_needs_to_act(rendered):
     for name, said in {
-        "home": "need tokens, and the core takes none: give core.operatorTokensSecret",
-        "everything": "ask for the token that `atoll token YOUR-NAME` printed",
-        "dashboard alone": "ask for an operator's token of that core",
+        "home": "need tokens, and the core accepts none: set core.operatorTokensSecret",
+        "everything": "need the token that `atoll token YOUR-NAME` printed",
+        "dashboard alone": "need a token of that core",
     }.items():
-        assert f"Pause, evict and checkpoint {said}" in rendered[name]["notes"]
+        assert f"Operator actions {said}" in rendered[name]["notes"]
         assert "port-forward service/atoll-dashboard 7080\n" in rendered[name]["notes"]
-        assert ("Also at atoll.example.com: " in rendered[name]["notes"]) == (name == "everything")
+        assert ("Also at atoll.example.com. " in rendered[name]["notes"]) == (name == "everything")
     assert "dashboard" not in rendered["remote"]["notes"]
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's calls to a core, over one channel, which is dialled again when certificates change."""
+"""The dashboard's calls to a core, over one channel. It dials again when certificates change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PURE: time series of bounded size: when they are full, every second point is dropped; and rates."""
+"""PURE: rates, and time series of bounded size. A full series drops every second point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polls the run, and keeps the last answers while the core is away."""
+"""Polls the core, and keeps its last answers while the core does not answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ AT_ONCE = 4  # calls to the core at a time, besides polls
 T = TypeVar("T")
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
-    "the core accepts no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
+    "the core accepts no operator tokens: run `atoll token NAME --file FILE`, and restart the core with "
+    "--operator-tokens FILE"
 )
 
 
@@ -51,16 +52,16 @@ class CoreAnswers:
 
 
 class RunFeed:
-    """The dashboard's view of a run. price_per_gb: of the WAN, in US dollars, for the cost that is shown.
+    """The dashboard's view of a run. price_per_gb: of the WAN, in US dollars, for the displayed cost.
 
-    problem: why the core could not be asked the last time, or "".
+    problem: why the last poll failed, or "".
     """
 
     def __init__(self, core: CoreClient, price_per_gb: float) -> None:
         self.core = core
         self.price_per_gb = price_per_gb
         self.seen = CoreAnswers()
-        self.problem = "the core was not asked yet"
+        self.problem = "the dashboard has not polled the core yet"
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.watchers = 0
         self._began = time.monotonic()
@@ -77,7 +78,7 @@ class RunFeed:
     # ------------------------------------------------------------------------------ polling
 
     async def keep(self) -> None:
-        """Polls the core, for ever."""
+        """Polls the core until it is cancelled."""
         while True:
             began = time.monotonic()
             await self._look()
@@ -94,7 +95,7 @@ class RunFeed:
                 continue  # no page was opened meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next poll, or after a second: ages that are shown change too."""
+        """Returns after the next poll, or after a second, since displayed ages change too."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await self._looked.wait()
@@ -119,10 +120,10 @@ class RunFeed:
         except TransportSecurityError as error:
             self._away(str(error))
         except LinkLost:
-            self._away("the connection to the core was closed: dialling again")
+            self._away("the connection to the core was closed: the dashboard dials again")
         except Exception:
-            log.exception("the core's answer cannot be shown")
-            self._away("the core's answer cannot be shown: use one version of Atoll everywhere; the log says more")
+            log.exception("the core's answer is invalid")
+            self._away("the core's answer is invalid (the log has details): run one version of Atoll everywhere")
         else:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
@@ -133,11 +134,11 @@ class RunFeed:
 
     def _away(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("the core cannot be asked", problem=problem)
+            log.warning("the core does not answer", problem=problem)
         self.problem = problem
 
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`
-        """The core's answer to a call; requests within a second share it, and few calls run at a time."""
+        """The core's answer to a call. Requests within a second share it, and at most AT_ONCE calls run at a time."""
         now, key = time.monotonic(), (ask.__name__, *words)
         self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
         if key not in self._answers:
@@ -161,7 +162,7 @@ class RunFeed:
             self.events.append(Event.model_validate(told))
             self._position = (reply.log, each.number)
 
-    # ------------------------------------------------------------------------------ answering
+    # ------------------------------------------------------------------------------ requests
 
     def now_json(self) -> str:
         """The stream's next message as JSON, made once per poll for all pages."""
@@ -179,7 +180,7 @@ class RunFeed:
         return time.monotonic() // EVERY_S
 
     def run(self) -> Run:
-        """The run at the last poll, and the age of that."""
+        """The run at the last poll, and the age of that answer."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
         up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
@@ -219,11 +220,11 @@ class RunFeed:
         )
 
     def actions_problem(self) -> str:
-        """Why operator actions are not possible here; "": they are, with a token."""
+        """Why operator actions are not possible; "": they are possible with a token."""
         return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
 
     def _cost(self) -> Cost:
-        """The cost per day and month, from the last hour, since contributions come in bursts."""
+        """The cost per day and month. It uses the last hour, since contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
         price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
         known = self.rates.long.span_s() >= MIN_LONG_S
@@ -239,7 +240,7 @@ class RunFeed:
         return sorted({each.region for each in self.seen.status.learners})
 
     def regions(self) -> list[Region]:
-        """All regions; in each, learners in trouble come first."""
+        """All regions. In each, learners in trouble come first."""
         members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
         for each in self.seen.status.learners:
             members[each.region].append(each)
@@ -263,7 +264,7 @@ class RunFeed:
         )
 
     def _dots(self) -> int:
-        """How many learners the picture shows per region; fewer if there are many regions."""
+        """Number of learners that the map shows per region. It is smaller if there are many regions."""
         return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
 
     def learner(self, name: str) -> Learner | None:
@@ -283,11 +284,11 @@ class RunFeed:
 
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
-    """One line with the fact and the fix, for people."""
+    """An error of a call as one line with the fact and the fix."""
     if not is_unreachable(error):
-        return f"the core at {address} refused: {error.details()}"
+        return f"the core at {address} refused the call: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
     if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):
-        cure = "both certificates must be valid, of one authority, and the core's for this name: see `atoll doctor`"
-        return f"no core answers at {address} ({why}): {cure}"
-    return f"no core answers at {address} ({why}): it is down, or the way there is; learners train on"
+        fix = "the TLS handshake failed; run `atoll doctor` with the same --server and --tls"
+        return f"no core answers at {address} ({why}): {fix}"
+    return f"no core answers at {address} ({why}): start the core, or check the network; learners keep training"

@@ -38,7 +38,7 @@ class RunRates:
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Whether a status is of another run or generation, or of a backup of this one: rates must begin anew."""
+        """Whether a status is of another run or generation, or of a restored backup. Rates must then start again."""
         last = self._last
         if last is None:
             return False
@@ -48,7 +48,7 @@ class RunRates:
         """Adds the sums of one poll."""
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
-                # By learner: one that comes back in another region must not bring its old bytes there.
+                # Per learner, so that a learner that returns in another region does not bring its old bytes there.
                 before = self._totals.get((each.learner, way), 0 if self._last is not None else total)
                 self._moved[each.region, way] += max(0, total - before)
                 self._totals[each.learner, way] = total

@@ -1,6 +1,6 @@
-"""The models of the JSON API: the one description that the page, the OpenAPI schema and other programs share.
+"""The models of the JSON API, for the page, the OpenAPI schema and other programs.
 
-Seconds, bytes and parameters; times are seconds since 1970 of the core's clock; null is "not known (yet)".
+Durations are in seconds and sizes in bytes. Times are seconds since 1970 by the core's clock. null: not known (yet).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["core", "joined", "back", "silent", "left", "evicted", "refused",
 
 
 class Page(BaseModel, Generic[T]):
-    """A page of a longer list. total: number of all items that match."""
+    """A page of a longer list. total: number of all matching items."""
 
     total: int
     offset: int
@@ -59,7 +59,7 @@ class Wire(BaseModel):
 class Cost(BaseModel):
     """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: none is set.
 
-    per_day, gb_per_month: at the rate of the last hour; null in a dashboard's first minute.
+    per_day, gb_per_month: at the rate of the last hour; null in the first minute of a dashboard.
     """
 
     price_per_gb: float
@@ -70,12 +70,12 @@ class Cost(BaseModel):
 
 
 class Run(BaseModel):
-    """The run at one moment, `at`, of the core's clock.
+    """The run at the time `at` of the core's clock.
 
-    reachable: whether the core answered the last time; problem: why not, in one line. age_s: age of this answer.
-    paused: who paused the run and why; "": it is not paused. actions: whether the core accepts tokens, so that operator
-    actions are possible here; actions_problem: what to do otherwise. learners: number in each state. dashboard_s:
-    seconds since this dashboard was started: there is no older history.
+    reachable: whether the core answered the last poll; problem: why not, in one line. age_s: age of this answer.
+    paused: who paused the run and why; "": it is not paused. actions: whether the core accepts tokens, which
+    operator actions need; actions_problem: what to do if not. learners: number in each state. dashboard_s: seconds
+    since this dashboard was started, which is also the length of the history.
     """
 
     reachable: bool
@@ -84,7 +84,7 @@ class Run(BaseModel):
     at: float
     run: str
     generation: int
-    restored: int  # the checkpoint at which this generation began; 0: it is the first
+    restored: int  # the checkpoint from which this generation began; 0: the first generation
     epoch: int
     uptime_s: float
     wall_s: float
@@ -98,7 +98,7 @@ class Run(BaseModel):
     goodput: Goodput
     tokens_trained: int
     tokens_merged: float
-    total_tokens: int  # to be trained by the run; 0: not known
+    total_tokens: int  # that the run is to train; 0: not known
     tokens_per_s: float
     loss: float | None
     merges: int
@@ -112,7 +112,7 @@ class Run(BaseModel):
 
 
 class Dot(BaseModel):
-    """A learner in the picture. lost_s: its lost time so far."""
+    """A learner on the map. lost_s: its lost time so far."""
 
     learner: str
     state: LearnerState
@@ -122,7 +122,7 @@ class Dot(BaseModel):
 
 
 class Region(BaseModel):
-    """A region in the picture. dots: at most 48 of its learners, those in trouble first; the counts are of all."""
+    """A region on the map. dots: at most 48 of its learners, those in trouble first. Counts include all learners."""
 
     region: str
     learners: dict[LearnerState, int]
@@ -137,7 +137,7 @@ class Region(BaseModel):
 
 
 class Learner(BaseModel):
-    """A learner. since: when its state began. lost_s: by cause, see Goodput. last_seen_age_s: since its last sign."""
+    """A learner. since: when its state began. lost_s: by cause. last_seen_age_s: since its last message."""
 
     learner: str
     region: str
@@ -162,7 +162,7 @@ class Learner(BaseModel):
 
 
 class Fragment(BaseModel):
-    """A fragment. size_bytes: of its parameters in float32. state: why it waits, as text."""
+    """A fragment. size_bytes: of its parameters in float32. state: what it waits for, as text."""
 
     fragment: int
     parameters: int
@@ -227,7 +227,7 @@ class Receipt(BaseModel):
 
 
 class Receipts(BaseModel):
-    """Receipts, newest first. before: pass it to get earlier ones; null: there are none."""
+    """Receipts, newest first. before: pass it to get earlier receipts; null: there are none."""
 
     items: list[Receipt]
     before: int | None
@@ -240,11 +240,11 @@ class Checkpoint(BaseModel):
     taken_at: float
     merges: int
     size_bytes: int
-    generation: int  # in which it was taken
+    generation: int  # that took it
 
 
 class Event(BaseModel):
-    """An event. number: grows by one with each event, and belongs to this dashboard process."""
+    """An event. number: counts the events of this dashboard process."""
 
     number: int
     at: float
@@ -254,7 +254,7 @@ class Event(BaseModel):
 
 
 class History(BaseModel):
-    """Columns of equal length, with a value for each time. They are thinned out to some hundred points."""
+    """Columns of equal length, with a value for each time. A long history is thinned out to a few hundred points."""
 
     at: list[float]
     goodput: list[float | None]
@@ -273,7 +273,7 @@ class LearnerHistory(BaseModel):
 
 
 class Now(BaseModel):
-    """A message of the stream /api/live, every second. rounds: those that are open or being merged, without answers."""
+    """A message of the stream /api/live, sent every second. rounds: open and merging rounds, without answers."""
 
     run: Run
     regions: list[Region]

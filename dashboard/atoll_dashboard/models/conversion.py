@@ -47,7 +47,7 @@ def known(value: float) -> float | None:
 
 
 def moment(at: float) -> float | None:
-    """A time rounded to milliseconds, since the core computes it for each answer from two clocks; None: unknown."""
+    """A time rounded to milliseconds. The core computes it for each answer from two clocks. None: unknown."""
     return known(round(at, 3))
 
 

@@ -1,9 +1,9 @@
-// What each action will do, in the words of its confirmation.
+// The confirmation dialog of each operator action.
 
-/** The published model is gigabytes: a ticket lets the browser itself save it, without the token in an address. */
+/** The model can be gigabytes. With a ticket the browser itself downloads it, and no URL contains the token. */
 function download({ url }) {
   const link = document.createElement("a");
-  if (!/^api\/model\?/.test(url)) throw new Error("the ticket leads elsewhere");
+  if (!/^api\/model\?/.test(url)) throw new Error("the download link is not one of this dashboard");
   link.href = url;
   link.download = "";
   document.body.append(link);
@@ -15,8 +15,8 @@ export const pause = () => ({
   action: "pause",
   title: "Pause the run?",
   words: [
-    "Learners stand in step() and no round opens, until the run is resumed. Nothing is lost.",
-    "A core that is started again meanwhile is paused too.",
+    "Learners wait in step(), and no round opens until the run is resumed. No work is lost.",
+    "The run stays paused if the core restarts.",
   ],
   reason: true,
   yes: "Yes, pause",
@@ -26,7 +26,7 @@ export const pause = () => ({
 export const resume = () => ({
   action: "resume",
   title: "Resume the run?",
-  words: ["Learners go on with their next step, and rounds open again."],
+  words: ["Learners continue with their next step, and rounds open again."],
   yes: "Yes, resume",
   body: () => ({}),
 });
@@ -35,8 +35,8 @@ export const evict = (learner) => ({
   action: "evict",
   title: `Evict ${learner}?`,
   words: [
-    "It is told to stop, and what waits of its work is refused. What was merged stays merged.",
-    "Its name is not let in until an operator lets it in again.",
+    "The learner stops, and its pending work is refused. Its merged work stays in the model.",
+    "It cannot join again until an operator readmits it.",
   ],
   reason: true,
   danger: true,
@@ -46,24 +46,24 @@ export const evict = (learner) => ({
 
 export const readmit = (learner) => ({
   action: "readmit",
-  title: `Let ${learner} in again?`,
-  words: ["Its name may join again. Its process has ended: start it again on its island."],
-  yes: "Yes, let in again",
+  title: `Readmit ${learner}?`,
+  words: ["The learner may join again. Its process has ended, so start it again on its machine."],
+  yes: "Yes, readmit",
   body: () => ({ learner }),
 });
 
 export const checkpoint = () => ({
   action: "checkpoint",
   title: "Take a checkpoint?",
-  words: ["The core writes a snapshot to its disk now. Training goes on; the oldest snapshot may go."],
-  yes: "Yes, take one",
+  words: ["The core writes a snapshot to its disk. Training continues. The oldest snapshot may be deleted."],
+  yes: "Yes, take it",
   body: () => ({}),
 });
 
 export const model = () => ({
   action: "download-ticket",
   title: "Download the model?",
-  words: ["The published model of this moment is saved as one safetensors file: 4 bytes a parameter."],
+  words: ["The browser saves the current published model as one safetensors file, 4 bytes per parameter."],
   yes: "Yes, download",
   body: () => ({}),
   then: download,

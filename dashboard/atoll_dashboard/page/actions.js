@@ -1,17 +1,17 @@
-// The operator's actions: each asks first, says what will happen, and needs a token that is kept in memory only.
+// Operator actions. Each asks for confirmation, and needs a token, which is kept in memory only.
 
 import { action, Refused } from "./api.js";
 import { h, set, show, text } from "./dom.js";
 
 const SAID_MS = 15000;
 
-/** done(): called after an action, so that what is shown is asked for again. */
+/** done(): called after an action, to refresh the view. */
 export function makeActions(done) {
   const dialog = document.getElementById("confirm");
   const said = document.getElementById("said");
-  const buttons = new Map(); // button -> the line beside it, or null
+  const buttons = new Map(); // button -> null; line with the reason why buttons are disabled -> "line"
   let run = null;
-  let token = ""; // here and nowhere else: gone with the page
+  let token = ""; // stored nowhere else
   let asked = null;
   let quiet = 0;
 
@@ -22,7 +22,7 @@ export function makeActions(done) {
   const field = h("input", {
     id: "confirm-token", type: "password", autocomplete: "off", spellcheck: "false", "aria-describedby": "token-words",
   });
-  const tokenWords = "Made with atoll token NAME. It is kept in this page's memory only, until the page is closed.";
+  const tokenWords = "Make one with `atoll token NAME`. The page keeps it in memory until you close the page.";
   const tokenRow = h(
     "div", { class: "field" }, h("label", { for: "confirm-token" }, "Operator's token"), field,
     h("p", { class: "hint", id: "token-words" }, tokenWords),
@@ -57,12 +57,12 @@ export function makeActions(done) {
   }
 
   function complaint() {
-    if (asked.reason && reason.value.trim() === "") return [reason, "Give a reason: it is kept with the run."];
-    return field.value === "" ? [field, "An operator's token is needed."] : null;
+    if (asked.reason && reason.value.trim() === "") return [reason, "Give a reason. It is recorded with the run."];
+    return field.value === "" ? [field, "Enter an operator's token."] : null;
   }
 
   async function send() {
-    if (yes.disabled) return; // it is on its way
+    if (yes.disabled) return; // the request is running
     const missing = complaint();
     if (missing !== null) {
       text(wrong, missing[1]);
@@ -93,7 +93,7 @@ export function makeActions(done) {
     quiet = setTimeout(() => text(said, ""), SAID_MS);
   }
 
-  /** A button for an action. request() says what it is about, when it is pressed. Beside it: why it cannot be pressed. */
+  /** A button for an action. request() returns the dialog when the button is pressed. */
   function button(label, request, kind = "") {
     const made = h("button", { type: "button", class: kind, onclick: () => open(request()) }, label);
     buttons.set(made, null);
@@ -101,7 +101,7 @@ export function makeActions(done) {
     return made;
   }
 
-  /** The line that says why actions cannot be asked for here; empty while they can. */
+  /** A line with the reason why actions are not possible; empty if they are. */
   function problemLine() {
     const line = h("p", { class: "hint actions-problem", hidden: true });
     buttons.set(line, "line");

@@ -1,16 +1,16 @@
-// Calls to the dashboard. Paths are relative: a proxy may have put the dashboard under a prefix.
+// Calls to the dashboard. Paths are relative, so that a proxy can serve the dashboard under a prefix.
 
 export class Refused extends Error {}
 
 const path = (parts) => parts.map((part) => encodeURIComponent(part)).join("/");
 
-/** The line that says what is wrong: the server's own if it sent one. */
+/** The error as one line: the server's own if it sent one. */
 async function complaint(reply) {
   try {
     const { detail } = await reply.json();
     if (typeof detail === "string" && detail !== "") return detail;
   } catch {
-    // no JSON: a proxy's page
+    // not JSON, for example a proxy's error page
   }
   return `the dashboard answered ${reply.status} ${reply.statusText}`.trim();
 }
@@ -28,22 +28,22 @@ async function ask(url, options) {
     return await reply.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("the answer is no JSON: does a proxy ask for a sign-on?");
+    throw new Refused("the answer is not JSON: a proxy may require a login; reload the page");
   }
 }
 
-/** get(["learners", name], {limit: 50}); what is "" or null is left out. */
+/** get(["learners", name], {limit: 50}); parameters that are "" or null are left out. */
 export function get(parts, query = {}, signal = undefined) {
   const asked = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const tail = new URLSearchParams(asked).toString();
   return ask(`api/${path(parts)}${tail ? `?${tail}` : ""}`, { signal });
 }
 
-/** An operator's action. The token goes into this one header and nowhere else. */
+/** An operator action. The token is sent in this header only. */
 export function action(name, token, body) {
   return ask(`api/actions/${path([name])}`, {
     method: "POST",
-    headers: { "X-Atoll-Token": token, "Content-Type": "application/json" }, // Authorization may be a proxy's
+    headers: { "X-Atoll-Token": token, "Content-Type": "application/json" }, // a proxy may use Authorization
     body: JSON.stringify(body),
   });
 }

@@ -1,4 +1,4 @@
-// Lines over time, which say in words what they show.
+// Line charts over time, with a text alternative.
 
 import { h, keyed, s, set, text } from "./dom.js";
 import { about, clock, span } from "./format.js";
@@ -67,7 +67,7 @@ export function lineChart({ title, series, show, zero = false }) {
     chosen = index === null || scale === null ? null : Math.max(0, Math.min(data.at.length - 1, index));
     set(cursor, "visibility", chosen === null ? "hidden" : "visible");
     const shownAt = chosen ?? data.at.length - 1;
-    if (scale === null) return text(readout, "Nothing is known yet.");
+    if (scale === null) return text(readout, "No data yet.");
     set(cursor, "x1", scale.x(data.at[shownAt]));
     set(cursor, "x2", scale.x(data.at[shownAt]));
     const values = series.map((each, place) => {

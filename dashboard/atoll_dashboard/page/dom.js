@@ -31,7 +31,7 @@ export function set(node, name, value) {
   if (node.getAttribute(name) !== text) node.setAttribute(name, text);
 }
 
-/** Sets the text if it changed: an untouched text node keeps a reader's place and selection. */
+/** Sets the text if it changed, so that an unchanged text node keeps the user's selection. */
 export function text(node, value) {
   const wanted = value === null || value === undefined ? "" : String(value);
   if (node.textContent === wanted) return node;
@@ -45,7 +45,7 @@ export function show(node, wanted) {
   if (node.hidden === Boolean(wanted)) node.hidden = !wanted;
 }
 
-/** Shows one of two, and takes the focus along: who has just pressed the one must not be lost. */
+/** Shows one of two nodes. If the hidden one had the focus, the shown one gets it. */
 export function swap(one, other, first) {
   const [wanted, gone] = first ? [one, other] : [other, one];
   const focused = document.activeElement === gone;
@@ -54,7 +54,7 @@ export function swap(one, other, first) {
   show(gone, false);
 }
 
-/** A sign from the symbols of index.html. It says nothing to a screen reader: words stand beside it. */
+/** A sign from the symbols of index.html. It is hidden from screen readers, because text stands next to it. */
 export function sign(name) {
   const use = s("use", { href: `#sign-${name}` });
   return s("svg", { class: `sign sign-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, use);
@@ -67,7 +67,7 @@ export function setSign(svg, name) {
 
 const kept = new WeakMap();
 
-/** Makes the children of parent match items, in order: nodes of the same key stay, and so does the focus. */
+/** Makes the children of parent match items, in order. Nodes with the same key are kept, with the focus. */
 export function keyed(parent, items, key, make, update) {
   const old = kept.get(parent) ?? new Map();
   const next = new Map();
@@ -88,11 +88,11 @@ export function keyed(parent, items, key, make, update) {
   }
   kept.set(parent, next);
   if (focused !== null && focused !== document.activeElement && parent.contains(focused)) {
-    focused.focus({ preventScroll: true }); // a node that moves loses it
+    focused.focus({ preventScroll: true }); // a moved node loses the focus
   }
 }
 
-/** One stop for the Tab key in a group of many; the arrow keys go from one to the next, Home and End to the ends. */
+/** One Tab stop for a group of nodes. Arrow keys, Home and End move within the group. */
 export function roving(group, selector) {
   const all = () => [...group.querySelectorAll(selector)];
   group.addEventListener("keydown", (event) => {
@@ -109,7 +109,7 @@ export function roving(group, selector) {
     if (chosen !== null) for (const node of all()) set(node, "tabindex", node === chosen ? 0 : -1);
   });
   return () => {
-    const nodes = all(); // after an update: there is always one to come to
+    const nodes = all(); // after an update one node must still be reachable with Tab
     if (nodes.length > 0 && !nodes.some((node) => node.getAttribute("tabindex") === "0")) {
       set(nodes[0], "tabindex", 0);
     }

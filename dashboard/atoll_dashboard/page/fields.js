@@ -1,8 +1,8 @@
-// Fields of the filters, each with its label.
+// Filter fields with labels.
 
 import { h, keyed, set, text } from "./dom.js";
 
-const PATIENCE_MS = 250; // after the last letter
+const PATIENCE_MS = 250; // after the last keystroke
 let made = 0;
 
 function field(label, input) {
@@ -11,13 +11,13 @@ function field(label, input) {
   return h("div", { class: "field" }, h("label", { for: `field-${made}` }, label), input);
 }
 
-/** A list to choose from; "" is all of them. */
+/** A drop-down list; "" means all. */
 export function choice(label, all, values, chosen) {
   const select = h("select", { onchange: () => chosen(select.value) });
   let wanted = "";
   function options(names) {
     const shown = ["", ...names];
-    if (!shown.includes(wanted)) shown.push(wanted); // what the address asks for, though nobody has it now
+    if (!shown.includes(wanted)) shown.push(wanted); // the value in the address may not exist now
     keyed(select, shown, String, (name) => h("option", { value: name }), (node, name) => {
       text(node, name === "" ? all : name);
     });
@@ -38,7 +38,7 @@ export function choice(label, all, values, chosen) {
   };
 }
 
-/** A field for words; changed(words) when the typing rests. */
+/** A search field. It calls changed(words) after a pause in typing. */
 export function search(label, changed) {
   const input = h("input", { type: "search", maxlength: 64, autocomplete: "off", spellcheck: "false" });
   let timer = 0;

@@ -1,4 +1,4 @@
-// Figures in words. "–" stands for what is not known.
+// Numbers as text. "–" stands for an unknown value.
 
 export const UNKNOWN = "–";
 const CURRENCY = "$";

@@ -1,4 +1,4 @@
-// The header: which run, how it is, its five figures; the banner that says when all this is old.
+// The header with the run, its health and five figures, and the banner for old data.
 
 import { h, keyed, set, setSign, show, sign, text } from "./dom.js";
 import { money, rate, ratio, decimal, short, span } from "./format.js";
@@ -9,7 +9,7 @@ const FIGURES = [
   ["Tokens/s", (run) => short(run.tokens_per_s)],
   ["Loss", (run) => decimal(run.loss, 3)],
   ["WAN", (run) => rate(run.wire.up_bytes_per_s + run.wire.down_bytes_per_s)],
-  ["Cost a day", (run) => money(run.cost.per_day)],
+  ["Cost per day", (run) => money(run.cost.per_day)],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -20,7 +20,7 @@ function figure([title]) {
 
 export function makeHeader() {
   const verdictSign = sign("pending");
-  const first = h("a", { class: "verdict-words", href: "#overview" }, "Waits for the first answer");
+  const first = h("a", { class: "verdict-words", href: "#overview" }, "Waiting for the first answer");
   const more = h("a", { class: "verdict-more", href: "#overview", hidden: true });
   byId("verdict").append(verdictSign, h("span", null, first, " ", more));
   const age = h("strong");
@@ -40,7 +40,7 @@ export function makeHeader() {
     const old = oldness(feed);
     const wrong = problems(feed);
     if (run) {
-      text(byId("run-id"), run.run || "no run is known yet");
+      text(byId("run-id"), run.run || "no run yet");
       set(byId("run-id"), "title", `generation ${run.generation}, epoch ${run.epoch}`);
       keyed(byId("metrics"), FIGURES, (each) => each[0], figure, (node, each) => text(node.lastChild, each[1](run)));
     }
@@ -48,7 +48,7 @@ export function makeHeader() {
     show(byId("banner"), old !== "");
     document.body.classList.toggle("old", old !== "");
     if (old !== "") {
-      text(age, run ? `What is shown is ${span(feed.age()).replace(/\.\d/, "")} old:` : "Nothing is shown yet:");
+      text(age, run ? `The data is ${span(feed.age()).replace(/\.\d/, "")} old:` : "No data yet:");
       text(why, `${old}.`);
     }
     tell(wrong, old, run);
@@ -57,7 +57,7 @@ export function makeHeader() {
   function showVerdict(run, wrong, old) {
     if (!run && wrong.length === 0) return;
     const level = wrong[0]?.level ?? (old === "" ? "good" : "warn");
-    const words = wrong[0]?.words ?? (old === "" ? "Healthy" : "Not known: what is shown is old");
+    const words = wrong[0]?.words ?? (old === "" ? "Healthy" : "Unknown: the data is old");
     set(byId("verdict"), "data-level", level);
     setSign(verdictSign, wrong.length > 0 ? problemSign(wrong[0]) : level === "good" ? "merged" : "warn");
     text(first, words.charAt(0).toUpperCase() + words.slice(1));
@@ -66,7 +66,7 @@ export function makeHeader() {
     text(more, wrong.length > 1 ? `and ${wrong.length - 1} more` : "");
   }
 
-  /** Says it aloud only when another thing is wrong, not each second. */
+  /** Announces a change of the problems to screen readers, not every second. */
   function tell(wrong, old, run) {
     const key = JSON.stringify([wrong.map((each) => each.key), old !== "", run === undefined]);
     if (key === told) return;
@@ -74,7 +74,7 @@ export function makeHeader() {
     told = key;
     if (quiet) return;
     const words = wrong.length === 0 ? "The run is healthy." : wrong.map((each) => each.words).join("; ");
-    text(byId("news"), `${old === "" ? "" : `What is shown is old: ${old}. `}${words}`);
+    text(byId("news"), `${old === "" ? "" : `The data is old: ${old}. `}${words}`);
   }
 }
 

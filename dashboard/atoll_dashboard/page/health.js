@@ -1,4 +1,4 @@
-// Is the run healthy, and if not, what is wrong: in words, the worst first.
+// The problems of a run as text, the worst first.
 
 import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
 import { learnerLink, regionLink, regionName, total } from "./labels.js";
@@ -8,13 +8,13 @@ const LOW_GOODPUT = 0.8; // of the last five minutes
 
 const problem = (level, key, words, link = "#overview") => ({ level, key, words, link });
 
-/** What is shown is old: why, in words; "" when it is not. */
+/** Why the displayed data is old; "" if it is not. */
 export function oldness(feed) {
   const run = feed.now?.run;
-  if (feed.brokenAt !== null) return `${feed.why}; this page tries again by itself`;
-  if (run === undefined) return feed.age() > OLD_S ? "the dashboard has said nothing yet" : "";
-  if (!run.reachable) return `the core did not answer the last time${run.problem ? `: ${run.problem}` : ""}`;
-  return feed.age() > OLD_S ? "nothing newer has come" : "";
+  if (feed.brokenAt !== null) return `${feed.why}; the page reconnects automatically`;
+  if (run === undefined) return feed.age() > OLD_S ? "the dashboard has sent nothing yet" : "";
+  if (!run.reachable) return `the core did not answer the last poll${run.problem ? `: ${run.problem}` : ""}`;
+  return feed.age() > OLD_S ? "no newer data has arrived" : "";
 }
 
 /** [{level: "bad" or "warn", key, words, link}]; empty: healthy. The key stays while the problem does. */
@@ -40,7 +40,7 @@ export function problems(feed) {
     const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
     const words = resting > 0 ? "all learners are paused" : "all learners have left";
     const wrong = joining + mute > 0;
-    found.push(problem(wrong ? "bad" : "warn", "nobody", wrong ? "no learner is live" : words, "#learners"));
+    found.push(problem(wrong ? "bad" : "warn", "none live", wrong ? "no learner is live" : words, "#learners"));
   }
   for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
   const { recent } = run.goodput;
@@ -49,8 +49,8 @@ export function problems(feed) {
   }
   const { budget_gb: budget, gb_per_month: month } = run.cost;
   if (budget !== null && month > budget) {
-    const rate = `the WAN carries ${decimal(month, 0)} GB a month at this rate`;
-    found.push(problem("warn", "budget", `${rate}, the budget is ${decimal(budget, 0)} GB`));
+    const rate = `the WAN carries ${decimal(month, 0)} GB per month at this rate`;
+    found.push(problem("warn", "budget", `${rate}; the budget is ${decimal(budget, 0)} GB`));
   }
   return found.sort((one, other) => rank(one) - rank(other));
 }
@@ -59,7 +59,7 @@ export function problemSign({ key, level }) {
   return key === "paused" ? "paused" : level === "bad" ? "silent" : "warn";
 }
 
-/** Without a core nothing is sure; a pause explains the rest; then what is bad. */
+/** A lost connection and a pause come first, because they explain other problems. */
 function rank({ key, level }) {
   return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }

@@ -1,4 +1,4 @@
-// The words for states, causes, fates and kinds: one place, the same order everywhere.
+// The labels of states, causes, fates and kinds, in the order of all views.
 
 export const STATES = ["live", "paused", "joining", "silent", "left", "evicted"];
 export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away", "other"];
@@ -16,7 +16,7 @@ const CAUSE_WORDS = {
   other: "other",
 };
 
-/** A cause that a newer core knows is shown by its own name. */
+/** An unknown cause, of a newer core, is shown by its own name. */
 export function causeWords(cause) {
   return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
 }

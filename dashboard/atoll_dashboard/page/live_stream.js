@@ -1,23 +1,23 @@
-// The stream of what is now. It comes back by itself, and always says how old what it has is.
+// The stream of the current state. It reconnects automatically, and knows the age of its data.
 
-const QUIET_S = 10; // the stream says something each second: after this long it is dead, whatever the browser thinks
+const QUIET_S = 10; // a message comes every second; after this long without one the stream is dead
 const AGAIN_S = 3;
 
 const seconds = () => performance.now() / 1000;
 
-/** listener(feed) is called with each message and each second. onCore: another core process answers. */
+/** listener(feed) is called for each message and every second; onCore, when another core process answers. */
 export function startFeed(listener, onCore) {
   const feed = { now: null, brokenAt: null, why: "", age, coreNow };
   let source = null;
   let heardAt = seconds();
   let openedAt = seconds();
 
-  /** How old what is shown is, in seconds. */
+  /** The age of the displayed data, in seconds. */
   function age() {
     return feed.now === null ? seconds() - openedAt : feed.now.run.age_s + seconds() - heardAt;
   }
 
-  /** The core's clock, as far as it is known here: ages of its times are counted from it. */
+  /** The core's clock, estimated from its last message; ages are relative to it. */
   function coreNow() {
     const { at } = feed.now?.run ?? { at: 0 };
     return at > 0 ? at + age() : Date.now() / 1000;
@@ -28,7 +28,7 @@ export function startFeed(listener, onCore) {
     openedAt = seconds();
     source = new EventSource("api/live");
     source.onmessage = heard;
-    source.onerror = () => broken("the stream from the dashboard is cut");
+    source.onerror = () => broken("the connection to the dashboard was lost");
   }
 
   function heard(event) {
@@ -36,7 +36,7 @@ export function startFeed(listener, onCore) {
     try {
       now = JSON.parse(event.data);
     } catch {
-      broken("the dashboard sent what is not JSON");
+      broken("the dashboard sent invalid JSON");
       return;
     }
     const before = feed.now?.run;
@@ -58,10 +58,10 @@ export function startFeed(listener, onCore) {
     if (document.hidden) return;
     const quiet = seconds() - Math.max(heardAt, openedAt);
     if (quiet > QUIET_S) {
-      broken("the dashboard says nothing");
+      broken("the dashboard sends nothing");
       open();
     } else if (source.readyState === EventSource.CLOSED && seconds() - openedAt > AGAIN_S) {
-      open(); // the browser gives up after an answer that is no stream, such as a proxy's 502
+      open(); // browsers give up after another kind of answer, such as a proxy's 502
     }
     listener(feed);
   }
@@ -70,7 +70,7 @@ export function startFeed(listener, onCore) {
   setInterval(tick, 1000);
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) open();
-    else source.close(); // a browser has few connections to a host, and nobody looks
+    else source.close(); // frees the connection: browsers allow few per host
   });
   return feed;
 }

@@ -4,7 +4,7 @@ import { h, keyed, set, text } from "./dom.js";
 import { percent, span } from "./format.js";
 import { causeWords, CAUSES } from "./labels.js";
 
-/** Provisioned learner-seconds: the useful part, and the lost time by cause, each with its figure in words. */
+/** Provisioned learner-seconds: the useful part, and the lost time by cause, with text. */
 export function lostBar() {
   const bar = h("div", { class: "stack", role: "img" });
   const list = h("ul", { class: "causes" });

@@ -1,4 +1,4 @@
-// Puts the page together: the stream, the header, one view at a time.
+// The page: stream, header, and the current view.
 
 import { makeActions } from "./actions.js";
 import { set, show } from "./dom.js";
@@ -32,7 +32,7 @@ const made = {};
 let feed = null;
 let shown = null;
 
-/** A view is {arrive(place), leave(), update(feed), refresh()}, made when one first goes there. */
+/** A view is {arrive(place), leave(), update(feed), refresh()}, created on first use. */
 function arrive(place, first) {
   const view = (made[place.view] ??= MAKERS[place.view](sectionOf(place.view), actions));
   const moved = shown?.name !== place.view || shown?.place.name !== place.name;
@@ -66,20 +66,20 @@ function title() {
 function heard(current) {
   feed = current;
   updateHeader(current);
-  if (current.now === null || document.hidden) return; // what nobody sees is not drawn
+  if (current.now === null || document.hidden) return; // a hidden page is not drawn
   actions.update(current.now.run);
   shown?.view.update(current);
   title();
 }
 
 function newCore(run) {
-  actions.say(`Another core process answers: generation ${run.generation}, epoch ${run.epoch}.`);
+  actions.say(`The core restarted: generation ${run.generation}, epoch ${run.epoch}.`);
   for (const view of Object.values(made)) view.reset?.();
   shown?.view.refresh();
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says where one is, and stays
+  event.preventDefault(); // keeps the address, which names the view
   document.getElementById("main").focus();
 });
 startRouter(arrive);

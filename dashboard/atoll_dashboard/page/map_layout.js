@@ -1,10 +1,10 @@
-// PURE: where the islands and their dots lie. Pixels in, pixels out.
+// PURE: positions of the islands and their dots on the map, in pixels.
 
 export const MOST_ISLANDS = 16;
 const FULL_TURN = 2 * Math.PI;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 
-/** A small steady number generator: the same name always gives the same shore. */
+/** A deterministic random number generator: the same name always gives the same shore. */
 function dice(name) {
   let state = 2166136261;
   for (const letter of name) state = Math.imul(state ^ letter.codePointAt(0), 16777619);
@@ -14,7 +14,7 @@ function dice(name) {
   };
 }
 
-/** A closed, softly uneven curve round the origin. */
+/** A closed, slightly uneven curve around the origin. */
 export function shore(name, radius, uneven = 0.09) {
   const roll = dice(name);
   const waves = [2, 3, 5].map((turns) => {
@@ -34,7 +34,7 @@ export function shore(name, radius, uneven = 0.09) {
   return `M${middle(points.at(-1), points[0])}${arcs.join("")}Z`;
 }
 
-/** How far apart dots lie when they have room. */
+/** Distance between dots if there is enough room. */
 const pitchOf = (dots, many) => (dots <= 6 && !many ? 32 : dots <= 16 ? 21 : 14.5);
 
 function radiusOf(dots, pitch) {
@@ -43,7 +43,7 @@ function radiusOf(dots, pitch) {
   return (pitch / 1.72) * Math.sqrt(dots) + pitch * 0.8;
 }
 
-/** Where a region's dots lie, from its middle. */
+/** Positions of a region's dots, relative to its centre. */
 export function dotPlaces(count, pitch) {
   if (count === 1) return [[0, 0]];
   if (count <= 6) {
@@ -60,20 +60,20 @@ export function dotPlaces(count, pitch) {
   });
 }
 
-/** Whether there is no room for rates beside the links: they stand in the captions then. */
+/** Whether there is no room for rates next to the links. If so, captions show them. */
 export const crowded = (width, count) => width < 600 || count > 6;
 
-/** The frame of cells round the core in which many islands lie: so many columns and rows. */
+/** Columns and rows of the grid around the core, for many islands. */
 function cells(width, count) {
   if (width < 600) return { columns: 3, rows: Math.max(3, Math.ceil((count - 2) / 2)) };
   const columns = count <= 8 ? 3 : count <= 12 ? 4 : 5;
   return { columns, rows: Math.max(3, Math.ceil((count + 4) / 2) - columns) };
 }
 
-/** Lines of words that an island has. */
+/** Number of caption lines per island. */
 export const captionLines = (width, count) => (width >= 600 ? (count > 6 ? 3 : 2) : count > 10 ? 2 : 4);
 
-/** The height that the picture wants at this width. */
+/** The height of the map for this width. */
 export function heightOf(width, count) {
   if (!crowded(width, count)) return 530;
   const { rows } = cells(width, count);
@@ -81,7 +81,7 @@ export function heightOf(width, count) {
   return rows <= 3 ? 570 : rows * 128;
 }
 
-/** Places on an ellipse, an equal walk apart, the first to the left of the core: up and down there is less room. */
+/** Positions on an ellipse, at equal distances along it, the first to the left of the core. */
 function onEllipse(count, rx, ry) {
   const steps = 720;
   const first = count === 4 ? 0.5 : 0;
@@ -97,7 +97,7 @@ function onEllipse(count, rx, ry) {
   });
 }
 
-/** Places in the outer cells of a grid, clockwise from the top left. */
+/** Positions in the outer cells of a grid, clockwise from the top left. */
 function inCells(count, { columns, rows }, width, height) {
   const outer = [];
   for (let column = 0; column < columns; column += 1) outer.push([column, 0]);
@@ -112,7 +112,7 @@ function inCells(count, { columns, rows }, width, height) {
 
 /**
  * {core: {x, y, radius}, islands: [{x, y, radius, pitch, above}], ring: {rx, ry, corner}} for regions of that many
- * dots. above: the caption stands above its island, so that links do not cross it.
+ * dots. above: whether the caption is above its island, so that links do not cross it.
  */
 export function layout(width, height, dots) {
   const count = dots.length;
@@ -133,7 +133,7 @@ export function layout(width, height, dots) {
   const spots = many ? inCells(count, frame, width, height) : onEllipse(count, rx, ry);
   const islands = spots.map(({ dx, dy }, n) => {
     const above = dy < 0 && (many ? dy < -ry * 0.99 : -dy > Math.abs(dx) * 0.25);
-    // In a cell, island and words together are in the middle.
+    // Centres island and caption together in their cell.
     const shift = many ? (above ? words / 2 - 4 : -words / 2 + 4) : 0;
     return { x: core.x + dx, y: core.y + dy + shift, above, ...sizes[n] };
   });
@@ -141,7 +141,7 @@ export function layout(width, height, dots) {
   return { core, islands, ring: { rx, ry, corner } };
 }
 
-/** The two ways between an island and the core, each bent to its side, and where their words stand. */
+/** The two curves between an island and the core, and the positions of their labels. */
 export function links(core, island) {
   const dx = core.x - island.x;
   const dy = core.y - island.y;
@@ -150,7 +150,7 @@ export function links(core, island) {
   const from = [island.x + ux * (island.radius + 7), island.y + uy * (island.radius + 7)];
   const to = [core.x - ux * (core.radius + 6), core.y - uy * (core.radius + 6)];
   const middle = [(from[0] + to[0]) / 2, (from[1] + to[1]) / 2];
-  const flip = ux < 0 ? -1 : 1; // up is always the upper of the two
+  const flip = ux < 0 ? -1 : 1; // the upload is always the upper curve
   const shift = ([x, y], by) => [x + uy * by * flip, y - ux * by * flip];
   const write = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
   const way = (start, end, side) => {

@@ -1,4 +1,4 @@
-// PURE: a round cut into phases, for each learner and in words.
+// PURE: the phases of a round, per learner and as text.
 
 import { decimal, exact } from "./format.js";
 
@@ -11,7 +11,7 @@ export const PHASES = {
   adoption: "adoption",
 };
 
-/** When the drawing of a round ends: the last thing that is known of it, or now while it goes on. */
+/** The end of a round's time axis: its last known time, or now if it is not over. */
 export function endOf(round, now) {
   const times = [round.quorum_at, round.closed_at, round.merged_at, round.published_at];
   for (const answer of round.answers) times.push(answer.began_at, answer.durable_at, answer.adopted_at);
@@ -44,17 +44,17 @@ export function phasesOf(round, answer, end) {
   return parts;
 }
 
-/** What became of a learner's answer, shortly. */
+/** The state of a learner's answer, as a short text. */
 export function standing(round, answer) {
   if (answer.declined) return "declined";
   const over = round.closed_at;
-  if (answer.began_at === null) return over === null ? "is waited for" : "no answer";
-  if (answer.durable_at === null) return over === null ? "uploads" : "still uploads";
+  if (answer.began_at === null) return over === null ? "not answered yet" : "no answer";
+  if (answer.durable_at === null) return over === null ? "uploading" : "still uploading";
   if (over !== null && answer.durable_at > over) return `${exact(answer.durable_at - over)} too late`;
   return `${answer.late ? "late, " : ""}${exact(answer.durable_at - round.opened_at)}`;
 }
 
-/** The whole story of a learner's answer, in words. */
+/** All phases of a learner's answer, as text. */
 export function story(round, answer, end) {
   const parts = [];
   if (answer.declined) parts.push(`declined: ${answer.declined}`);
@@ -67,7 +67,7 @@ export function story(round, answer, end) {
   return parts.join(", ");
 }
 
-/** Who was waited for longest comes first; who declined, last. */
+/** Slowest answers first, declined ones last. */
 export function slowestFirst(answers) {
   const rank = (answer) => (answer.declined ? -1 : answer.durable_at === null ? Infinity : answer.durable_at);
   return [...answers].sort((one, other) => {

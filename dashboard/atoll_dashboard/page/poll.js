@@ -1,4 +1,4 @@
-// Asks again while somebody looks: never in a hidden tab, never twice at a time, never an outdated question.
+// Polling, but never in a hidden tab, and with at most one request at a time.
 
 /** ask(signal) -> answer; done(answer); failed(error). */
 export function poller(ask, done, failed, everyMs) {
@@ -18,7 +18,7 @@ export function poller(ask, done, failed, everyMs) {
     } catch (error) {
       if (asking === mine && error.name !== "AbortError") failed(error);
     }
-    if (asking !== mine) return; // a newer question is on its way, and has the timer
+    if (asking !== mine) return; // a newer request has started
     asking = null;
     if (running && everyMs !== null) timer = setTimeout(round, everyMs);
   }

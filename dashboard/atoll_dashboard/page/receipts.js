@@ -1,4 +1,4 @@
-// The columns of receipts: on their own page, and on a learner's.
+// The columns of receipts, for the receipts view and the learner view.
 
 import { bytes, clock, count, decimal, short } from "./format.js";
 import { figures, linked, signed, words } from "./table.js";
@@ -6,7 +6,7 @@ import { learnerLink } from "./labels.js";
 
 const pendingOr = (receipt, value) => (receipt.fate === "merged" ? value : "");
 
-/** whose: with the learner's name. */
+/** whose: whether to include the learner's name. */
 export function receiptColumns(whose) {
   return [
     figures("Number", (receipt) => count(receipt.number)),

@@ -1,4 +1,4 @@
-// The picture: the core is the lagoon, regions are islands round it, learners are dots on their island.
+// The map: the core is in the middle, regions are islands around it, learners are dots on their island.
 
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
 import { about, count, rate } from "./format.js";
@@ -8,7 +8,7 @@ import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-/** At most 16 islands, in the order of their names; the rest is summed. In trouble comes first, then the larger. */
+/** At most 16 islands in the order of their names: regions in trouble first, then the largest. The rest is summed. */
 function islandsOf(regions) {
   if (regions.length <= MOST_ISLANDS) return regions;
   const silent = (region) => Math.sign(region.learners.silent ?? 0);
@@ -36,9 +36,9 @@ export function makePicture() {
     ...seas, ways, lagoon.node, islands,
   );
   const legend = h("ul", { class: "legend", "aria-label": "Learners by state" });
-  const nobody = h("p", { class: "empty", hidden: true }, "No learner has joined yet.");
-  const hint = h("p", { class: "hint" }, "Tab goes from region to region, the arrows from learner to learner.");
-  const frame = h("div", { class: "sea" }, drawing, nobody, hint);
+  const empty = h("p", { class: "empty", hidden: true }, "No learner has joined yet.");
+  const hint = h("p", { class: "hint" }, "Press Tab to move between regions, and the arrow keys to move between learners.");
+  const frame = h("div", { class: "sea" }, drawing, empty, hint);
   const node = h("div", { class: "atoll" }, frame, legend);
   let width = 0;
   let last = null;
@@ -59,7 +59,7 @@ export function makePicture() {
     const height = heightOf(width, shown.length);
     set(drawing, "viewBox", `0 0 ${width} ${height}`);
     set(drawing, "height", height);
-    show(nobody, shown.length === 0);
+    show(empty, shown.length === 0);
     const places = layout(width, height, shown.map((region) => Math.min(48, region.dots.length)));
     const { core } = places;
     drawRing(seas, places);
@@ -79,7 +79,7 @@ export function makePicture() {
   return { node, update: draw };
 }
 
-/** The reef on which the islands lie: shallow water, with the lagoon inside. */
+/** The ring on which the islands lie. */
 function drawRing(seas, { core, ring }) {
   [46, 15, -15].forEach((more, n) => {
     const [rx, ry] = [Math.max(0, ring.rx + more), Math.max(0, ring.ry + more)];
@@ -124,7 +124,7 @@ function makeWay() {
   return s("g", null, s("path", { class: "way way-up" }), s("path", { class: "way way-down" }));
 }
 
-/** Width and pace of the dashes go with the logarithm of the rate, in few steps: else they would jump each second. */
+/** Width and speed of the dashes, from the logarithm of the rate. Few levels, so that they do not change every second. */
 function flow(bytesPerS) {
   return bytesPerS < 1 ? 0 : Math.max(1, Math.min(4, Math.round(Math.log10(bytesPerS) - 3)));
 }
@@ -199,7 +199,7 @@ function updateDots(group, { region, place, now, width }) {
     shown.filter((dot) => dot.state === "silent" && dot.since !== null)
       .sort((one, other) => one.since - other.since).slice(0, shown.length > 12 ? 1 : 2).map((dot) => dot.learner),
   );
-  // Words stand to the side on which the dot lies, unless they would leave the picture.
+  // The label is on the dot's side of the island, unless it would leave the map.
   const fitsLeft = place.x - place.radius > 70;
   const fitsRight = place.x + place.radius + 70 < width;
   const items = shown.map((dot, n) => ({

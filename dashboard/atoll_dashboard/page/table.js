@@ -1,4 +1,4 @@
-// A real table whose rows stay while their figures change.
+// An HTML table whose rows are kept while their values change.
 
 import { h, keyed, set, sign, setSign, text } from "./dom.js";
 
@@ -36,8 +36,8 @@ export function makeTable({ caption, columns, key, sort, onsort }) {
   return {
     node,
     showSort,
-    /** nothing: what to say when there are no rows. */
-    update(items, nothing = "Nothing here.") {
+    /** nothing: the text for an empty table. */
+    update(items, nothing = "No entries.") {
       keyed(body, items, key, make, (row, item) => {
         columns.forEach((column, index) => column.show?.(row.cells[index], item, row));
       });
@@ -87,7 +87,7 @@ export function linked(title, value, href, options = {}) {
   };
 }
 
-/** A column with a sign and its word. */
+/** A column with a sign and its label. */
 export function signed(title, value, options = {}) {
   return {
     title,
@@ -101,7 +101,7 @@ export function signed(title, value, options = {}) {
   };
 }
 
-/** Offsets of a longer list: previous, next, and where one is. */
+/** Buttons for the previous and next page of a list, and the current position. */
 export function makePager(what, limit, go) {
   const where = h("p", { class: "where" });
   const back = h("button", { type: "button", onclick: () => go(Math.max(0, offset - limit)) }, `Previous ${what}`);

@@ -1,5 +1,5 @@
 "use strict";
-// Not a module: it runs before the first paint, so that nothing flashes in the other theme.
+// Not a module, so that it runs before the first paint and the other theme never flashes.
 (() => {
   const KEY = "atoll-theme";
   const known = (theme) => (theme === "light" || theme === "dark" ? theme : "automatic");
@@ -7,7 +7,7 @@
     try {
       return known(localStorage.getItem(KEY));
     } catch {
-      return "automatic"; // storage is forbidden: the choice lasts as long as the page
+      return "automatic"; // without storage the choice lasts until the page is closed
     }
   };
   let chosen = read();

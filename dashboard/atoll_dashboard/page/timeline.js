@@ -1,4 +1,4 @@
-// The time-line of rounds: for each round a group of bars, one for each learner, on one scale of seconds.
+// The timeline of rounds: per round a group of bars, one per learner, on a common time axis.
 
 import { niceStep } from "./charts.js";
 import { h, keyed, roving, set, setSign, show, sign, text } from "./dom.js";
@@ -17,7 +17,7 @@ export function timelineKey() {
   return h("ul", { class: "gantt-key", "aria-label": "Phases of a round" }, ...keys, ...marks);
 }
 
-/** only(): the learner to show alone, "" for the slowest of all. */
+/** only(): the learner to show; "": the slowest learners. */
 export function timeline({ only, nothing }) {
   const list = h("ol", { class: "rounds" });
   const empty = h("p", { class: "empty", hidden: true });
@@ -76,7 +76,7 @@ function makeRound() {
 function updateRound(node, round, now, only) {
   const goesOn = round.outcome === "open" || round.outcome === "merging";
   const drawn = goesOn ? "" : only + JSON.stringify(round);
-  if (drawn !== "" && drawn === node.drawn) return; // most have ended and stay as they are
+  if (drawn !== "" && drawn === node.drawn) return; // a finished round does not change
   node.drawn = drawn;
   const [head, reason, gantt, more] = node.children;
   const [title, outcome, times] = head.children;
@@ -103,8 +103,8 @@ function updateRound(node, round, now, only) {
   drawAxis(axis, end - round.opened_at);
   const left = all.length - shown.length + (only === "" ? round.more_answers : 0);
   show(more, left > 0 || shown.length === 0);
-  const none = only === "" ? "No learner has answered yet." : `${only} has no part in this round.`;
-  text(more, left > 0 ? `The slowest are shown; and ${count(left)} more.` : none);
+  const none = only === "" ? "No learner has answered yet." : `${only} did not take part in this round.`;
+  text(more, left > 0 ? `The slowest learners are shown. ${count(left)} more have answered.` : none);
 }
 
 function makeRow(answer) {

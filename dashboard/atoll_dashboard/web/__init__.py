@@ -1,4 +1,4 @@
-"""The HTTP server: routes that read, routes for operator actions, headers, the process.
+"""The HTTP server: routes for reading and for operator actions, runbooks, headers, and the process.
 
 May import: feed, models, settings.
 """

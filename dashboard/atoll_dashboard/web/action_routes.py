@@ -1,4 +1,4 @@
-"""Operator actions through the page: passed on to the core with the operator's own token, which the core checks."""
+"""Operator actions: the dashboard passes them to the core with the operator's own token, which the core checks."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ class Readmit(BaseModel):
 
 
 class ActionDone(BaseModel):
-    """What was done, in one line."""
+    """The result of an action, as one line."""
 
     said: str
 
 
 class Ticket(BaseModel):
-    """A URL that gives the model once, within a minute: a browser sends no token when it follows a link."""
+    """A URL for one download of the model within a minute. A browser sends no token when it follows a link."""
 
     url: str
 
 
 @dataclass(slots=True)
 class Tickets:
-    """Tickets for downloads that have not begun; each has a token and expires after TICKET_S seconds."""
+    """Tickets for downloads that have not begun. Each has a token and expires after TICKET_S seconds."""
 
     _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def new(self, token: str) -> str:
-        """Returns a ticket for a token. Raises HTTPException when too many wait."""
+        """Returns a ticket for a token. Raises HTTPException if there are too many."""
         now = time.monotonic()
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
         mine = sum(kept[1] == token for kept in self._kept.values())
         if len(self._kept) >= MAX_TICKETS or mine >= MAX_OF_ONE:
-            raise HTTPException(503, "too many downloads have not begun: try again in a minute")
+            raise HTTPException(503, "too many downloads are waiting to begin: try again in a minute")
         name = secrets.token_urlsafe(32)
         self._kept[name] = (now + TICKET_S, token)
         return name
@@ -80,7 +80,7 @@ class Tickets:
         """Returns a ticket's token, once. Raises HTTPException for a used or expired ticket."""
         until, token = self._kept.pop(name, (0.0, ""))
         if until < time.monotonic():
-            raise HTTPException(403, "this link was used, or is older than a minute: ask for the download again")
+            raise HTTPException(403, "this link was used, or is older than a minute: start the download again")
         return token
 
 
@@ -93,17 +93,17 @@ class OperatorAction:
 
 
 def operator_action(request: Request) -> OperatorAction:
-    """The caller's own token is needed for an action: the dashboard's token only reads. Raises HTTPException.
+    """Returns the action with the caller's own token. The dashboard's token is for reading only. Raises HTTPException.
 
-    The page sends it in a header of its own, since a proxy may use `Authorization` itself.
+    The page sends the token in its own header, since a proxy may use `Authorization`.
     """
     feed: RunFeed = request.app.state.feed
     shown = request.headers.get(AUTHORIZATION, "")
     token = request.headers.get(HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
     if not token:
-        raise HTTPException(401, "this needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
+        raise HTTPException(401, "this action needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
     if not (token.isascii() and token.isprintable()):
-        raise HTTPException(401, "the token has characters that no token has: give what `atoll token` printed")
+        raise HTTPException(401, "the token contains invalid characters: give the token that `atoll token` printed")
     if problem := feed.actions_problem():
         raise HTTPException(409, problem)
     return OperatorAction(feed.core, token)
@@ -114,7 +114,7 @@ ActionRequest = Annotated[OperatorAction, Depends(operator_action)]
 
 @router.post("/actions/pause")
 async def pause(what: Pause, action: ActionRequest) -> ActionDone:
-    """Pauses the run: learners wait in step() and no round opens, until it is resumed."""
+    """Pauses the run. Learners wait in step(), and no round opens until the run is resumed."""
     await action.core.pause(action.token, what.reason or "from the dashboard")
     return ActionDone(said="the run is paused")
 
@@ -123,12 +123,12 @@ async def pause(what: Pause, action: ActionRequest) -> ActionDone:
 async def resume(action: ActionRequest) -> ActionDone:
     """Resumes the run."""
     await action.core.pause(action.token, "")
-    return ActionDone(said="the run goes on")
+    return ActionDone(said="the run was resumed")
 
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
-    """Evicts a learner: it stops, its pending work is refused, and its name cannot join again."""
+    """Evicts a learner. It stops, its pending work is refused, and its name cannot join again."""
     await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
     return ActionDone(said=f"{what.learner} was evicted")
 
@@ -142,7 +142,7 @@ async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/checkpoint")
 async def checkpoint(action: ActionRequest) -> ActionDone:
-    """Takes a snapshot now; answers when it is durable."""
+    """Takes a snapshot. The response comes when it is durable."""
     taken = await action.core.take_checkpoint(action.token)
     return ActionDone(said=f"checkpoint {taken.id} is durable: {taken.size_bytes / 1e6:.1f} MB")
 
@@ -150,18 +150,18 @@ async def checkpoint(action: ActionRequest) -> ActionDone:
 @router.post("/actions/download-ticket")
 async def ticket(action: ActionRequest, request: Request) -> Ticket:
     """A ticket for one download of the published model."""
-    await action.core.status(action.token)  # an invalid token is refused now, and takes no place
+    await action.core.status(action.token)  # refuses an invalid token now, so that it uses up no ticket
     tickets: Tickets = request.app.state.tickets
     return Ticket(url=f"api/model?ticket={tickets.new(action.token)}")
 
 
 @router.get("/model", response_class=StreamingResponse)
 async def model(request: Request, ticket: str) -> StreamingResponse:
-    """The published model as a safetensors file that load_state_dict(strict=True) takes."""
+    """The published model as a safetensors file that load_state_dict(strict=True) loads."""
     feed: RunFeed = request.app.state.feed
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
-    first = await anext(chunks)  # the core's refusal must come before the file begins
-    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # it comes from the core, and goes into a header
+    first = await anext(chunks)  # raises the core's refusal before the response begins
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # the core chose it, and it goes into a header
     name = f"atoll-{run}-{feed.seen.status.merges}.safetensors"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)

@@ -1,4 +1,4 @@
-"""The page and the JSON API, over HTTP. Operator actions go to the core with their caller's own token."""
+"""The page and the JSON API over HTTP. The dashboard passes operator actions to the core with the caller's token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent.parent / "page"
 
 
 def application(feed: RunFeed, hosts: tuple[str, ...]) -> FastAPI:
-    """The ASGI application. hosts: host names that it answers to, besides IP addresses."""
+    """The ASGI application. hosts: allowed host names, in addition to IP addresses."""
 
     app = FastAPI(
         title="Atoll",
@@ -70,12 +70,12 @@ HTTP = {
 
 
 async def _not_asked_well(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError), "it is registered for these"
+    assert isinstance(error, RequestValidationError), "registered for this error only"
     first = error.errors()[0]
     return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg'].lower()}; see api/openapi.json"}, 422)
 
 
-def _core_said(feed: RunFeed):  # type: ignore[no-untyped-def]  # noqa: ANN202 - starlette's own shape of a handler
+def _core_said(feed: RunFeed):  # type: ignore[no-untyped-def]  # noqa: ANN202 - the signature that starlette requires
     async def answer(_request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, grpc.aio.AioRpcError) and error.code() in HTTP:
             return JSONResponse({"detail": error.details()}, HTTP[error.code()])

@@ -1,4 +1,4 @@
-"""The headers of every HTTP answer, and the check of each request's Host header and size."""
+"""The headers of all HTTP responses, and the check of each request's Host header and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BYTES = 16 << 10  # of a request: an action is a name and a reason
+MAX_BYTES = 16 << 10  # of a request; an action has only a name and a reason
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,9 +22,9 @@ SAID = {
 
 
 class Headers:
-    """Middleware that refuses requests to other host names: another site's name may lead here (DNS rebinding).
+    """Middleware that refuses requests for unknown host names, against DNS rebinding.
 
-    hosts: names in the Host header that are answered, besides IP addresses.
+    hosts: allowed names in the Host header, in addition to IP addresses.
     """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
@@ -37,12 +37,12 @@ class Headers:
             await self._app(scope, receive, send)
             return
         if not self._known(_host(scope)):
-            text = "this dashboard is not known by that name: start it with --host NAME\n"
+            text = "this host name is not allowed: start the dashboard with --host NAME\n"
             await PlainTextResponse(text, 421)(scope, receive, send)
             return
         body = await _body(receive) if scope["method"] not in {"GET", "HEAD"} else []
         if body is None:
-            await PlainTextResponse(f"more than {MAX_BYTES} bytes\n", 413)(scope, receive, send)
+            await PlainTextResponse(f"the request is larger than {MAX_BYTES} bytes\n", 413)(scope, receive, send)
             return
 
         async def read() -> Message:
@@ -59,12 +59,12 @@ class Headers:
         await self._app(scope, read, say)
 
     def _known(self, host: str) -> bool:
-        """Whether a host may be asked for. An IP address always may: an attack needs a name that leads here."""
+        """Whether a host name is allowed. IP addresses always are, because DNS rebinding needs a name."""
         return host in self._hosts or _address(host)
 
 
 async def _body(receive: Receive) -> list[Message] | None:
-    """The messages of a request's body, read before any route sees them; None: it is too large."""
+    """The messages of a request's body, read before any route runs; None: the body is too large."""
     found, size = list[Message](), 0
     while True:
         message = await receive()

@@ -1,4 +1,4 @@
-"""Routes that only read: JSON for the page and for other programs."""
+"""Routes that only read. They answer with JSON, for the page and for other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["look"])
 
 
 def feed_of(request: Request) -> RunFeed:
-    """The application's feed; a request makes it poll more often."""
+    """The application's feed. Each request makes it poll more often for a while."""
     feed: RunFeed = request.app.state.feed
     feed.watched()
     return feed
@@ -68,7 +68,7 @@ async def learners(
     offset: Offset = 0,
     limit: Limit = 50,
 ) -> Page[Learner]:
-    """Learners, a page at a time."""
+    """A page of the learners."""
     found = sorted(feed.learners(region, state or "", search), key=lambda each: each.learner)
     found.sort(key=lambda each: _place(each, sort), reverse=descending)
     return Page[Learner](total=len(found), offset=offset, items=found[offset : offset + limit])
@@ -85,7 +85,7 @@ async def learner(feed: FeedOfRequest, name: str) -> Learner:
 
 @router.get("/learners/{name}/history")
 async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
-    """One learner since this dashboard was started."""
+    """The history of a learner since the dashboard was started."""
     columns = feed.rates.learners_history
     return LearnerHistory(
         at=list(columns.at), loss=columns.column(("loss", name)), tokens_per_s=columns.column(("tokens", name))
@@ -94,7 +94,7 @@ async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
 
 @router.get("/history")
 async def history(feed: FeedOfRequest) -> History:
-    """The run since this dashboard was started."""
+    """The history of the run since the dashboard was started."""
     columns = feed.rates.history
     return History(
         at=list(columns.at),
@@ -108,7 +108,7 @@ async def history(feed: FeedOfRequest) -> History:
 
 @router.get("/fragments")
 async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100) -> Page[Fragment]:
-    """Fragments, a page at a time."""
+    """A page of the fragments."""
     told = feed.seen.status.fragments
     items = [conversion.fragment(each) for each in told[offset : offset + limit]]
     return Page[Fragment](total=len(told), offset=offset, items=items)
@@ -116,7 +116,7 @@ async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100)
 
 @router.get("/rounds")
 async def rounds(feed: FeedOfRequest, last: Annotated[int, Query(ge=1, le=256)] = 40, learner: str = "") -> list[Round]:
-    """The newest rounds, newest first; learner: only its answers."""
+    """The newest rounds, newest first. learner: return only this learner's answers."""
     return [conversion.round_of(each) for each in await feed.shared(feed.core.rounds, last, learner)]
 
 
@@ -128,7 +128,7 @@ async def receipts(
     before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
     limit: Limit = 100,
 ) -> Receipts:
-    """Contributions and what became of them, newest first."""
+    """Contributions with their fates, newest first."""
     wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
     items = [conversion.receipt(each) for each in found]
@@ -143,16 +143,16 @@ async def checkpoints(feed: FeedOfRequest) -> list[Checkpoint]:
 
 @router.get("/events")
 async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 200) -> list[Event]:
-    """Events since this dashboard was started, and those that the core had kept until then, newest first."""
+    """Events since the dashboard was started, and the events that the core had kept before, newest first."""
     newer = [each for each in feed.events if each.number > after]
     return newer[::-1][:limit]
 
 
 @router.get("/live", response_class=StreamingResponse)
 async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
-    """Server-sent events: a Now message every second, also while the core is away."""
+    """Server-sent events: a Now message every second, even while the core does not answer."""
     if feed.watchers >= MAX_STREAMS:
-        raise HTTPException(503, f"{MAX_STREAMS} pages are open already: close one")
+        raise HTTPException(503, f"{MAX_STREAMS} pages are already open: close one")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_stream(feed, request), media_type="text/event-stream", headers=headers)
 
@@ -169,7 +169,7 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
 
 
 def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
-    """A learner's sort key; unknown values come last."""
+    """A learner's sort key. Unknown values come last."""
     match sort:
         case "trouble":
             return False, conversion.TROUBLE_FIRST[each.state]

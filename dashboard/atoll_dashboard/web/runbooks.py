@@ -65,7 +65,7 @@ def _without_tab(found: re.Match[str]) -> str:
 
 
 def _links_within(children: list[Token]) -> list[Token]:
-    """Keeps links that open here. Of a link to another document it keeps the text and names the file."""
+    """Keeps links that open on this page. A link to another document becomes its text and the file's path."""
     kept, file = list[Token](), None
     for token in children:
         if token.type == "link_open":

@@ -1,4 +1,4 @@
-"""A dashboard as a process."""
+"""The dashboard process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from atoll_dashboard.web.app import application
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2  # seconds for open streams to end when the process is asked to stop
+STOP_S = 2  # seconds for open streams to end after SIGTERM
 MAX_CONNECTIONS = 1000
 
 
 class DashboardError(UserError):
-    """The dashboard cannot be served; the message is one line with the fix."""
+    """The dashboard cannot serve. The message is one line with the fix."""
 
 
 async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
@@ -37,7 +37,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GOODBYE_S,
+        timeout_graceful_shutdown=STOP_S,
         limit_concurrency=MAX_CONNECTIONS,
     )
     host, port = listening.getsockname()[:2]
@@ -50,7 +50,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
     announce(address)
     await server.serve(sockets=[listening])
     if looking.done():
-        looking.result()  # the feed ended with an error, which this raises
+        looking.result()  # raises the error that ended the feed
     looking.cancel()
     await asyncio.wait({looking})
     await feed.core.close()
@@ -58,7 +58,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
 
 
 class _Server(uvicorn.Server):
-    """A server without uvicorn's signal handling, which ends the process as if a signal had killed it."""
+    """A server without uvicorn's signal handling, which ends the process by the signal instead of with status 0."""
 
     def stop(self) -> None:
         self.should_exit = True

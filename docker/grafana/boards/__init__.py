@@ -1,1 +1,1 @@
-"""What each dashboard shows; `parts` has what they are made of."""
+"""The dashboards for Grafana, one per module. `parts` has the panels that they share."""

@@ -1,4 +1,4 @@
-"""One learner: its state, pace and loss as the core sees them, and what it tells itself where it is asked."""
+"""One learner: its state, pace and loss as seen by the core, and its own metrics if Prometheus scrapes it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ def board() -> Dashboard:
     return parts.page(
         "atoll-learner",
         "Atoll: one learner",
-        "One learner: its state, pace and loss as the core sees them, and what it tells itself.",
-        {"": _numbers(), "As the core sees it": _seen(), "As it tells itself": _told()},
+        "One learner: its state, pace and loss as seen by the core, and its own metrics.",
+        {"": _numbers(), "As seen by the core": _seen(), "As reported by the learner": _told()},
         [choice],
-        [parts.core_started(), parts.somebody_silent(f", {WHO}")],
+        [parts.core_started(), parts.learner_silent(f", {WHO}")],
     )
 
 
 def _numbers() -> list[Panel]:
-    """Of now."""
+    """Current values."""
     heard = f"max(atoll_learner_heard_timestamp_seconds{{{WHO}}})"
     here = f"max(atoll_learner_inner_steps_total{{{WHO}}})"
     return [
-        value("State", "As the core sees it.", "none", parts.rank("learner", f", {WHO}"),
+        value("State", "State as seen by the core.", "none", parts.rank("learner", f", {WHO}"),
               steps(GREEN), mappings=parts.state_words()),
-        value("Last heard", "When the core heard it last.", "dateTimeFromNow", f"1000 * {heard}", steps(BLUE)),
-        value("Lost in this time range", "Its learner-seconds that are lost, of all causes.", "s",
+        value("Last heard", "Time of its last message to the core.", "dateTimeFromNow", f"1000 * {heard}", steps(BLUE)),
+        value("Lost in this time range", "Its lost learner-seconds, of all causes.", "s",
               f"clamp_min(max(delta(atoll_learner_lost_seconds{{{WHO}}}[$__range])), 0)",
               steps(GREEN, (300, YELLOW), (1800, RED))),
-        value("Lost in the run", "Its learner-seconds that are lost since it first joined.", "s",
+        value("Lost in the run", "Its lost learner-seconds since it first joined.", "s",
               f"max(atoll_learner_lost_seconds{{{WHO}}})", steps(GREEN, (600, YELLOW), (3600, RED))),
         value("Loss", "Its latest training loss.", "none", f"max(atoll_learner_loss{{{WHO}}})", steps(BLUE),
               decimals=3),
-        value("A step takes", "Seconds of an inner step, smoothed.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
+        value("Step time", "Time of an inner step, smoothed.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
               steps(BLUE)),
-        value("Inner steps", "Over all its incarnations.", "none", here, steps(BLUE)),
+        value("Inner steps", "Inner steps of all its incarnations.", "none", here, steps(BLUE)),
         value("Blocked in step()", "Share of the last 15 minutes inside Learner.step().", "percentunit",
               f"max(rate(atoll_learner_blocked_seconds_total{{{WHO}}}[15m]))",
               steps(GREEN, (0.02, YELLOW), (0.1, RED)), decimals=2),
@@ -48,28 +48,29 @@ def _numbers() -> list[Panel]:
 
 
 def _seen() -> list[Panel]:
-    """As the core sees it."""
+    """Panels from the core's metrics."""
     rate = "max by (learner) (rate(atoll_learner_{}_total{{" + WHO + "}}[$__rate_interval]))"
     lost = f"clamp_min(max by (learner) (deriv(atoll_learner_lost_seconds{{{WHO}}}[5m])), 0)"
     return [
-        states("State", "Since when it is in its state.", parts.rank("learner", f", {WHO}"), "{{learner}}",
+        states("State", "Its state over time.", parts.rank("learner", f", {WHO}"), "{{learner}}",
                parts.state_words(), span=24, height=4),
-        lines("Loss", "Its latest training loss, beside the median of the live learners.", "none",
+        lines("Loss", "Its latest training loss vs. the median of live learners.", "none",
               {"{{learner}}": f"max by (learner) (atoll_learner_loss{{{WHO}}})", "median": "run:atoll_loss:median"},
               least=None),
-        lines("Inner steps a second", "How quickly it trains.", "none", {"{{learner}}": rate.format("inner_steps")}),
-        lines("Tokens a second", "How much it trains.", "none", {"{{learner}}": rate.format("tokens")}),
-        lines("Lost", "Learner-seconds that are lost in each second: 1 is all of its time.", "percentunit",
+        lines("Inner steps per second", "Inner steps that it makes per second.", "none",
+              {"{{learner}}": rate.format("inner_steps")}),
+        lines("Tokens per second", "Tokens that it trains per second.", "none", {"{{learner}}": rate.format("tokens")}),
+        lines("Lost time", "Share of its time that is lost.", "percentunit",
               {"{{learner}}": lost}, most=1),
         lines("Blocked in step()", "Share of its time inside Learner.step().", "percentunit",
               {"{{learner}}": rate.format("blocked_seconds")}),
-        lines("A step takes", "Seconds of an inner step, smoothed.", "s",
+        lines("Step time", "Time of an inner step, smoothed.", "s",
               {"{{learner}}": f"max by (learner) (atoll_learner_step_seconds{{{WHO}}})"}),
     ]  # fmt: skip
 
 
 def _told() -> list[Panel]:
-    """As it tells itself, where this Prometheus asks it."""
+    """Panels from the learner's own metrics, if Prometheus scrapes them."""
     rate = "sum by (learner) (rate(atoll_local_{}_total{{" + WHO + "}}[$__rate_interval]))"
     spent = {word: rate.format(f"{word}_seconds") for word in ("stepping", "blocked", "paused")}
     fates = {word: "60 * " + rate.format(word) for word in ("merged", "refused")}
@@ -78,18 +79,18 @@ def _told() -> list[Panel]:
     its = f"and on (instance) atoll_local_connected{{{WHO}}}"
     connected = parts.words({1: ("connected", GREEN), 0: ("not connected", RED)})
     return [
-        states("Connection", "When it was connected to its front or core.",
+        states("Connection", "Whether it was connected to its front or core, over time.",
                f"max by (learner) (atoll_local_connected{{{WHO}}})", "{{learner}}", connected, span=24, height=4),
         lines("Where its time goes", "Share of its time in inner steps, in step(), and in pauses.", "percentunit",
               spent, stacked=True),
-        lines("Its contributions", "A minute: merged, and refused.", "none", fates, stacked=True),
-        lines("In flight", "Contributions that are on their way or wait; and how often the core was lost.", "none",
+        lines("Its contributions", "Merged and refused contributions per minute.", "none", fates, stacked=True),
+        lines("In flight", "Contributions without a fate yet, and the number of reconnects.", "none",
               {"in flight": f"max(atoll_local_pending{{{WHO}}})",
                "reconnects": f"max(atoll_local_reconnects_total{{{WHO}}})"}),
-        lines("Payloads", "Bytes a second as it counts them; whole: whole fragments, both ways.", "Bps",
+        lines("Payloads", "Bytes per second as the learner counts them. whole: whole fragments, both ways.", "Bps",
               {"{{direction}}": wire, "front: {{direction}}": front}),
-        lines("Memory", "Resident memory of its process.", "bytes",
+        lines("Memory", "Resident memory of the learner process.", "bytes",
               {"memory": f'process_resident_memory_bytes{{job="learner"}} {its}'}),
-        lines("Processors", "Processors that it keeps busy.", "none",
-              {"processors": f'rate(process_cpu_seconds_total{{job="learner"}}[$__rate_interval]) {its}'}),
+        lines("CPUs", "Number of CPUs that it uses.", "none",
+              {"CPUs": f'rate(process_cpu_seconds_total{{job="learner"}}[$__rate_interval]) {its}'}),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The first look: is the run healthy, which learner is not, since when, what that costs, and what the WAN costs."""
+"""The overview: the state of the run, learners in trouble, their lost time, and the cost of the WAN."""
 
 from __future__ import annotations
 
@@ -16,41 +16,44 @@ def board() -> Dashboard:
     return parts.page(
         "atoll-overview",
         "Atoll: overview",
-        "Whether the run is healthy, which learner is not, since when and what it costs.",
+        "The state of the run, learners in trouble, their lost time, and the cost of the WAN.",
         {"": [*_at_a_glance(), _learners(), _alerts(), *_why(), *_over_time()]},
         [parts.price()],
-        [parts.core_started(), parts.somebody_silent()],
+        [parts.core_started(), parts.learner_silent()],
     )
 
 
 def _at_a_glance() -> list[Panel]:
-    """Numbers that are green, or not."""
+    """Current values, coloured by thresholds."""
     return [
-        value("Core", "Whether a core serves; learners train on while none does, and stand while it is paused.", "none",
+        value("Core",
+              "State of the core. Learners keep training while it is down, and wait while the run is paused.", "none",
               "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
               mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
-        value("Live learners", "Learners that make inner steps now.", "none",
+        value("Live learners", "Learners that are making inner steps.", "none",
               'sum(atoll_learners{state="live"})', steps(RED, (1, GREEN))),
-        value("Silent learners", "Learners that have stopped without a good-bye; the table below names them.", "none",
+        value("Silent learners", "Learners that stopped without leaving the run. The table below lists them.", "none",
               'sum(atoll_learners{state="silent"})', steps(GREEN, (1, RED))),
-        value("Goodput, 15 minutes", "Useful of all provisioned learner-seconds, of the last 15 minutes.",
+        value("Goodput, 15 minutes", "Useful share of the provisioned learner-seconds in the last 15 minutes.",
               "percentunit", "run:atoll_goodput:ratio_15m", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
-        value("Goodput of the run", "Useful of all provisioned learner-seconds since the run began.",
+        value("Goodput of the run", "Useful share of the provisioned learner-seconds since the run began.",
               "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
-        value("WAN, a month like the last day", "What thirty such days cost at the price above; red beyond 1000 USD.",
+        value("WAN cost per month",
+              "Cost of 30 days at the rate of the last day and the price above. Red: more than 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
               steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
-        value("Of the WAN's budget", "A month like the last day, as a share of --wan-budget-gb.", "percentunit",
+        value("WAN budget used", "Bytes of 30 days at the rate of the last day, as a share of --wan-budget-gb.",
+              "percentunit",
               "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
               steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),
     ]  # fmt: skip
 
 
 def _learners() -> Panel:
-    """The table: who, in which state, since when, and what it costs."""
+    """The table of learners: state, last message, lost time, loss and step time."""
     heard = "max by (learner) (atoll_learner_heard_timestamp_seconds)"
     lost = "atoll_learner_lost_seconds"
     columns = [
@@ -60,16 +63,16 @@ def _learners() -> Panel:
         Column("lost in this time range", f"clamp_min(max by (learner) (delta({lost}[$__range])), 0)", "s"),
         Column("lost in the run", f"max by (learner) ({lost})", "s"),
         Column("loss", "max by (learner) (atoll_learner_loss)", "none", decimals=3),
-        Column("a step takes", "max by (learner) (atoll_learner_step_seconds)", "s"),
+        Column("step time", "max by (learner) (atoll_learner_step_seconds)", "s"),
     ]
-    text = "Trouble first: who is silent, since when, and the learner-seconds lost by it; a name opens its dashboard."
+    text = "Learners in trouble first, with their lost learner-seconds. Click a name to open the learner's dashboard."
     return rows("Learners, trouble first", text, "learner", ["learner", "region"], columns,
                 links=LEARNER, by=["state", "lost in this time range"], span=16, height=9)  # fmt: skip
 
 
 def _alerts() -> Panel:
-    """What fires."""
-    text = "What calls for somebody now; docs/runbooks.md has a section for each."
+    """The table of firing alerts."""
+    text = "Alerts that are firing. The runbook_url of an alert opens its runbook on the Atoll dashboard."
     fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
     return rows(
         "Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires], span=8, height=9
@@ -77,7 +80,7 @@ def _alerts() -> Panel:
 
 
 def _why() -> list[Panel]:
-    """What is lost to what, and what rounds wait for."""
+    """Lost time by cause, and the time of rounds."""
     lost = {"{{cause}}": "clamp_min(sum by (cause) (deriv(atoll_lost_seconds[5m])), 0)"}
     stages = {
         "quorum": "atoll_quorum_wait_seconds",
@@ -92,30 +95,30 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learners, by cause", "Learner-seconds lost in each second; a silent learner is other until it is "
-              "back, and then down.", "none", lost, stacked=True),
-        lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the "
-              "learner's next report.", "s", mean, stacked=True),
-        lines("Why rounds close", "Per minute: all live learners answered, the grace window or deadline "
-              "passed, or all fell silent; late: merged alone.", "none", closed, stacked=True),
+        lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner counts as other, and as "
+              "down once it is back.", "none", lost, stacked=True),
+        lines("Where a round's time goes", "Mean time of each stage. The core sees an adoption with the learner's next "
+              "report.", "s", mean, stacked=True),
+        lines("Why rounds close", "Per minute. all_silent: every learner of the round fell silent. late: a late "
+              "contribution was merged alone.", "none", closed, stacked=True),
     ]  # fmt: skip
 
 
 def _over_time() -> list[Panel]:
-    """How it came about."""
+    """The same over time."""
     tokens = {
         word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")
-    }  # what is merged follows what is trained, or work is thrown away
+    }  # merged tokens follow trained tokens, unless work is thrown away
     return [
-        states("Learners' states", "Since when each learner is in its state.",
+        states("Learner states", "State of each learner over time.",
                parts.rank("learner"), "{{learner}}", parts.state_words()),
-        lines("Goodput", "Useful of all provisioned learner-seconds: of 15 minutes, and of the whole run.",
+        lines("Goodput", "Useful share of the provisioned learner-seconds: in 15 minutes, and in the whole run.",
               "percentunit", {"15 minutes": "run:atoll_goodput:ratio_15m", "the run": "max(atoll_goodput_ratio)"},
               span=12, most=1, limits=steps(RED, (0.8, GREEN))),
-        lines("Loss", "Latest training loss of each learner, and the median of the live ones.", "none",
+        lines("Loss", "Latest training loss of each learner, and the median of live learners.", "none",
               {"{{learner}}": "max by (learner) (atoll_learner_loss)", "median": "run:atoll_loss:median"}, least=None),
-        lines("Tokens a second", "Tokens that were trained, and those that were merged.", "none", tokens),
-        lines("WAN", "Payload bytes a second between learners and the core.", "Bps",
+        lines("Tokens per second", "Trained tokens and merged tokens.", "none", tokens),
+        lines("WAN", "Payload bytes per second between learners and the core.", "Bps",
               {"{{region}} {{direction}}": "sum by (region, direction) (region:atoll_wan_bytes:rate_5m)"},
               stacked=True),
     ]  # fmt: skip

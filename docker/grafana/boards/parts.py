@@ -1,4 +1,4 @@
-"""What dashboards are made of: panels with a title, a unit and a sentence, all of one data source."""
+"""Parts of dashboards: panels with a title, a unit and a description, all of one data source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="prometheus")  # of provisioning/datasources
 GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
 
-# Trouble first: what a learner's state is drawn as, and in which order tables have them.
+# State -> its number and colour. Tables sort by the number: trouble first.
 STATES = {
     "silent": (5, RED),
     "joining": (4, YELLOW),
@@ -37,7 +37,7 @@ Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel | barg
 
 
 def rank(labels: str, only: str = "") -> str:
-    """An expression: each learner's state as a number of STATES; `only` narrows the learners."""
+    """An expression with each learner's state as a number of STATES. only: more label matchers."""
     parts = (
         f'{number} * max by ({labels}) (atoll_learner_info{{state="{state}"{only}}})'
         for state, (number, _) in STATES.items()
@@ -55,25 +55,25 @@ def words(of: Mapping[float, tuple[str, str]]) -> list[Any]:
 
 
 def state_words() -> list[Any]:
-    """Those of learners' states."""
+    """Value mappings of learner states."""
     return words({number: (state, color) for state, (number, color) in STATES.items()})
 
 
 def steps(first: str, *more: tuple[float, str]) -> dashboard.ThresholdsConfig:
-    """Thresholds: the colour of what is least, and from where on it is another."""
+    """Thresholds. first: the colour of the lowest values; more: (value, colour) from that value on."""
     found = [models.Threshold(None, first), *(models.Threshold(value, color) for value, color in more)]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
 
 
 def query(expr: str, legend: str, ref: str, *, instant: bool = False, columns: bool = False) -> prometheus.Dataquery:
-    """One expression; `instant` for what is now, `columns` for a table."""
+    """One query. instant: the current value only; columns: as a table."""
     made = prometheus.Dataquery().datasource(SOURCE).expr(expr).legend_format(legend).ref_id(ref)
     made = made.instant() if instant else made.range()
     return made.format(PromQueryFormat.TABLE if columns else PromQueryFormat.TIME_SERIES)
 
 
 def _queries(of: Mapping[str, str], **options: bool) -> list[Any]:
-    """Legend -> expression, with the letters that Grafana gives."""
+    """Queries from legend -> expression, with the reference letters of Grafana."""
     return [query(expr, legend, chr(ord("A") + at), **options) for at, (legend, expr) in enumerate(of.items())]
 
 
@@ -89,7 +89,7 @@ def value(
     mappings: Sequence[Any] = (),
     decimals: int | None = None,
 ) -> stat.Panel:
-    """One number, now."""
+    """A panel with one current number."""
     made = stat.Panel().title(title).description(text).unit(unit).thresholds(limits).span(span).height(4)
     made = made.targets([query(expr, "", "A", instant=True)]).no_value(none).mappings(list(mappings))
     made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -110,7 +110,7 @@ def lines(
     most: float | None = None,
     limits: dashboard.ThresholdsConfig | None = None,
 ) -> timeseries.Panel:
-    """Over time; legend -> expression."""
+    """A chart over time. of: legend -> expression."""
     made = timeseries.Panel().title(title).description(text).unit(unit).span(span).height(height)
     made = made.targets(_queries(of)).line_width(1).fill_opacity(40 if stacked else 5)
     made = made.show_points(kinds.VisibilityMode.NEVER)
@@ -137,7 +137,7 @@ def lines(
 
 
 def bars(title: str, text: str, unit: str, of: Mapping[str, str], *, span: int = 8, height: int = 8) -> bargauge.Panel:
-    """What is larger than what, now."""
+    """A bar per series with its current value. of: legend -> expression."""
     made = bargauge.Panel().title(title).description(text).unit(unit).span(span).height(height).min(0)
     made = made.targets(_queries(of, instant=True)).orientation(kinds.VizOrientation.HORIZONTAL)
     return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -146,14 +146,14 @@ def bars(title: str, text: str, unit: str, of: Mapping[str, str], *, span: int =
 def states(
     title: str, text: str, expr: str, legend: str, mappings: Sequence[Any], *, span: int = 12, height: int = 8
 ) -> statetimeline.Panel:
-    """Which state when, a row for each series."""
+    """A timeline of states, with a row per series."""
     made = statetimeline.Panel().title(title).description(text).unit("none").span(span).height(height)
     made = made.targets([query(expr, legend, "A")]).mappings(list(mappings)).merge_values(True)
     return made.show_value(kinds.VisibilityMode.AUTO).legend(common.VizLegendOptions().show_legend(False))
 
 
 class Column:
-    """Of a table: its name, its expression, and how it is drawn."""
+    """A column of a table: name, expression and display options."""
 
     def __init__(self, name: str, expr: str, unit: str = "none", *, colored: bool = False, **options: Any) -> None:  # noqa: ANN401
         self.name, self.expr = name, expr
@@ -175,13 +175,13 @@ def rows(
     span: int = 16,
     height: int = 8,
 ) -> table.Panel:
-    """A row for each value of the label `key`; `labels` are those of the first column's series. Largest `by` first."""
+    """A table with a row per value of the label `key`. labels: of the first column's series. by: columns to sort by."""
     made = table.Panel().title(title).description(text).unit("none").span(span).height(height)
     letters = [chr(ord("A") + at) for at in range(len(columns))]
     made = made.targets(
         [query(each.expr, "", ref, instant=True, columns=True) for each, ref in zip(columns, letters, strict=True)]
     )
-    # Of one query the value's column is called Value, of several each has its letter.
+    # Grafana names the column of a single query Value, and those of several queries Value #A, Value #B, ...
     values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in letters]
     order = {name: at for at, name in enumerate([*labels, *values])}
     renamed = {value: column.name for value, column in zip(values, columns, strict=True)}
@@ -199,12 +199,12 @@ def rows(
 
 
 def _step(name: str, **options: Any) -> models.DataTransformerConfig:  # noqa: ANN401
-    """A transformation."""
+    """A transformation of a table."""
     return models.DataTransformerConfig(id_val=name, options=options)
 
 
 def event(name: str, expr: str, text: str, color: str) -> dashboard.AnnotationQuery:
-    """Marks on all charts, whenever the expression has a value."""
+    """Marks on all charts while the expression has a value."""
     made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).expr(expr).step("30s").icon_color(color)
     return made.title_format(name).text_format(text).enable(True)
 
@@ -214,19 +214,19 @@ def core_started() -> dashboard.AnnotationQuery:
     return event("the core was started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
 
 
-def somebody_silent(only: str = "") -> dashboard.AnnotationQuery:
-    """A mark for as long as a learner is silent; `only` narrows the learners."""
+def learner_silent(only: str = "") -> dashboard.AnnotationQuery:
+    """A mark while a learner is silent. only: more label matchers."""
     expr = f'atoll_learner_info{{state="silent"{only}}}'
     return event("a learner is silent", expr, "{{learner}} in {{region}}", RED)
 
 
 def price() -> dashboard.TextBoxVariable:
-    """What a gigabyte over the WAN costs."""
+    """A text box for the price of a gigabyte on the WAN."""
     return dashboard.TextBoxVariable("price").label("USD per GB over the WAN").default_value("0.09")
 
 
 def choice(name: str, expr: str, label: str, *, several: bool) -> dashboard.QueryVariable:
-    """A variable with the values that a label has."""
+    """A variable with the values of a label."""
     made = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(expr).multi(several)
     made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
     return made.include_all(True).all_value(".*") if several else made
@@ -240,7 +240,7 @@ def page(
     variables: Iterable[Any] = (),
     events: Iterable[dashboard.AnnotationQuery] = (),
 ) -> models.Dashboard:
-    """A dashboard: panels in sections, the first of which has no heading when its name is empty."""
+    """A dashboard with panels in sections. A section with an empty name has no heading."""
     made = dashboard.Dashboard(title).uid(uid).description(text).tags(["atoll"]).editable().refresh("10s")
     made = made.time("now-3h", "now").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
     links = dashboard.DashboardLink("Atoll").type(models.DashboardLinkType.DASHBOARDS).tags(["atoll"])
@@ -256,7 +256,7 @@ def page(
         for panel in panels:
             made = made.with_panel(panel.datasource(SOURCE).id(next(numbers)))
     built = made.build()
-    # The library would have newer versions of Grafana put both into a menu, where nobody sees them.
+    # With the library's default, newer versions of Grafana hide both in a menu.
     for shown in [*(built.links or []), *(built.annotations.list_val or [])]:
         shown.placement = None  # type: ignore[attr-defined]
     return built

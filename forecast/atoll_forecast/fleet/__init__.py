@@ -1,4 +1,4 @@
-"""A run in virtual time with the real syncer: learners that step, links that take time, failures.
+"""A run in virtual time with the real syncer, simulated steps, link delays and failures.
 
 May import: nothing.
 """

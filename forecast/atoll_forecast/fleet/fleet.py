@@ -1,8 +1,8 @@
-"""A whole run in virtual time, with the real syncer: learners that step, links that take time, failures.
+"""A whole run in virtual time, with the real syncer, simulated steps, link delays and failures.
 
-The fleet does not train: it tells a `Work` what happens to each learner's parameters, in order. So the same fleet
-schedules runs without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock; a seed
-always gives the same run, event by event.
+The fleet does not train. It tells a `Work` what happens to each learner's parameters, in order. So the same fleet runs
+simulations without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock, so that a
+seed always gives the same events.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MIN_WAIT_S = 0.001  # least time between two timer events, as in a core
 class Fleet:
     """Learners around one syncer. specs: one per learner; work: what is trained.
 
-    merge_s: seconds from a round's end to its update. overlap: a learner stops when its contribution was not merged
-    within this many steps. 0 is the original DiLoCo (2311.08105); with infinity, as in Atoll, it never stops.
+    merge_s: seconds from a round's end to its update. overlap: a learner waits if its contribution was not merged
+    within this many steps. 0 is the original DiLoCo (arXiv 2311.08105). With infinity, as in Atoll, it never waits.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Fleet:
             if not self._ending and until(self):
                 self._ending = True
         if not self._ending:
-            raise RuntimeError("no events are left before the end: no learner is left")
+            raise RuntimeError("no events are left before the end: every learner has left")
 
     @property
     def accounts(self) -> dict[str, LearnerTimes]:
         """The time account of each learner, by name."""
         return {name: learner.account for name, learner in self.learners.items()}
 
-    # ------------------------------------------------------------------------------ the learners' side
+    # ------------------------------------------------------------------------------ learners
 
     def _begin(self, learner: FleetLearner) -> None:
-        if self._ending:  # the run ends: it does not return
+        if self._ending:  # the run ends, so the learner does not return
             learner.left = True
             self._tell(learner, ev.Left(learner.spec.name))
             return
@@ -168,7 +168,7 @@ class Fleet:
         return True
 
     def _leave(self, learner: FleetLearner) -> None:
-        """Sends all outstanding work; the learner is gone DRAIN_STEPS steps later."""
+        """Sends all outstanding work. The learner has left DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
             max_wait_s = DRAIN_STEPS * learner.spec.step_s
@@ -190,7 +190,7 @@ class Fleet:
         self._at(self.now + learner.spec.repair_s, self._of(learner, self._begin))
 
     def _receive(self, learner: FleetLearner, ready: Ready) -> None:
-        """A version, or the fate of a contribution in flight, arrived at a learner."""
+        """Handles a version, or the fate of a contribution in flight, at a learner."""
         if not learner.alive or learner.left:
             return
         fragment = ready.published.fragment
@@ -216,7 +216,7 @@ class Fleet:
 
         return when
 
-    # ------------------------------------------------------------------------------ the core's side
+    # ------------------------------------------------------------------------------ core
 
     def _tell(self, learner: FleetLearner, event: ev.SyncerEvent) -> None:
         """Sends an event to the core, as a message of negligible size."""
@@ -256,7 +256,7 @@ class Fleet:
         def asked(learner: FleetLearner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
-            if learner.waits:  # it waits at a boundary, and others may wait for it
+            if learner.waits:  # it waits at a step boundary, and other learners may wait for its answer
                 self._answer_one(learner)
 
         return asked

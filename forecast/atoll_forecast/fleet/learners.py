@@ -1,4 +1,4 @@
-"""Parts of a fleet: islands, the interface to what they train, and the state of each learner."""
+"""Parts of a fleet: properties and state of each learner, and the interface to the work that it does."""
 
 from __future__ import annotations
 

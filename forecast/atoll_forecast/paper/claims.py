@@ -46,7 +46,7 @@ def bandwidth_claims() -> list[Claim]:
         (eight, "bf16, 95 % of the time computing"),
         (by_theirs(bandwidth.BF16_BITS, PAPER_OVERLAP), "16 bits, a fragment in two steps"),
         (by_theirs(bandwidth.INT4_BITS, PAPER_OVERLAP), "4.125 bits, a fragment in two steps"),
-        (by_theirs(bandwidth.INT4_BITS, 1), "4.125 bits, a fragment a step"),
+        (by_theirs(bandwidth.INT4_BITS, 1), "4.125 bits, a fragment per step"),
     ]
     theirs = [
         Claim(name, ours / 1e9, value, "Gbit/s", how)
@@ -56,7 +56,7 @@ def bandwidth_claims() -> list[Claim]:
     return [
         *theirs,
         Claim("Atoll, int4, a fragment in two steps", by_theirs(bandwidth.CODED_BITS, 2) / 1e9, None, "Gbit/s", coded),
-        Claim("Atoll, int4, a fragment a step", by_theirs(bandwidth.CODED_BITS, 1) / 1e9, None, "Gbit/s", coded),
+        Claim("Atoll, int4, a fragment per step", by_theirs(bandwidth.CODED_BITS, 1) / 1e9, None, "Gbit/s", coded),
     ]
 
 
@@ -79,7 +79,7 @@ def hardware_claims(steps: int = 2000) -> list[Claim]:
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)
     ours = [100 * waited, *(100 * hardware.mixed(ONE_SLOW, s, jitter=JITTER, steps=steps).goodput for s in (bare, one))]
-    hows = ["everybody is waited for", "the fleet with the real syncer", "the fleet with the real syncer"]
+    hows = ["every merge waits for all learners", "the fleet with the real syncer", "the fleet with the real syncer"]
     return [
         Claim(name, mine, theirs, "%", how)
         for (name, theirs), mine, how in zip(figures.HARDWARE.items(), ours, hows, strict=True)

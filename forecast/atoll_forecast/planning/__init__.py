@@ -1,4 +1,4 @@
-"""A plan for a job: settings, load of links, cost, memory, and a trial in virtual time.
+"""A plan for a job: settings, link load, cost, memory, and a trial in virtual time.
 
 May import: fleet.
 """

@@ -38,7 +38,7 @@ def diloco(job: Job) -> Method:
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
-    """A job that stops as a whole when any learner fails; further failures meanwhile cost nothing more."""
+    """A job that stops when any learner fails. Failures while it is stopped cost nothing more."""
     lives = 1.0
     if not math.isinf(job.between_failures_s):
         each_s = job.between_failures_s / job.learners

@@ -39,7 +39,7 @@ def helm_values(job: Job, plan: Plan) -> str:
             "  resources:",
             f'    requests: {{cpu: "1", memory: {front}Gi}}',
             f"    limits: {{memory: {front}Gi}}",
-            "learner:  # beside what your loop takes of the host",
+            "learner:  # add the host resources that your training loop needs",
             "  resources:",
             f'    requests: {{cpu: "4", memory: {learner}Gi}}',
             f"    limits: {{memory: {learner}Gi}}",

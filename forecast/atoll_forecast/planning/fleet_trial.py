@@ -1,4 +1,4 @@
-"""PURE: tries whether rounds keep up with a job's links: a fleet in virtual time, with the real syncer."""
+"""PURE: a trial of settings on a job's links, with a fleet in virtual time and the real syncer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 from atoll_forecast.planning.job import Job
 
-LEARNERS = 12  # simulated at most: many learners of a region behave like few
+LEARNERS = 12  # simulated at most; more learners in a region behave like these
 SYNCS = 8  # simulated syncs of every fragment
 LONGEST_STEP_S = 10.0  # longer steps are scaled down: reports come once per second, however long a step is
 

@@ -1,7 +1,7 @@
-"""PURE: plans a run: settings, and the expected load of links, cost, goodput and memory.
+"""PURE: plans the settings of a run, and its expected link load, cost, goodput and memory.
 
-Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). Whether rounds keep
-up with links is tried: a fleet runs in virtual time with the real syncer.
+Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). A fleet in virtual time with the
+real syncer shows whether rounds keep up with the links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEARNER_BYTES = 7.4  # of host memory per parameter
 WAITING_BYTES = 0.5  # on disk per parameter, learner and outer step of allowed staleness
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
 MIN_MERGED = 0.9  # part of the learners in each merge: below it the plan warns
-MAX_CONTRIBUTIONS_S = 100.0  # per second to one core: more was never measured
+MAX_CONTRIBUTIONS_S = 100.0  # per second to one core; more were never measured
 LARGEST_CORE = 24 << 40  # bytes of memory: the largest machine for rent
 MIN_GOODPUT = 0.1
 HOME = "all, at the core"
@@ -74,7 +74,7 @@ class Plan:
     """Settings of a run, and the expected figures. staleness: mean, in outer steps.
 
     why: reason of the number of inner steps. core: load of the core's own link. others: alternative methods.
-    contributions: part of all learners in a merge, without failures. works: if False, the figures mean nothing.
+    contributions: part of all learners in a merge, without failures. works: if False, ignore the figures.
     """
 
     settings: RunSettings
@@ -94,7 +94,7 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """Plans with the least H that links and step boundaries allow, and the least tau that hides a round's trip.
+    """Plans a job with the least H that links and step boundaries allow, and the least tau that hides a round trip.
 
     fragments: 0: the default, 24.
     """
@@ -134,35 +134,34 @@ def _warnings(
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
-            remedy = "have" if each.region.name == HOME else "leave it out, or have"
+            remedy = "use" if each.region.name == HOME else "leave it out, or use"
             yield (
-                f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: {remedy} "
-                "fewer learners there, longer steps, or a faster link"
+                f"{each.region.name}: needs {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: "
+                f"{remedy} fewer learners there, longer steps, or a faster link"
             )
     if trial.rounds < MIN_MERGED:
         yield (
-            f"only {trial.rounds:.0%} of the rounds reach a merge in time: this plan does not work; have "
-            "longer steps, or faster or shorter links"
+            f"only {trial.rounds:.0%} of the rounds reach a merge in time: use longer steps, or faster or shorter links"
         )
     elif trial.contributions < MIN_MERGED:
-        yield f"only {trial.contributions:.0%} of the learners are in each merge: have faster or shorter links"
+        yield f"only {trial.contributions:.0%} of the learners are in each merge: use faster or shorter links"
     if _blocked(job) / MAX_BLOCKED > DILOCO_INNER_STEPS:
         yield (
-            f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: have longer steps, or smaller "
+            f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: use longer steps, or smaller "
             "models"
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
             f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs more"
-            " than 24 raised the loss (docs/benchmarks/paper.md): try it first, or have faster links"
+            " than 24 raised the loss (docs/benchmarks/paper.md): test it first, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
-        yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they are repaired"
+        yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they recover"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
-        yield f"{each_s:.0f} contributions per second: no core was measured with so many; have fewer --fragments"
+        yield f"{each_s:.0f} contributions per second: no core was measured with so many: use fewer --fragments"
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
-        yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has one core for now: train fewer parameters"
+        yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has only one core: train fewer parameters"
 
 
 def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> LinkLoad:
@@ -187,23 +186,23 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
     whole = [_carried(job, region, fragments, 1) for region in job.regions]  # a sync of the whole model at every step
     links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
-        (MIN_INNER_STEPS, "as many as the paper has"),
-        (math.ceil(links), "the fewest that the links carry"),
-        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's trip takes"),
+        (MIN_INNER_STEPS, "the paper's value"),
+        (math.ceil(links), "the least that the links allow"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the least that covers a round trip"),
         (
             math.ceil(MARGIN * fragments / AT_ONCE),
-            f"the fewest with which learners answer {fragments} fragments in time",
+            f"the least with which learners answer {fragments} fragments in time",
         ),
-        (math.ceil(_blocked(job) / MAX_BLOCKED), f"the fewest with which step boundaries take {MAX_BLOCKED:.0%}"),
+        (math.ceil(_blocked(job) / MAX_BLOCKED), f"the least with step boundaries below {MAX_BLOCKED:.0%}"),
         key=lambda candidate: candidate[0],
     )
     if needed > DILOCO_INNER_STEPS:
-        return DILOCO_INNER_STEPS, "as many as DiLoCo has; no more are advised"
+        return DILOCO_INNER_STEPS, "DiLoCo's value, the largest that is advised"
     return needed, why
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
-    """Steps from a round's opening to its adoption: twice half a step until a boundary, transfers, trips, a merge."""
+    """Steps from a round's opening to its adoption: waits for two step boundaries, transfers, trips, and a merge."""
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
     carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s

@@ -19,7 +19,7 @@ UNKNOWN = "-"
 def plan_tables(job: Job, plan: Plan) -> list[Table]:
     """Tables of settings, load of links, comparison with other methods, and losses of regions.
 
-    If the plan does not work, only the load of links.
+    If the plan is infeasible, only the link load.
     """
     if not plan.works:
         return [_links(plan)]
@@ -73,17 +73,17 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
 
 
 def _settings(job: Job, plan: Plan) -> Table:
-    table = Table(title="What to start", show_header=False)
+    table = Table(title="Settings", show_header=False)
     rows = [
         ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
-        ("fragments", f"P = {plan.settings.fragments}", "if the tensors allow it"),
-        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's trip may take"),
+        ("fragments", f"P = {plan.settings.fragments}", "fewer if the tensors do not allow it"),
+        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round trip may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
-        ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
-        ("", f"{cpus(job, plan)} processors", "merging, and one spare"),
-        ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
+        ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one core per run"),
+        ("", f"{cpus(job, plan)} CPUs", "for merges, and one spare"),
+        ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "in addition to model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),
-        ("merges", f"{plan.contributions:.0%} of the live learners in each", "the others' work joins the next round"),
+        ("merges", f"{plan.contributions:.0%} of the live learners in each", "other contributions join the next round"),
     ]
     for row in rows:
         table.add_row(*row)
@@ -128,7 +128,7 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 
 def _losses(plan: Plan) -> Table:
-    table = Table(title="When a region is lost")
+    table = Table(title="Loss of a region")
     for column in ("region", "the others continue at", "rounds stop waiting for it after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:

@@ -3,7 +3,7 @@
 {{- .Values.fullnameOverride | default $own | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Those below take (list $ "core"), "front", "learner" or "dashboard". */}}
+{{/* The templates below take (list $ COMPONENT), with core, front, learner or dashboard. */}}
 
 {{- define "atoll.name" -}}
 {{- printf "%s-%s" (include "atoll.fullname" (first .)) (last .) -}}
@@ -43,13 +43,13 @@ metadata:
 automountServiceAccountToken: false
 {{- end }}
 
-{{/* What every pod has, beside its containers and volumes. */}}
+{{/* Common fields of all pods, without containers and volumes. */}}
 {{- define "atoll.pod" -}}
 {{- $root := first . -}}
 {{- $values := get $root.Values (last .) -}}
 serviceAccountName: {{ include "atoll.name" . }}
 automountServiceAccountToken: false
-# Kubernetes would set ATOLL_CORE_PORT and others for the Services, and Atoll reads its options from such names.
+# Otherwise Kubernetes sets ATOLL_CORE_PORT and others for the Services, and Atoll would read them as options.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
 securityContext:
@@ -76,7 +76,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* What every container has, beside its arguments, probes and resources. */}}
+{{/* Common fields of all containers, without arguments, probes and resources. */}}
 {{- define "atoll.container" -}}
 imagePullPolicy: {{ (first .).Values.image.pullPolicy }}
 securityContext:
@@ -85,7 +85,7 @@ securityContext:
   readOnlyRootFilesystem: true
 {{- end }}
 
-{{/* The Secret as a directory, never by subPath: only so new certificates reach a process that runs. */}}
+{{/* The Secret as a directory. With subPath new certificates would not reach a running process. */}}
 {{- define "atoll.tlsVolume" -}}
 - name: tls
   secret:
@@ -110,7 +110,7 @@ httpGet: {path: {{ . }}, port: metrics}
 timeoutSeconds: 5
 {{- end }}
 
-{{/* The Service that a component is called by; takes (list $ PORT COMPONENT). */}}
+{{/* The Service of a component; takes (list $ PORT COMPONENT). */}}
 {{- define "atoll.service" -}}
 {{- $who := list (first .) (last .) -}}
 {{- $service := (get (first .).Values (last .)).service -}}
@@ -125,17 +125,17 @@ metadata:
 spec:
   type: {{ $service.type }}
   {{- if eq $service.type "LoadBalancer" }}
-  externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs go by
+  externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs use
   {{- end }}
   {{- if eq (last .) "front" }}
-  sessionAffinity: ClientIP  # a learner's many connections go to one front: its cache serves them, and they end together
+  sessionAffinity: ClientIP  # all connections of a learner go to one front, whose cache serves them
   {{- end }}
   selector: {{- include "atoll.selector" $who | nindent 4 }}
   ports:
     - {name: grpc, port: {{ index . 1 }}, targetPort: grpc, protocol: TCP}
 {{- end }}
 
-{{/* By what names a core, front or dashboard is called, one a line; localhost: through `kubectl port-forward`. */}}
+{{/* Host names of a core, front or dashboard, one per line. localhost is for `kubectl port-forward`. */}}
 {{- define "atoll.ownHosts" -}}
 {{- $service := include "atoll.name" . -}}
 {{- $namespace := (first .).Release.Namespace -}}
@@ -157,7 +157,7 @@ localhost
 {{- .Values.front.core | default $own | required "front.core is required without core.enabled: give the core's HOST:PORT" -}}
 {{- end }}
 
-{{/* HOST:PORT of the core that the dashboard asks. */}}
+{{/* HOST:PORT of the core that the dashboard calls. */}}
 {{- define "atoll.dashboardServer" -}}
 {{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
 {{- $said := "dashboard.server is required without core.enabled: give the core's HOST:PORT" -}}
@@ -174,7 +174,7 @@ localhost
 {{- .Values.dashboard.url | default $own -}}
 {{- end }}
 
-{{/* Which component of this release learners call: front, core, or none. */}}
+{{/* The component of this release that learners call: front, core, or none. */}}
 {{- define "atoll.learnersCall" -}}
 {{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
 {{- fail "learner.servers is required without front.enabled and core.enabled: give HOST:PORT of each front" -}}

@@ -1,4 +1,4 @@
-// Checkpoints: the snapshots on the core's disk, one more of them, and the published model to take away.
+// The checkpoints view: snapshots on the core's disk, and buttons to take one and to download the model.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
@@ -25,7 +25,7 @@ export function checkpointsView(section, actions) {
   });
   const take = actions.button("Take a checkpoint", dialogs.checkpoint);
   const download = actions.button("Download the model", dialogs.model);
-  const hint = "A checkpoint is a snapshot of the run on the core's disk. The model is the published parameters alone.";
+  const hint = "A checkpoint is a snapshot of the run on the core's disk. The model contains only the published parameters.";
   section.append(
     h("div", { class: "bar" }, h("p", { class: "hint" }, hint), h("p", { class: "choices" }, take, download)),
     actions.problemLine(), table.node,

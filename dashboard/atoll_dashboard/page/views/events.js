@@ -1,4 +1,4 @@
-// Events: what happened, newest first.
+// The events view, newest first.
 
 import { get } from "../api.js";
 import { h, keyed, set, setSign, show, sign, text } from "../dom.js";
@@ -14,7 +14,7 @@ const LIMIT = 200;
 export function eventsView(section) {
   let events = [];
   let kind = "";
-  let newest = 0; // as the stream says
+  let newest = 0; // number of the newest event in the stream
   const kinds = choice("Kind", "All kinds", KINDS, (value) => {
     kind = value;
     keepQuery("events", { kind });
@@ -43,7 +43,7 @@ export function eventsView(section) {
     keyed(list, wanted, (event) => event.number, makeRow, updateRow);
     show(list, wanted.length > 0);
     show(empty, wanted.length === 0);
-    text(empty, events.length > 0 ? "No event of this kind." : "Nothing has happened since the dashboard was started.");
+    text(empty, events.length > 0 ? "No event of this kind." : "No events since the dashboard was started.");
   }
 
   function reset() {
@@ -59,7 +59,7 @@ export function eventsView(section) {
     },
     leave: () => page.stop(),
     update(feed) {
-      if (feed.now.last_event < newest) reset(); // another dashboard process counts from 1 again
+      if (feed.now.last_event < newest) reset(); // a restarted dashboard counts from 1
       if (feed.now.last_event !== newest) {
         newest = feed.now.last_event;
         page.again();

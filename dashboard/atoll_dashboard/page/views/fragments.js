@@ -1,4 +1,4 @@
-// Fragments: their versions, and what each waits for.
+// The fragments view: versions, and what each fragment waits for.
 
 import { get } from "../api.js";
 import { bytes, clipped, count, short, span } from "../format.js";
@@ -15,7 +15,7 @@ const columns = [
   figures("Parameters", (each) => short(each.parameters)),
   figures("Size in float32", (each) => bytes(each.size_bytes)),
   figures("Age of the version", (each) => span(each.published_age_s)),
-  words("Waits for", (each) => clipped(each.state), { wide: true }),
+  words("Waiting for", (each) => clipped(each.state), { wide: true }),
 ];
 
 export function fragmentsView(section) {
@@ -27,7 +27,7 @@ export function fragmentsView(section) {
   });
   section.append(table.node, pager.node);
   const page = poller((signal) => get(["fragments"], { offset, limit: LIMIT }, signal), (answer) => {
-    table.update(answer.items, "The run has no parameters yet: the first learner brings them.");
+    table.update(answer.items, "The run has no parameters yet. The first learner uploads them.");
     pager.update(answer);
   }, (error) => table.fail(error.message), EVERY_MS);
   return { arrive: () => page.start(), leave: () => page.stop(), update: () => {}, refresh: () => page.again() };

@@ -1,4 +1,4 @@
-// One learner: its own figures, where its time went, its rounds, its receipts, and whether it may stay.
+// The view of one learner: figures, lost time, rounds, receipts, and the buttons to evict or readmit it.
 
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
@@ -26,23 +26,23 @@ export function learnerView(section, actions) {
   const standing = h("p", { class: "standing" }, sign("pending"), h("b"), h("span"));
   const failed = h("p", { class: "wrong", role: "alert" });
   const evict = actions.button("Evict", () => dialogs.evict(name), "danger");
-  const readmit = actions.button("Let in again", () => dialogs.readmit(name));
+  const readmit = actions.button("Readmit", () => dialogs.readmit(name));
   const facts = h("dl", { class: "facts" });
   const good = h("p", { class: "big" }, h("b"), h("span"));
   const lost = lostBar();
   const loss = lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) });
   const tokens = lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true });
-  const rounds = timeline({ only: () => name, nothing: "It has been in no round that this dashboard has seen." });
+  const rounds = timeline({ only: () => name, nothing: "This learner has not been in any recent round." });
   const receipts = makeTable({
-    caption: "Its newest receipts", columns: receiptColumns(false), key: (receipt) => receipt.number,
+    caption: "Newest receipts", columns: receiptColumns(false), key: (receipt) => receipt.number,
   });
   const all = h("a");
   const body = h(
     "div", { hidden: true },
     h("div", { class: "bar" }, standing, h("p", { class: "choices" }, evict, readmit)), actions.problemLine(),
-    h("div", { class: "pair" }, card("Its figures", facts), card("Its goodput", good, lost.node)),
+    h("div", { class: "pair" }, card("Figures", facts), card("Goodput", good, lost.node)),
     h("div", { class: "charts" }, h("div", { class: "card" }, loss.node), h("div", { class: "card" }, tokens.node)),
-    card("Its rounds", rounds.node), card("Its receipts", receipts.node, h("p", { class: "after" }, all)),
+    card("Rounds", rounds.node), card("Receipts", receipts.node, h("p", { class: "after" }, all)),
   );
   section.append(h("p", { class: "back" }, h("a", { href: "#learners" }, "All learners")), failed, body);
 
@@ -84,7 +84,7 @@ export function learnerView(section, actions) {
   }
 
   function showReceipts(answer) {
-    receipts.update(answer.items, "It has no receipt yet.");
+    receipts.update(answer.items, "No receipt yet.");
   }
 
   return {
@@ -95,7 +95,7 @@ export function learnerView(section, actions) {
         text(failed, "");
         text(title, name);
         text(evict, `Evict ${name}`);
-        text(readmit, `Let ${name} in again`);
+        text(readmit, `Readmit ${name}`);
         text(all, `All receipts of ${name}`);
         all.href = `#receipts?learner=${encodeURIComponent(name)}`;
       }
@@ -118,7 +118,7 @@ function factsOf(learner) {
     ["Region", regionName(learner.region)],
     ["Incarnation", count(learner.incarnation)],
     ["Inner steps", count(learner.steps)],
-    ["Seconds a step", decimal(learner.step_time_s, 3)],
+    ["Seconds per step", decimal(learner.step_time_s, 3)],
     ["Tokens", short(learner.tokens)],
     ["Tokens/s", short(learner.tokens_per_s)],
     ["Loss", decimal(learner.loss, 3)],

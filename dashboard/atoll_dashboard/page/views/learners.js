@@ -1,4 +1,4 @@
-// All learners, as a table that the server sorts, filters and cuts into pages.
+// The learners view: a table that the server sorts, filters and divides into pages.
 
 import { get } from "../api.js";
 import { h, set } from "../dom.js";
@@ -11,7 +11,7 @@ import { learnerLink, regionLink, regionName, STATES } from "../labels.js";
 
 const LIMIT = 50;
 const EVERY_MS = 2000;
-// What one wants to see first when one sorts by it: the most, not the least.
+// Columns that sort in descending order first.
 const DOWNWARD = ["steps", "tokens_per_s", "loss", "lost", "heard"];
 
 const columns = [
@@ -25,7 +25,7 @@ const columns = [
   figures("Steps", (each) => count(each.steps), { sort: "steps", minor: true }),
   figures("Tokens", (each) => short(each.tokens), { minor: true }),
   figures("Heard", (each) => `${span(each.last_seen_age_s)} ago`, { sort: "heard" }),
-  words("Waited for", (each) => clipped(each.waiting_for, 80), { minor: true, wide: true }),
+  words("Rounds wait for", (each) => clipped(each.waiting_for, 80), { minor: true, wide: true }),
 ];
 
 export function learnersView(section) {

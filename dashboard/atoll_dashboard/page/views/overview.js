@@ -1,4 +1,4 @@
-// The overview: the picture, what is wrong, where time and money go, what open rounds wait for.
+// The overview: map, problems, goodput, cost, open rounds, and operator actions.
 
 import { makePicture } from "../region_map.js";
 import { get } from "../api.js";
@@ -23,13 +23,13 @@ export function overviewView(section, actions) {
   const lost = lostBar();
   const goodput = h("p", { class: "big" }, h("b"), h("span"));
   const wrong = h("ul", { class: "problems" });
-  const wrongCard = card("What is wrong", wrong);
+  const wrongCard = card("Problems", wrong);
   const wan = makeWan();
   const waits = h("ul", { class: "waits" });
   const pause = actions.button("Pause the run", dialogs.pause);
   const resume = actions.button("Resume the run", dialogs.resume);
   const choices = h("p", { class: "choices" }, pause, resume);
-  const operator = card("Operator's actions", choices, actions.problemLine(), actionsElsewhere());
+  const operator = card("Operator actions", choices, actions.problemLine(), actionsElsewhere());
   const charts = {
     tokens: lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true }),
     loss: lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) }),
@@ -45,11 +45,11 @@ export function overviewView(section, actions) {
       "div", { class: "overview" },
       h(
         "div", { class: "main-side" },
-        h("article", { class: "card picture-card" }, h("h3", null, "The atoll"), picture.node),
+        h("article", { class: "card picture-card" }, h("h3", null, "Regions and learners"), picture.node),
         h("div", { class: "charts" }, ...Object.values(charts).map((chart) => h("div", { class: "card" }, chart.node))),
       ),
       h(
-        "div", { class: "side" }, wrongCard, card("What open rounds wait for", waits),
+        "div", { class: "side" }, wrongCard, card("Open rounds", waits),
         card("Goodput", goodput, lost.node), card("WAN", wan.node), operator,
       ),
     ),
@@ -74,7 +74,7 @@ export function overviewView(section, actions) {
     const { goodput: good } = run;
     text(goodput.firstChild, ratio(good.ratio));
     const recent = good.recent === null ? "" : `; ${ratio(good.recent)} in the last five minutes`;
-    text(goodput.lastChild, ` of ${span(good.provisioned_s)} provisioned learner-time was useful${recent}`);
+    text(goodput.lastChild, ` of ${span(good.provisioned_s)} provisioned learner time was useful${recent}`);
     lost.update(good.useful_s, good.provisioned_s, good.lost_s);
     wan.update(run);
     updateWaits(waits, feed);
@@ -125,14 +125,14 @@ function makeWan() {
         ["Up", `${rate(wire.up_bytes_per_s)}, ${bytes(wire.up_bytes)} so far`],
         ["Down", `${rate(wire.down_bytes_per_s)}, ${bytes(wire.down_bytes)} so far`],
         ["Whole fragments", `${bytes(wire.whole_bytes)} so far`],
-        ["Cost", `${money(cost.total)} so far, ${money(cost.per_day)} a day`],
+        ["Cost", `${money(cost.total)} so far, ${money(cost.per_day)} per day`],
         ["Price", `${money(cost.price_per_gb, true)} per GB, up and down`],
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
-      const known = `As the last hour went, ${decimal(month, 0)} GB a month`;
-      const at = month === null ? "Its rate is not known yet" : known;
+      const known = `${decimal(month, 0)} GB per month at the rate of the last hour`;
+      const at = month === null ? "The rate is not known yet" : known;
       show(bar, budget !== null && budget > 0);
-      if (budget === null) return text(line, `${at}; no budget is set.`);
+      if (budget === null) return text(line, `${at}. No budget is set.`);
       used.style.width = `${Math.min(100, (100 * (month ?? 0)) / budget)}%`;
       bar.classList.toggle("over", month > budget);
       set(bar, "aria-label", `${percent(month, budget)} of the month's budget`);
@@ -153,14 +153,14 @@ function facts(run) {
     ["Inner steps between syncs (H)", count(run.inner_steps)],
     ["Overlap (tau)", `${decimal(run.overlap_steps, 1)} steps`],
     ["Codec", run.codec],
-    ["Bits a parameter", `${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
+    ["Bits per parameter", `${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
     ["Merges", count(run.merges)],
     ["Tokens", `${short(run.tokens_trained)}${run.total_tokens ? ` of ${short(run.total_tokens)}` : ""} trained, `
       + `${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
       + `${count(sums.refused)} refused; ${count(sums.turned_away)} turned away`],
     ["Core", `generation ${run.generation}${run.restored ? ` (restored to checkpoint ${run.restored})` : ""}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
-    ["Run", `${span(run.wall_s)} since the first learner joined; seen here for ${span(run.dashboard_s)}`],
+    ["Run", `${span(run.wall_s)} since the first learner joined; this dashboard started ${span(run.dashboard_s)} ago`],
   ];
 }
 
@@ -185,7 +185,7 @@ function regionTable() {
 function actionsElsewhere() {
   const to = (href, words_) => h("a", { href }, words_);
   return h(
-    "p", { class: "hint" }, "Evict a learner on its own page, from ", to("#learners", "the learners"),
-    "; take a checkpoint or download the model at ", to("#checkpoints", "the checkpoints"), ".",
+    "p", { class: "hint" }, "To evict a learner, open its page from ", to("#learners", "Learners"),
+    ". To take a checkpoint or download the model, open ", to("#checkpoints", "Checkpoints"), ".",
   );
 }

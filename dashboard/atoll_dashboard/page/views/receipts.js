@@ -1,4 +1,4 @@
-// Receipts: what became of each contribution, newest first, and back as far as there are any.
+// The receipts view: the fate of each contribution, newest first.
 
 import { get } from "../api.js";
 import { h, set } from "../dom.js";
@@ -42,7 +42,7 @@ export function receiptsView(section) {
     fate.set(asked.fate);
     newest.disabled = asked.before === null;
     back.disabled = older === null;
-    set(newest, "title", asked.before === null ? "These are the newest" : null);
+    set(newest, "title", asked.before === null ? "These are the newest receipts" : null);
   }
 
   return {

@@ -1,4 +1,4 @@
-// Rounds: a time-line of each, newest first.
+// The rounds view: a timeline per round, newest first.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
@@ -15,7 +15,7 @@ export function roundsView(section) {
   let learner = "";
   let last = STEP;
   let feed = null;
-  const rounds = timeline({ only: () => learner, nothing: "No round has been seen yet." });
+  const rounds = timeline({ only: () => learner, nothing: "No round yet." });
   const named = search("Learner's name", (words) => {
     learner = words;
     keepQuery("rounds", { learner });
