@@ -24,7 +24,12 @@ from mkdocs.structure.pages import Page
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md"), *ROOT.glob("records/*/*.svg")]
+OUTSIDE = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("records/*/README.md"),
+    *ROOT.glob("records/**/*.svg"),
+    *ROOT.glob("records/**/*.json"),
+]
 HERE = "repository"  # the folder of these files on the site
 CONTRACT, CONTRACT_PAGE = "proto/atoll_wire/outer.proto", "reference/grpc.md"
 LINK = re.compile(r"(?<=]\()(?![a-z+]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
@@ -32,7 +37,7 @@ PICTURE = re.compile(r'<img alt="([^"]*)" src="[^"]*pictures/([a-z-]+)\.svg"[^>]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files outside docs/, and the pictures of records."""
+    """Adds the files outside docs/: pages, and the pictures and figures of records."""
     for path in OUTSIDE:
         place = posixpath.join(HERE, path.relative_to(ROOT).as_posix().replace("/README.md", ".md"))
         files.append(File.generated(config, place, content=path.read_text()))

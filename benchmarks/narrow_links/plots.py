@@ -25,7 +25,8 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
         tokens = {run["method"]: run["tokens_s"] for run in runs if run["gbit"] == gbit}
         if len(tokens) == 2:
             text = f"x {tokens['Atoll'] / tokens['data-parallel']:.3g}"
-            axes.annotate(text, (gbit, 50), ha="center", fontsize=9)
+            axes.annotate(text, (gbit, 75), ha="center", fontsize=9)
+    figure.suptitle(_finding(runs), fontsize=11)
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{gbit:g}" for gbit in rates])
     axes.minorticks_off()
@@ -41,3 +42,12 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
     axes.spines["right"].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _finding(runs: Sequence[dict[str, Any]]) -> str:
+    """States the range of each method's utilisation."""
+    shares = {
+        name: [run["utilisation"] for run in runs if run["method"] == name] for name in ("Atoll", "data-parallel")
+    }
+    said = [f"{name} {min(found):.1%} to {max(found):.1%}" for name, found in shares.items() if found]
+    return f"Utilisation on narrow links: {', '.join(said)}"

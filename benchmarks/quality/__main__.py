@@ -64,29 +64,35 @@ def write(path: Path, records: Records) -> None:
 
 HEAD = """# Quality: what the records say
 
-Made by `make quality` from [runs](runs): a file for each table below, with the runs that no earlier table has, and
-[budgets.json](runs/budgets.json) with what only the budgets have. Each run has its settings and the commit that made
-it. Validation loss in nats a byte, of the published model after everybody has left; lower is better. Mean over seeds
-and its standard error; "beside" compares seed by seed: the same first parameters, and, where learners, speeds and
-failures are the same, the same text in the same order. Mixed speeds have more outer steps for their tokens: rounds
-follow the fastest.
+`make quality` makes this report. The folder `runs` has a file for each table, with the runs that no earlier table has.
+[budgets.json](runs/budgets.json) has the runs that only the last table uses. Each run has its settings and its commit.
 
-A record's `curve` is over 256 windows of held-out text, its `loss` over 2,048. [over-grpc.json](over-grpc.json) has a
-core and learners in processes of their own beside virtual time (`python -m benchmarks.quality.over_grpc`).
+Loss is validation loss in nats per byte, of the published model after all learners have left. Each cell has the mean
+over seeds and its standard error. Comparisons pair the runs by seed: both have the same first parameters. Both also
+have the same text in the same order if their learners, speeds and failures are the same. With mixed speeds a run has
+more outer steps for its tokens, since rounds follow the fastest learner.
 
-[explored.json](explored.json) has the runs from which settings were chosen: one seed each, made while harness and
-product grew, not to be compared with the tables but among themselves. Until 2026-11-22 learners of H = 6 and 12 and
-outer rates of 0.9 and 0.5 answered one round a step. Their policies are gone, or became Atoll's: "discounted" is how
-merges are weighted now, "landing" and "ending:PART:1:1" are today's end of a run (plain means when nobody is left,
-and a cool-down over that part of the tokens); "late-at-once" and "late-together" merge what is late when it comes, or
-when all of a round has, "parts" lets momentum fade by work instead of merges, "beyond-one" discounts only what is more
-than an outer step late; "exact" is the loss of the core's own parameters beside the published ones.
+A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2,048.
+[over-grpc.json](over-grpc.json) compares a core and learners in separate processes with virtual time
+(`python -m benchmarks.quality.over_grpc`).
+
+[explored.json](explored.json) has the runs that led to the settings, with one seed each. The code changed between
+them, so compare them only with each other. Until 2026-11-22, learners with H = 6 and 12, and learners with outer rates
+of 0.9 and 0.5, answered one round per step. Later versions dropped or adopted the policies:
+
+- `discounted` is how merges are weighted today.
+- `landing` and `ending:PART:1:1` are today's end of a run: a cool-down over that part of the tokens, and plain means
+  when no learner is left.
+- `late-at-once` merges late work when it arrives. `late-together` merges it when all of its round has arrived.
+- `parts` lets momentum fade by work instead of by merges.
+- `beyond-one` discounts only work that is more than one outer step late.
+- `exact` is the loss of the core's own parameters, compared with the published ones.
 """
 
-BUDGETS_HEAD = """### What is left to data-parallel, by budget
+BUDGETS_HEAD = """### The gap to data-parallel training, by budget
 
-Four learners, H = 24, int4 both ways, equal tokens; each side at the best of the rates that were tried with the first
-seed, and beside each other seed by seed.
+Four learners have H = 24, int4 both ways, and as many tokens as data-parallel training. Each side uses the best of the
+rates that were tried with the first seed. Comparisons pair the runs by seed.
 """
 
 

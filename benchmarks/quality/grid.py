@@ -30,10 +30,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A table. The others are compared with the first variant, seed by seed."""
+    """A table, and a plot with the title `finding`. The others are compared with the first variant, seed by seed."""
 
     name: str
     title: str
+    finding: str
     variants: tuple[Variant, ...]
 
 
@@ -77,6 +78,7 @@ EAGER = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
 COST = Group(
     "cost",
     "What decoupling and coding cost",
+    "Decoupled training with int4 is level with synchronous float32 DiLoCo",
     (
         Variant("synchronous DiLoCo, float32", replace(BASE, method="synchronous")),
         Variant("Decoupled, float32", run(BASE, codec="float32")),
@@ -88,6 +90,7 @@ COST = Group(
 LEARNERS = Group(
     "learners",
     "Number of learners, equal tokens",
+    "More learners cost loss after 42 outer steps",
     (
         Variant("data-parallel", DATA_PARALLEL),
         *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
@@ -98,6 +101,7 @@ LEARNERS = Group(
 SPEEDS = Group(
     "speeds",
     "Speeds of 0.5, 0.8, 1.2, 1.5",
+    "A small quorum costs loss only without a grace window",
     (
         Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
         Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
@@ -114,6 +118,7 @@ SPEEDS = Group(
 OUTER = Group(
     "outer",
     "Outer rate, momentum, merging and adoption",
+    "Growing momentum and merging by direction lower the loss",
     (
         Variant("0.5, 0.85 (default)", BASE),
         Variant("the momentum at once", run(BASE, outer_warm_up=0)),
@@ -132,6 +137,7 @@ OUTER = Group(
 INTERVAL = Group(
     "interval",
     "H and the overlap",
+    "After 1,000 steps H = 12 is best, and an overlap of 2 steps is too short",
     (
         Variant("H = 24, overlap 4 (default)", BASE),
         Variant("H = 12", run(BASE, inner_steps=12)),
@@ -152,6 +158,7 @@ GROUPS = (
     Group(
         "learners-3000",
         "Number of learners, equal tokens, 3,000 steps",
+        "More learners cost less loss after 125 outer steps",
         (
             Variant("data-parallel", replace(DATA_PARALLEL, steps=3000, learning_rate=6e-3)),
             *(Variant(f"M = {count}", replace(LONGER, learners=count)) for count in (2, 4, 8)),
@@ -163,6 +170,7 @@ GROUPS = (
     Group(
         "interval-3000",
         "H over 3,000 steps",
+        "After 3,000 steps H = 12 is no better than H = 24",
         (
             Variant("H = 24 (default)", LONGER),
             Variant("H = 12", run(LONGER, inner_steps=12)),
@@ -173,6 +181,7 @@ GROUPS = (
     Group(
         "interval-10000",
         "H over 10,000 steps",
+        "After 10,000 steps H from 12 to 96 changes the loss by less than 1 %",
         (
             Variant("H = 24 (default)", LONGEST),
             *(Variant(f"H = {steps}", run(LONGEST, inner_steps=steps)) for steps in (12, 48, 96)),

@@ -36,6 +36,7 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("The gap to data-parallel training closes with the number of tokens", fontsize=11)
     panels[0].set_ylabel("loss, % above data-parallel")
     panels[0].legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
@@ -50,6 +51,7 @@ def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
         axes.plot(line.behind, [place] * len(line.behind), "o", color="#2a9d8f", alpha=0.6)
         if line.behind:
             axes.plot(sum(line.behind) / len(line.behind), place, "|", color="black", markersize=16)
+    figure.suptitle(group.finding, fontsize=10)
     axes.set_yticks(range(len(lines)), [line.variant.name for line in reversed(lines)])
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_xlabel(f"loss, % above {group.variants[0].name}")

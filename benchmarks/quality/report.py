@@ -70,7 +70,7 @@ def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
 def budget_table(found: Sequence[Gap]) -> str:
     """The gaps of all budgets as a Markdown table."""
     rows = [
-        "| size | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | beside | seeds | tried |",
+        "| size | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | gap | seeds | rates tried |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for gap in found:
@@ -114,7 +114,7 @@ def table(group: Group, found: Sequence[Line]) -> str:
     rows = [
         f"### {group.title}",
         "",
-        f"| | loss | seeds | beside {group.variants[0].name} | in a merge | staleness | bits up, down | commit |",
+        f"| | loss | seeds | vs. {group.variants[0].name} | in a merge | staleness | bits up, down | commit |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, found), ""])

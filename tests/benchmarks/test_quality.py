@@ -106,7 +106,7 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(grid, "SEEDS", (0, 1))
     monkeypatch.setattr(records, "commit", lambda: "this tree")
-    group = grid.Group("g", "A group", variants)
+    group = grid.Group("g", "A group", "A finding", variants)
     wanted = [recipe for variant in variants for recipe in variant.seeds()]
     runs = Records.load(tmp_path / "runs")
     for recipe in wanted[:3]:
