@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OuterStub(object):
-    """Calls of learners; fronts and cores serve it alike.
+    """Calls of learners. Fronts and cores both serve them.
     """
 
     def __init__(self, channel):
@@ -73,11 +73,11 @@ class OuterStub(object):
 
 
 class OuterServicer(object):
-    """Calls of learners; fronts and cores serve it alike.
+    """Calls of learners. Fronts and cores both serve them.
     """
 
     def Join(self, request, context):
-        """Joins a learner to the run, or joins it again. Idempotent: the same process gets the same incarnation.
+        """Joins a learner to the run, for the first time or again. Idempotent: a process always gets the same incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,14 +91,14 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Streams notifications of a shard; resumes from a position.
+        """Streams notifications of a shard. Resumes from a position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Uploads one contribution: a header, then its frames. Idempotent; resumes where it was cut.
+        """Uploads one contribution: a header, then its frames. Idempotent. Resumes after an interruption.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,7 +112,7 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """Streams a learner's progress, for as long as it trains.
+        """Streams a learner's progress while it trains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +172,7 @@ def add_OuterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Outer(object):
-    """Calls of learners; fronts and cores serve it alike.
+    """Calls of learners. Fronts and cores both serve them.
     """
 
     @staticmethod
@@ -439,28 +439,28 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TakeCheckpoint(self, request, context):
-        """Takes a snapshot now and answers when it is durable.
+        """Takes a checkpoint now, and replies when it is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListReceipts(self, request, context):
-        """The fates of contributions, newest first.
+        """Returns the fates of contributions, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """The newest rounds, newest first: when each learner answered, and why the round closed.
+        """Returns the newest rounds, newest first: when each learner answered, and why the round closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Recent events, as texts for people.
+        """Returns recent events as readable text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -481,7 +481,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportCheckpoint(self, request, context):
-        """Streams the published model as a safetensors file that load_state_dict(strict=True) takes.
+        """Streams the published model as a safetensors file for load_state_dict(strict=True).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -792,7 +792,7 @@ class Operator(object):
 
 
 class DoctorStub(object):
-    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
     """
 
     def __init__(self, channel):
@@ -809,11 +809,11 @@ class DoctorStub(object):
 
 
 class DoctorServicer(object):
-    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
     """
 
     def Probe(self, request_iterator, context):
-        """Answers each request at once, with the padding that it asks for, in several messages.
+        """Replies to each request at once with the requested padding, in several messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -836,7 +836,7 @@ def add_DoctorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Doctor(object):
-    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
     """
 
     @staticmethod

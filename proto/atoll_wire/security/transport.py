@@ -67,8 +67,8 @@ class TransportSecurity:
         for address in addresses:
             if not self.plaintext and not on_loopback([address]):
                 raise TransportSecurityError(
-                    f"{address} is not loopback and would be used without TLS: give --tls DIR (see atoll certs), or "
-                    "--insecure-plaintext on a trusted network"
+                    f"{address} is not loopback: give --tls DIR (see atoll certs), or --insecure-plaintext on a "
+                    "trusted network"
                 )
 
     def stamp(self) -> Stamp:
