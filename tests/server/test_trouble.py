@@ -66,7 +66,8 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
     asyncio.run(run())
     events = [line["event"] for line in said]
     assert events == [
-        "the disk is full: nothing is acknowledged, and senders wait, until you free space", "the disk has free space again",
+        "the disk is full: nothing is acknowledged, and senders wait, until you free space",
+        "the disk has free space again",
     ]  # fmt: skip
 
 

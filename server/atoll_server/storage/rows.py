@@ -78,7 +78,7 @@ class TotalsRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
 
-    run_tokens, voided_tokens: tokens of the whole run when the merge began, as the shard knew them. The merge uses them.
+    run_tokens, voided_tokens: tokens of the run when the merge began, as the shard knew them. Inputs of the merge.
     """
 
     fragment: int
