@@ -111,7 +111,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, this atoll reads 6: use the version that made it")
+@bad("has schema 99, this version reads 6: use the version that made it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
@@ -166,7 +166,7 @@ def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
-@bad("lays the run's tensors out differently: go on with the version that began the run")
+@bad("of atoll plans another layout for the run's tensors: use the version that began the run")
 def layout_has_another_fingerprint(directory: Path) -> None:
     set_meta(directory, "fingerprint", "00")
 
@@ -198,12 +198,12 @@ def payload(directory: Path) -> Path:
     return directory / "spool" / "g1" / f"f{fragment:04d}" / f"{learner}-{incarnation}-{seq}.frames"
 
 
-@bad("an acknowledged contribution is gone; restore a backup")
+@bad("an acknowledged contribution is lost; restore a backup")
 def payload_is_gone(directory: Path) -> None:
     payload(directory).unlink()
 
 
-@bad("is cut: an acknowledged contribution is gone; restore a backup")
+@bad("is truncated: an acknowledged contribution is lost; restore a backup")
 def payload_is_cut(directory: Path) -> None:
     cut(payload(directory), 0.7)
 
@@ -234,22 +234,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("snapshot cannot be used: trying without it", recovers=True)
+@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("snapshot cannot be used: trying without it", recovers=True)
+@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("snapshot cannot be used: trying without it", recovers=True)
+@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("snapshot cannot be used: trying without it", recovers=True)
+@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])

@@ -41,10 +41,10 @@ def test_a_full_disk_makes_senders_wait_stops_nobodys_training_and_loses_nothing
         eventually(lambda: all(len(t.losses) > before + 200 for t, before in zip(trainees, steps, strict=True)))
         assert running.child.process.poll() is None, running.log()
         said = running.log()
-        assert "nearly full: make room there" in said or "the disk is full" in said
+        assert "nearly full: free space there" in said or "the disk is full" in said
         running.kill()
         running.launch()
-        eventually(lambda: "this core starts when there is room" in running.log())
+        eventually(lambda: "this core starts when you free space" in running.log())
         running.child.process.terminate()
         assert running.child.process.wait(20) == 0, "whoever waits can be stopped"
         running.launch()

@@ -65,10 +65,10 @@ def test_all_calls_of_a_service_end_when_it_stops_also_one_that_begins_then():
         waits, messages = InterruptibleWaits(), silence()
         early = waits.begin()
         await early.next(messages)
-        asyncio.get_running_loop().call_soon(waits.end, "it is going away")
-        with pytest.raises(Refused, match="going away"):
+        asyncio.get_running_loop().call_soon(waits.end, "it is stopping")
+        with pytest.raises(Refused, match="stopping"):
             await early.next(messages)
-        with pytest.raises(Refused, match="going away"):
+        with pytest.raises(Refused, match="stopping"):
             await waits.begin().first(silence(), "a stream")
 
     run(main())

@@ -51,7 +51,7 @@ def test_what_cannot_be_read_says_why(path, tmp_path):
     with pytest.raises(LedgerError, match="use the version that made it"):
         _runs(path)
     path.write_bytes(b"")
-    with pytest.raises(LedgerError, match="nothing is in it"):
+    with pytest.raises(LedgerError, match="it is empty"):
         _runs(path)
     path.write_bytes(b"no ledger at all" * 1000)
     with pytest.raises(LedgerError, match="restore it from a backup"):

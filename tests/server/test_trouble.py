@@ -66,7 +66,8 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
     asyncio.run(run())
     events = [line["event"] for line in said]
     assert events == [
-        "the disk is full: nothing is acknowledged until there is room; senders wait", "the disk has room again",
+        "the disk is full: nothing is acknowledged, and senders wait, until you free space",
+        "the disk has free space again",
     ]  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said):
 
     asyncio.run(run())
     (line,) = said
-    assert line["event"] == "the disk is slow: a commit took long, and acknowledgements with it"
+    assert line["event"] == "the disk is slow: a commit took long and delayed acknowledgements"
     assert line["took_s"] >= SLOW_S
 
 

@@ -364,7 +364,7 @@ def test_a_disk_that_is_nearly_full_makes_senders_wait(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         world.spool.room_bytes = len(PAYLOAD) - 1
-        with pytest.raises(Refused, match="nearly full: make room there; senders wait") as caught:
+        with pytest.raises(Refused, match="nearly full: free space there; senders wait") as caught:
             world.offer()
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
         world.spool.room_bytes = len(PAYLOAD)

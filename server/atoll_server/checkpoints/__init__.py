@@ -1,4 +1,4 @@
-"""Snapshots of the published model, exports as safetensors, and the restore and rollback of a run's directory.
+"""Snapshots, exports of the published model as safetensors, and restore and rollback of a run's directory.
 
 May import: learners, merging, rounds, storage.
 """

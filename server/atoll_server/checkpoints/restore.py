@@ -1,7 +1,7 @@
-"""Restores a run's state from its directory: the newest sound snapshot, then a replay of later merges, each verified.
+"""Restores a run's state from its directory: the newest sound snapshot, then a verified replay of each later merge.
 
-The same code serves a core that starts, and the export of a checkpoint without a core. It also proves that a run's
-ledger reproduces its parameters byte for byte (from_start).
+A core uses this code at start, and an export without a core uses it too. With from_start, it also proves that a run's
+ledger reproduces its parameters byte for byte.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ READ_BYTES = 4 << 20
 class Restored:
     """A run's state as restored from a directory, the updates of the replayed merges, and the sound snapshots.
 
-    states: of the fragments in this directory. snapshots: of the history of this generation, `line`. undone: snapshots
-    of work that a rollback undid. They can be restored, but the state does not follow from them.
+    states: states of the fragments in this directory. snapshots: those of this generation's history, `line`. undone:
+    snapshots of work that a rollback undid. They can be restored, but the state does not follow from them.
     """
 
     layout: Layout
@@ -52,16 +52,16 @@ class Restored:
     states: dict[int, FragmentState]
     updates: dict[int, list[Update]]
     snapshots: list[SnapshotRow]
-    replay_s: float = 0.0  # duration of the replay
+    replay_s: float = 0.0  # duration of the replay in seconds
     line: Line = field(default_factory=Line)
     undone: list[SnapshotRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a shard needs of the run's tables to restore its fragments; the rest is in the shard's own tables.
+    """The values of the run's tables that a shard needs to restore its fragments. The rest is in the shard's tables.
 
-    line: the history of the generation to restore. initial_sha256: of the file of the first parameters, in hex.
+    line: history of the generation to restore. initial_sha256: digest of the first parameters' file, in hex.
     """
 
     line: Line
@@ -70,12 +70,12 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Reads it from the run's values in the ledger. generation: None: the current one. Raises LedgerError."""
+        """Reads it from the run's values in the ledger. generation: None is the current one. Raises LedgerError."""
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout with which the run began. Raises LedgerError when this version plans another one."""
+    """The layout with which the run began. Raises LedgerError when this version of Atoll plans another layout."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -83,25 +83,25 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
-            "this atoll lays the run's tensors out differently: go on with the version that began the run"
+            "this version of atoll plans another layout for the run's tensors: use the version that began the run"
         )
     return layout
 
 
 def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentState]:
-    """Version 0 of every fragment. TensorFileError when a value is not finite."""
+    """Version 0 of every fragment. Raises TensorFileError when a value is not finite."""
     return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
-    """Version 0 of one fragment. TensorFileError when a value is not finite."""
+    """Version 0 of one fragment. Raises TensorFileError when a value is not finite."""
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
         name = layout.tensors[piece.tensor].name
         values = initial.float32(name)[piece.start : piece.start + piece.length]
         if not np.isfinite(values).all():
             raise TensorFileError(
-                f'the first parameters hold values that are not finite in "{name}": start from a sound model'
+                f'the first parameters have values that are not finite in "{name}": start from a sound model'
             )
         theta[piece.offset : piece.offset + piece.length] = values
         initial.forget()
@@ -111,7 +111,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
     """Reads the first parameters again. Raises TensorFileError when they changed. ending: once set, the check ends.
 
-    It does not use the map of the file: an unreadable page is an OSError here, but ends the process there.
+    It reads the file without a memory map, where an unreadable page would end the process. Here it raises OSError.
     """
     digest, offset = hashlib.sha256(), 0
     with contextlib.closing(disk.open(path)) as file:
@@ -132,11 +132,11 @@ def restore(
     from_start: bool = False,
     owned: Collection[int] | None = None,
 ) -> Restored:
-    """Rebuilds the state of a generation; the checksums of every replayed merge are compared with the ledger's.
+    """Rebuilds the state of a generation, and compares each replayed merge's checksums with the ledger's.
 
-    from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments in this
-    directory; None: all fragments of the run.
-    Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
+    from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
+    this directory; None for all fragments of the run.
+    Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
     """
     line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
@@ -164,13 +164,15 @@ def restore(
 def _newest_sound(
     snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[FragmentLayout], disk: Disk
 ) -> dict[int, FragmentState] | None:
-    """The state of the newest readable snapshot; removes unreadable ones from the list. None: none is readable."""
+    """The newest readable snapshot's state; None if none is readable. Removes unreadable snapshots from the list."""
     while snapshots:
         try:
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
         except SnapshotError as error:
-            # An older snapshot and a longer replay give the same state. The log entry asks for a check of the disk.
-            structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))
+            # An older snapshot and a longer replay give the same state.
+            structlog.get_logger().error(
+                "a snapshot cannot be used, trying without it: check the disk", error=str(error)
+            )
             snapshots.pop()
     return None
 
@@ -195,17 +197,17 @@ def merge_again(
 
 
 def check_merge(merged: MergeResult, row: MergeRow) -> None:
-    """Raises LedgerError when a merge's checksums are not the ledger's."""
+    """Raises LedgerError when a merge's checksums differ from the ledger's."""
     found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
         raise LedgerError(
-            f"replay of fragment {row.fragment} version {row.version} gives checksums {found}, the ledger says "
+            f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, the ledger has "
             f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
         )
 
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
-    """The ledger's row of a contribution to a merge. Raises LedgerError when it is missing."""
+    """The ledger's row of a merged contribution. Raises LedgerError when it is missing."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
@@ -213,7 +215,7 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKe
 
 
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
-    """Removes damaged snapshots from the ledger, and files of snapshots that the ledger does not know.
+    """Removes damaged snapshots from the ledger, and files of snapshots that are not in the ledger.
 
     Returns whether any snapshot was damaged.
     """

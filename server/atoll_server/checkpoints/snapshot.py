@@ -1,6 +1,6 @@
 """Snapshot files: parameters, published parameters and momentum of every fragment, each at its own version.
 
-Fragments never interact, so a snapshot needs no common version: each fragment is written between two of its merges.
+Fragments never interact, so a snapshot needs no common version. Each fragment is written between two of its merges.
 The file is durable before the ledger has the snapshot's row.
 """
 
@@ -23,7 +23,7 @@ PARTS = ("theta", "theta_pub", "momentum")
 
 
 class SnapshotError(UserError):
-    """A snapshot is missing or damaged; one line."""
+    """A snapshot is missing or damaged. The message is one line."""
 
 
 def snapshot_path(directory: Path, snapshot_id: int) -> Path:
@@ -32,7 +32,7 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 
 
 class SnapshotWriter:
-    """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
+    """Writes one file, fragment by fragment in order. All methods run in a worker thread."""
 
     def __init__(self, path: Path, fragments: Sequence[FragmentLayout], disk: Disk = DISK) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class SnapshotWriter:
         crash_points.point("snapshot.begun")
 
     def add(self, fragment: int, state: FragmentState) -> None:
-        """Appends the next fragment; its state must not change during the call."""
+        """Appends the next fragment, whose state must not change during the call."""
         assert self._file is not None, "begin comes first"
         for part in PARTS:
             write_data(self._file, getattr(state, part))
@@ -62,7 +62,7 @@ class SnapshotWriter:
         crash_points.point("snapshot.fragment written")
 
     def finish(self) -> None:
-        """Makes the file durable under its name."""
+        """Makes the file durable under its final name."""
         assert self._file is not None, "begin comes first"
         self._file.sync()
         crash_points.point("snapshot.synced")
@@ -82,7 +82,7 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a snapshot and checks it against its row in the ledger. SnapshotError when it is missing or damaged."""
+    """Reads a snapshot, and checks it against its row in the ledger. Raises SnapshotError if missing or damaged."""
     states = {}
     try:
         file = open_tensors(path, disk)

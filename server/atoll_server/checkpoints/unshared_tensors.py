@@ -1,7 +1,7 @@
-"""Tensors of a model that change in training but are not shared: an export has their values from the run's start.
+"""Tensors of a model that change in training but are not shared. An export has their values from the run's start.
 
-They are the averages of BatchNorm and similar layers, known by their names, and the tensors that the first learner
-listed. The list is in the metadata of safetensors files: of the first parameters, and of exports.
+They are the averages of BatchNorm and similar layers, recognised by their names, and tensors that the first learner
+listed. The list is in the metadata of the first parameters' file and of exports.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 LISTED = "atoll.initial"  # the metadata's key; a JSON list of names
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
-MAX_SHOWN = 80  # characters of a name
+MAX_SHOWN = 80  # characters of a name that are shown
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
 def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> list[str]:
-    """Names of the unshared tensors of a file. names, metadata: of the file. trained: names of trained tensors."""
+    """Names of a file's unshared tensors. names, metadata: the file's. trained: names of trained tensors."""
     told = set(listed(metadata))
     return sorted(
         name for name in names if name not in trained and (name in told or name.rpartition(".")[2] in AVERAGES)
@@ -26,14 +26,14 @@ def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping
 
 
 def warning(names: Collection[str]) -> str:
-    """The warning about an export with these unshared tensors; empty when there are none."""
+    """The warning about an export with these unshared tensors; empty if there are none."""
     if not names:
         return ""
     first = json.dumps(min(names)[:MAX_SHOWN])
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"{first}{others}: not shared in training, and here as the run began. The model may be useless with these: "
-        f"recompute averages of BatchNorm with {REMEDY}"
+        f"{first}{others}: not shared in training, so the file has the values from the run's start. The model may be "
+        f"useless with these values: recompute averages of BatchNorm with {REMEDY}"
     )
 
 
@@ -46,7 +46,7 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """The names in a file's metadata; empty when there is no valid list: a learner wrote the metadata."""
+    """The names in a file's metadata; empty without a valid list, since a learner wrote the metadata."""
     if not isinstance(metadata, Mapping):
         return []
     try:

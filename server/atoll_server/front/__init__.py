@@ -1,6 +1,6 @@
-"""A front: the gateway of one region. It serves and calls the core's service, and keeps nothing it cannot lose.
+"""A front, the gateway of one region. It serves and calls the core's service, and keeps nothing that it cannot lose.
 
-`fetch_cache` keeps updates; `core_connection` dials the core; `pass_through` forwards operators' calls.
+`fetch_cache` keeps updates, `core_connection` dials the core, and `pass_through` forwards operators' calls.
 
 May import: access, rpc, settings.
 """

@@ -10,9 +10,7 @@ from atoll_wire.process import lazy_commands
 
 def register(app: typer.Typer) -> None:
     """Adds `atoll front`."""
-    text = (
-        "Run the gateway of a region: learners near it call it, and each update crosses the WAN once for all of them."
-    )
+    text = "Run the gateway of a region. Nearby learners call it, and each update crosses the WAN once for all of them."
     lazy_commands.add(app, "front", text, _front)
 
 

@@ -1,6 +1,6 @@
-"""A cache of fetches that a front makes once for all learners of its region: frames as they arrive, in bounded memory.
+"""A cache of fetches that a front makes once for all learners of its region. It stores frames in bounded memory.
 
-A fetch that is cut leaves the frames that arrived; the next fetch asks the core only for the others.
+An interrupted fetch leaves the frames that arrived. The next fetch asks the core only for the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies an update or a whole fragment. Its bytes stay the same as long as its shard keeps its log.
+    """Identifies an update or a whole fragment, whose bytes do not change while its shard keeps its log.
 
-    crc32c: of a whole fragment; 0 for an update.
+    crc32c: checksum of a whole fragment; 0 for an update.
     """
 
     run: str
@@ -32,15 +32,15 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """The item does not fit: the memory is taken by items that are being read or fetched."""
+    """The item does not fit, since items that are being read or fetched use the memory."""
 
 
 class CorruptFetchError(Exception):
-    """The core sent something else than was asked for, or another version: fetch again."""
+    """The core sent another version or something that was not requested. Fetch again."""
 
 
 class CachedFetch:
-    """One item of the cache, complete or not. messages: its frames, encoded; b"": has not arrived."""
+    """One item of the cache, complete or not. messages: its encoded frames; b"" for a frame that has not arrived."""
 
     def __init__(self, place: CacheKey, count: int, make_room: Callable[[CachedFetch, int], None]) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class CachedFetch:
         self.readers = 0
         self.messages = [b""] * count
         self._make_room = make_room
-        self._coming: set[int] = set()  # frames that are being fetched
+        self._coming: set[int] = set()  # indices of frames that are being fetched
         self._error: Callable[[], Exception] = CorruptFetchError  # makes the error of the last failed fetch
         self._news = asyncio.Event()
 
@@ -63,7 +63,7 @@ class CachedFetch:
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Those of these frames that the caller must fetch: they have not arrived, and no other fetch brings them."""
+        """Returns the frames that the caller must fetch: they have not arrived, and no other fetch brings them."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
@@ -82,13 +82,13 @@ class CachedFetch:
         self._tell()
 
     def failed(self, claimed: Iterable[int], error: Callable[[], Exception]) -> None:
-        """Records that a fetch of these frames failed. Readers that wait for one raise `error()`; other frames stay."""
+        """Records that a fetch of these frames failed. Readers waiting for them raise `error()`. Other frames stay."""
         self._error = error
         self._coming.difference_update(claimed)
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
-        """Waits for its header. Raises as `read`."""
+        """Waits for the item's header. Raises the same errors as `read`."""
         while not self.header.frames:
             if not self._coming:
                 raise self._error()
@@ -96,7 +96,7 @@ class CachedFetch:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yields messages with these frames as soon as they arrive.
+        """Yields messages with these frames when they arrive.
 
         Raises CacheFullError, CorruptFetchError, LinkLost, or the core's AioRpcError.
         """
@@ -120,7 +120,7 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Items by key. When memory is full, it drops idle items, the least recently used first. limit_bytes: of frames."""
+    """Items by key. When memory is full, drops idle items, least recently used first. limit_bytes: limit on frames."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -132,16 +132,16 @@ class FetchCache:
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """The item with this key, complete or not, or None; it becomes the most recently used one."""
+        """Returns the item with this key, complete or not, or None. It becomes the most recently used item."""
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)
         return item
 
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
-        """Adds an item of `count` frames, none of which has arrived; keeps at most UPDATES_KEPT versions of a fragment.
+        """Adds an empty item for `count` frames; keeps at most UPDATES_KEPT versions of a fragment.
 
-        The limit in bytes is not enough, since an item takes some kilobytes besides its frames.
+        The limit in bytes is not sufficient, since an item takes some kilobytes in addition to its frames.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
@@ -150,12 +150,12 @@ class FetchCache:
         return item
 
     def drop(self, item: CachedFetch) -> None:
-        """Removes an item; its current readers can finish."""
+        """Removes an item. Its current readers can finish."""
         if self._items.get(item.place) is item:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Removes all items of these fragments (None: of all fragments); their current readers can finish."""
+        """Removes all items of these fragments; None for all fragments. Their current readers can finish."""
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

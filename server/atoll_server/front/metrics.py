@@ -11,7 +11,7 @@ MAX_NAMES, OTHERS = 1024, "others"
 
 
 class FrontMetrics:
-    """The metrics of one front, in a registry of their own, so that a process may have several."""
+    """The metrics of one front, in a separate registry, so that a process may have several fronts."""
 
     def __init__(self, region: str) -> None:
         self.registry = CollectorRegistry()
@@ -34,26 +34,26 @@ class FrontMetrics:
             registry=self.registry,
         )
         self.refused = Counter(
-            "atoll_front_refused_total", "Calls that ended here, by status", ["status"], registry=self.registry
+            "atoll_front_refused_total", "Calls that ended with an error, by status", ["status"], registry=self.registry
         )
         self.limited = Counter(
             "atoll_front_limited_total",
-            "Calls refused, ended or held up, by the limit reached",
+            "Calls refused, ended or delayed, by the limit that was reached",
             ["limit"],
             registry=self.registry,
         )
         for limit in LIMITS:
             self.limited.labels(limit)
-        self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
+        self.cached = Gauge("atoll_front_cached_bytes", "Size of cached updates and fragments", registry=self.registry)
         self.served = OpenCalls()
         self.registry.register(self.served)
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
-        """Records that the core knows this learner, which then gets a series of its own."""
+        """Records that the core knows this learner, which then gets its own series."""
         if len(self._names) < MAX_NAMES:
             self._names.add(name)
 
     def learner(self, name: str, direction: str) -> Counter:
-        """The counter of a learner's bytes; names that the core has not vouched for, or beyond MAX_NAMES, share one."""
+        """The counter of a learner's bytes. Names that the core has not confirmed, or beyond MAX_NAMES, share one."""
         return self._learners.labels(name if name in self._names else OTHERS, direction)

@@ -1,4 +1,4 @@
-"""Calls that a front passes on without reading them: those of operators, and the probes of `atoll doctor`."""
+"""Calls that a front passes on without reading them: operators' calls, and the probes of `atoll doctor`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 def pass_on(
     server: grpc.aio.Server, core_connection: CoreConnection, region: str, audit_log: AuditLog, *, near: bool
 ) -> None:
-    """Adds the Operator and Doctor services. near: only this machine can call the front.
+    """Adds the Operator and Doctor services. near: whether only this machine can call the front.
 
-    Unless `near`, operators need a token here: the core sees the front's certificate instead of theirs. A core that
-    allows every caller on its own machine must not thereby allow every caller in the front's network.
+    Unless `near`, operators need a token here, since the core sees the front's certificate instead of theirs. A core
+    that allows every caller on its own machine must not allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -43,7 +43,7 @@ def pass_on(
 def _passing(
     core_connection: CoreConnection, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool
 ) -> PassThrough:
-    """mark: appended to each reply; protobuf merges concatenated messages."""
+    """Returns a handler that passes calls on. mark: appended to each reply; protobuf merges concatenated messages."""
     method = path.rpartition("/")[2]
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -51,7 +51,7 @@ def _passing(
             caller(context)
             shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
             if token_needed and not shown:
-                text = "through this front operators need a token: give --token, or call the core"
+                text = "operators need a token at this front: give --token, or call the core"
                 raise Refused(Status.PERMISSION_DENIED, text)
             with core_connection.link.carriers.use() as connection:
                 channel: Any = connection.channel
@@ -64,14 +64,14 @@ def _passing(
                         sending.cancel()
                         await asyncio.gather(
                             sending, return_exceptions=True
-                        )  # it reads requests, which are discarded below
+                        )  # the call reads requests, and the rest is discarded below
         except Refused as refused:
             audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "", meant=is_atoll_status(error))
         except LinkLost:
-            await end(context, grpc.StatusCode.UNAVAILABLE, "the core does not answer: try again")
+            await end(context, grpc.StatusCode.UNAVAILABLE, "the core does not answer: try again later")
         finally:
             await discard_rest(requests)
 

@@ -25,8 +25,8 @@ from atoll_server.rpc.calls import ending, wanted_frames
 
 log = structlog.get_logger()
 
-TRIES = 4  # of a whole fragment: another version may be published between the header and the frames
-ASK_S = 20.0  # timeout of a header, in seconds
+TRIES = 4  # attempts for a whole fragment, since a version may be published between its header and its frames
+ASK_S = 20.0  # timeout for a header, in seconds
 OF_THE_SESSION = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -35,7 +35,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Caches fetches for other learners, in bounded memory, and relays what does not fit. limit_bytes: of frames."""
+    """Caches fetches in bounded memory, and relays items that do not fit. limit_bytes: limit on frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes = routes
@@ -62,18 +62,18 @@ class RegionFetches:
                     return
                 except CorruptFetchError as error:
                     if begun:
-                        text = f"fragment {request.fragment} changed while it was sent: ask again"
+                        text = f"fragment {request.fragment} changed while it was sent: fetch it again"
                         raise Refused(Status.UNAVAILABLE, text) from error
                 except CacheFullError as error:
                     if begun:
-                        text = "this front has no room for it now: ask again"
+                        text = "this front has no memory for the item now: fetch it again"
                         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                     break
         async for reply in self._relay(request):
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Takes in a shard's message, see `UpstreamShard.told`; with another log it clears the shard's cached items."""
+        """Takes in a shard's message, see `UpstreamShard.told`. If the log changed, clears the shard's cached items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
@@ -87,14 +87,14 @@ class RegionFetches:
         known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
         there = self.cache.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
-            # The core checks the session; of a whole fragment it tells the version and the fate of this learner's work.
+            # The core checks the session. For a whole fragment, it gives the version and the fate of this work.
             header = await self._header(request)
             shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
         wanted = wanted_frames(request, shard.counts[fragment])
         item = self.cache.find(place) or self.cache.begin(place, shard.counts[fragment])
         if claimed := item.claim(wanted):
-            task = asyncio.create_task(self._bring(request, item, claimed))  # continues when its learner leaves
+            task = asyncio.create_task(self._bring(request, item, claimed))  # continues after its learner leaves
             self._bringing.add(task)
             task.add_done_callback(self._bringing.discard)
         begun = await item.begun()
@@ -113,12 +113,12 @@ class RegionFetches:
             reply = await call.read()
         shard.link.answered(self._routes.clock.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
-            raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
+            raise Refused(Status.UNAVAILABLE, "the core replied without a header: fetch again")
         shard.sessions.answered(request.session, self._routes.clock.monotonic())
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: CachedFetch, claimed: Sequence[int]) -> None:
-        """Fetches frames into an item. Readers that wait for them raise its error."""
+        """Fetches frames into an item. On an error, readers that wait for them raise it."""
         shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
@@ -133,10 +133,10 @@ class RegionFetches:
             if not await download(shard.link, asked, claimed, took):
                 raise CorruptFetchError
         except (CorruptFetchError, CacheFullError) as error:
-            self.cache.drop(item)  # the core has another version by now, or this front has no room
+            self.cache.drop(item)  # the core now has another version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # concerns only this session: the others that wait ask for themselves
+            if error.code() in OF_THE_SESSION:  # concerns only this session; other waiting calls fetch for themselves
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:
@@ -151,7 +151,7 @@ class RegionFetches:
             log.exception("a fetch failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
         finally:
-            if not item.header.frames:  # nothing arrived: the item may not exist at the core
+            if not item.header.frames:  # nothing arrived, so the item may not exist at the core
                 self.cache.drop(item)
             self._metrics.cached.set(self.cache.size_bytes)
 

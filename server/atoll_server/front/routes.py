@@ -1,4 +1,4 @@
-"""Selects the shard to which a call is passed on: the core's answer to Join says where each fragment is."""
+"""Selects the shard to which a call is passed on. The core's reply to Join says where each fragment is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 
 
 class Routes:
-    """The shards that a front knows. core: takes Join, Initialise and operators' calls.
+    """The shards that a front knows. core: handles Join, Initialise and operators' calls.
 
-    default: stands for the core's shards until a Join names them.
+    default: represents the core's shards until a Join names them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Routes:
         return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:
-        """Takes over the shards that a Join names, and removes their addresses: learners call all shards at this front.
+        """Takes over the shards that a Join names, and removes their addresses, since learners call them at this front.
 
         reply: changed in place. Raises Refused for an address that this front must not call.
         """
@@ -70,13 +70,13 @@ class Routes:
             try:
                 self._security.check([address])
             except TransportSecurityError as error:
-                text = f"this front cannot call the run's shard at {address}: {error}"
+                text = f"this front cannot call the run's shard at {address} ({error})"
                 raise Refused(Status.UNAVAILABLE, text) from error
             known[address] = CoreConnection(address, self._security, self.clock, self._dial)
         return known[address]
 
     def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
-        """The shard that has a fragment; the default for an unknown fragment, or for another run or generation."""
+        """The shard with this fragment; the default for an unknown fragment, or for another run or generation."""
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
 
@@ -86,13 +86,13 @@ class Routes:
         return self._shards[number] if mine else self.default
 
     def near(self, session: pb.Session) -> UpstreamShard:
-        """The first shard at the address where learners join; else the default."""
+        """The first shard at the address where learners join; the default if there is none."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
         return next((shard for shard in shards if shard.core_connection is self.core), self.default)
 
     async def watch(self) -> None:
-        """Maintains all connections, for ever."""
+        """Maintains all connections until it is cancelled."""
         while True:
             await asyncio.sleep(WATCH_S)
             for core_connection in self._upstreams():

@@ -27,7 +27,7 @@ from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # seconds for open calls to end: followers were told to reconnect elsewhere
+GOODBYE_S = 2.0  # seconds for open calls to end, after followers were told to reconnect elsewhere
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
@@ -85,8 +85,8 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """The owner of a session: with certificates the learner's name, which the certificate allows; else name and token.
+    """The owner of a session: the learner's name if a certificate allows it, otherwise the name and the token.
 
-    Only the core can check a token, so callers with other tokens are other owners.
+    Only the core can check a token, so callers with different tokens are different owners.
     """
     return session.learner if who.role is not None else (session.learner, session.token)

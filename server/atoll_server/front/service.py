@@ -1,4 +1,4 @@
-"""The gRPC service of a front: passes learners' calls on to the core, which decides everything about a run."""
+"""The gRPC service of a front. It passes learners' calls on to the core, which makes all decisions about a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Route:
         self.to(shard)
 
     def to(self, shard: UpstreamShard) -> Link:
-        """Chooses this shard; returns its current connections."""
+        """Selects this shard; returns its current connections."""
         self.shard = shard
         self.address = shard.core_connection.address
         self.link = shard.link
@@ -63,7 +63,7 @@ class FrontService(rpc.OuterServicer):
     def stop(self) -> None:
         """Ends long calls, and tells every follower to reconnect elsewhere."""
         self._stopping = True
-        self._waits.end("this front is going away: reconnect, here or through another")
+        self._waits.end("this front is stopping: reconnect to this or another front")
 
     # ------------------------------------------------------------------------------ passed on as they are
 
@@ -166,7 +166,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Passes a learner's clean leave on."""
+        """Passes on a learner's announcement that it leaves."""
         shard = self._routes.numbered(request.session, request.last.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -178,7 +178,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ contributions
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Passes frames on after checking them. Only the core's replies say which frames it has."""
+        """Checks frames and passes them on. Only the core's replies say which frames it has."""
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
@@ -208,7 +208,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
-        """Sends frames to the core as long as it takes them. Raises Refused for invalid frames."""
+        """Sends frames to the core while it takes them. Raises Refused for invalid frames."""
         up = self._metrics.learner(header.session.learner, "up")
         with tolerate_ended_call():
             async for request in requests:
@@ -232,12 +232,12 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ ends
 
     def _may(self, context: Context, learner: str) -> None:
-        """Raises Refused for a name that is not the caller's: the core trusts this front to check that."""
+        """Raises Refused for a name that is not the caller's. The core relies on this check."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
             mine = f'{who.role.value} "{who.name}"'
-            text = f"a front serves learners, and this is the certificate of {mine}: see atoll certs issue learner"
+            text = f"a front serves learners, but this certificate is for {mine}: use `atoll certs issue learner`"
             raise Refused(Status.PERMISSION_DENIED, text)
         who.speaks_for(learner)
 
@@ -245,28 +245,28 @@ class FrontService(rpc.OuterServicer):
     async def _answering(
         self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
-        """Context of a call: ends it with the shard's status, or with a refusal of this front.
+        """Context of a call, which it ends with the shard's status or a refusal of this front.
 
-        shard: None if it is not known yet. session: None where a failure says nothing about it.
+        shard: None if it is not known yet. session: None if a failure says nothing about it.
         """
         route = Route(shard or self._routes.default)
         try:
             yield route
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
-            if refused.status is not Status.UNAVAILABLE:  # UNAVAILABLE is no fault of the caller
+            if refused.status is not Status.UNAVAILABLE:  # UNAVAILABLE is not the caller's fault
                 self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if is_connection_lost(error):
                 self._answered(route.shard, up=False)
                 route.shard.core_connection.suspect(route.link)
-            if not is_atoll_status(error):  # from gRPC, or another server on the core's port: it must end no learner
+            if not is_atoll_status(error):  # from gRPC, or another server on the core's port; it must not end a learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
         except LinkLost:
-            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} does not answer: try again"
+            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} does not answer: try again later"
         else:
             return
         self._metrics.refused.labels(code.name.lower()).inc()
@@ -279,7 +279,7 @@ class FrontService(rpc.OuterServicer):
 
 @asynccontextmanager
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
-    """Context that runs `sending` while the body awaits the call's replies. Either side's end ends the other.
+    """Context that runs `sending` while the body awaits the call's replies. The end of one ends the other.
 
     Raises the error of `sending` if that ended the call.
     """
@@ -289,7 +289,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
         yield
     except (asyncio.CancelledError, grpc.aio.AioRpcError):
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error from None  # sending failed first, and ended the call
+            raise error from None  # sending failed first and ended the call
         raise
     finally:
         task.cancel()
@@ -297,7 +297,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or not of this header."""
+    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or not in this header."""
     brought = frame_messages.frames_in(request)
     if header.control_only:
         raise Refused(
@@ -309,14 +309,14 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
         raise Refused(Status.INVALID_ARGUMENT, text)
     for frame in brought:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
-            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} is none of the {header.frames} declared")
+            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} is not one of the {header.frames} declared")
         if crc32c(frame.payload) != frame.crc32c:
-            raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not have its checksum: send it again")
+            raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not match its checksum: send it again")
     return sum(len(frame.payload) for frame in brought)
 
 
 def _versions(notification: pb.Notification) -> Iterable[tuple[int, int]]:
-    """Pairs of fragment and version in a notification."""
+    """The pairs of fragment and version in a notification."""
     if notification.HasField("current"):
         return notification.current.versions.items()
     published = notification.published

@@ -19,13 +19,13 @@ class FrontSettings(Serving):
 
     core: Annotated[Address, Field(description="The core that calls are passed on to.")]
     listen: Annotated[
-        tuple[str, ...], Field(description="Where it serves. Port 0: any free one."), Option(metavar="HOST:PORT")
+        tuple[str, ...], Field(description="Addresses to serve at. Port 0: any free port."), Option(metavar="HOST:PORT")
     ] = ("127.0.0.1:7071",)
-    region: Annotated[str, Field(description="Its name in metrics.")] = ""
-    audit_log: Annotated[Path | None, Field(description="Write down who was refused, as JSON lines.")] = None
+    region: Annotated[str, Field(description="Name of the region in metrics.")] = ""
+    audit_log: Annotated[Path | None, Field(description="File for refusals, as JSON lines.")] = None
     cache_mib: Annotated[
         int,
-        Field(ge=1, description="Memory for updates and whole fragments; what does not fit is passed through."),
+        Field(ge=1, description="Memory for updates and whole fragments; larger items are passed on."),
     ] = 48
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()
@@ -36,5 +36,5 @@ class FrontSettings(Serving):
         return self.cache_mib << 20
 
     def check(self) -> None:
-        """Raises SettingsError for an address that would offer the run to a network in plain text."""
+        """Raises SettingsError when an address would serve the run to a network in plain text."""
         self.check_reach(*self.listen, self.core)

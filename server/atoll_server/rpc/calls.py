@@ -1,4 +1,4 @@
-"""Shared by gRPC calls: channel limits, the first message of a stream, waits that can be ended, and ending a call."""
+"""Parts of gRPC calls: channel limits, the first message of a stream, interruptible waits, and the end of a call."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
     return [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
-        ("grpc.so_reuseport", 0),  # a port in use is an error; else two servers would share it
-        ("grpc.keepalive_time_ms", 30_000),  # only for idle connections: missing messages are noticed much earlier
+        ("grpc.so_reuseport", 0),  # makes a port in use an error, otherwise two servers would share it
+        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; missing messages are noticed much earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # on a slow link, a ping waits behind frames
         ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that counts while frames are in flight
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
         ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections are closed
-        ("grpc.http2.bdp_probe", 0),  # windows that grow with the link would let memory grow with learners
+        ("grpc.http2.bdp_probe", 0),  # otherwise windows grow with the link, and memory with the number of learners
         ("grpc.http2.lookahead_bytes", window_bytes),
     ]
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end. Else gRPC's reader keeps its call open, and a connection has few."""
+    """Ends a stream that was not read to its end. Otherwise gRPC keeps its call open, and their number is limited."""
     await aiter(requests).aclose()
 
 
@@ -61,7 +61,7 @@ class InterruptibleWait:
 
     @asynccontextmanager
     async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
-        """Context of one wait. It interrupts the task, so never put a `yield` inside.
+        """Context of one wait. It interrupts the task, so it must not contain a `yield`.
 
         Raises Refused when the call is ended, or after max_wait_s seconds with the text `late`.
         """
@@ -74,7 +74,7 @@ class InterruptibleWait:
             raise Refused(Status.UNAVAILABLE, late) from error
         finally:
             self._limit = None
-        self._check()  # a result that came at the same moment belongs to a session that is over
+        self._check()  # a result that arrived at the same moment belongs to an ended session
 
     async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
         """A stream's next message; None at its end. Raises Refused."""
@@ -82,7 +82,7 @@ class InterruptibleWait:
             return await anext(messages, None)
 
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
-        """A stream's first message. Raises Refused when there is none."""
+        """A stream's first message. Raises Refused if the stream is empty."""
         if (request := await self.next(requests)) is None:
             raise Refused(Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty")
         return request
@@ -93,14 +93,14 @@ class InterruptibleWait:
 
 
 class InterruptibleWaits:
-    """The waits of a service's long calls. When it stops, they end at once, not after its whole grace period."""
+    """The waits of a service's long calls. They end as soon as the service stops, not after its grace period."""
 
     def __init__(self) -> None:
         self._waits = WeakSet[InterruptibleWait]()
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """The waits of one call; they are ended already when the service has stopped."""
+        """The waits of one call. They have already ended if the service has stopped."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
@@ -108,14 +108,14 @@ class InterruptibleWaits:
         return wait
 
     def end(self, why: str) -> None:
-        """Ends all waits as UNAVAILABLE, which callers retry, here or elsewhere. why: the message."""
+        """Ends all waits with UNAVAILABLE, so that callers retry here or elsewhere. why: the message."""
         self._why = Refused(Status.UNAVAILABLE, why)
         for wait in list(self._waits):
             wait.end(self._why)
 
 
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Indices of the frames that a Fetch asks for. count: frames of the fragment. Raises Refused."""
+    """Indices of the frames that a Fetch asks for. count: number of frames of the fragment. Raises Refused."""
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
@@ -128,12 +128,12 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets how this task's call is ended from outside, in any wait; called by the CallLimiter."""
+    """Sets the function that ends this task's call from outside, in any wait. The CallLimiter calls it."""
     _ending.set(end)
 
 
 def ending() -> End:
-    """A function that ends this task's call from outside; it does nothing without a CallLimiter."""
+    """The function that ends this task's call from outside. It does nothing without a CallLimiter."""
     return _ending.get()
 
 
@@ -153,5 +153,5 @@ async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: b
 
 
 def _forget(error: Exception) -> None:
-    """Breaks a reference cycle: the call holds the error that aborted it, and its traceback holds the call."""
+    """Breaks a reference cycle: the call has the error that aborted it, and the error's traceback has the call."""
     error.__traceback__ = error.__context__ = None

@@ -1,8 +1,8 @@
 """Applies the limits of `quotas` to every call before a service sees it, in a core and in a front.
 
-gRPC reads a unary call's whole message before any code of ours runs. So the gate handles each call as a stream: for a
-call that is not read, gRPC holds one window at most. Messages are read in turn, in small pieces, in limited time, and
-count against their sender.
+gRPC reads a unary call's whole message before any of our code runs. The gate therefore handles each call as a stream,
+since gRPC buffers at most one window of a call that is not read. Messages are read in turn, in small pieces and in
+limited time, and count against their sender.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # seconds between a waiting call's checks for a free place
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
-IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; of replies, only Fetch's
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, owners that were idle for FORGET_S are dropped
+IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; only replies of Fetch may
 
-Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None: unknown here
-Ended = Callable[[str, str, str], None]  # called for each call that a limit ended: method, peer, why
+Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None if unknown here
+Ended = Callable[[str, str, str], None]  # called for each call that a limit ended, with method, peer and reason
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A running call. why: the refusal that ends it."""
+    """A running call. why: the refusal that ends the call."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
@@ -50,7 +50,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on its quotas; trusted: factor on what it may hold."""
+    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on memory that it may use."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -115,7 +115,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         self._ended = ended
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
-        self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
+        self._handlers: dict[str, Any] = {}  # by path
 
     async def intercept_service(
         self,
@@ -144,7 +144,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
                 self._ended(method.name, context.peer(), why.detail)
-                await abort(context, why)  # it keeps its place until then, so that a stalled reader cannot get more
+                await abort(context, why)  # keeps its place until then, so that a stalled reader cannot get more
         finally:
             for place in places:
                 place.leave(call)
@@ -152,7 +152,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
-        """Runs a call; returns why it must end, in a new object without references to the call; None: it ended well."""
+        """Runs a call; returns the reason why it must end, or None. The reason has no references to the call."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
@@ -183,17 +183,17 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             except TimeoutError as error:
                 if call.why is not None:
                     raise
-                text = f"no message came within {self.quotas.first_message_s:.0f} s of the call: call again"
+                text = f"no message arrived within {self.quotas.first_message_s:.0f} s of the call: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
-            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one")
+            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send a message")
         return request
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """Holds a place among a peer's calls whose first message is being read."""
+        """Context with a place among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} calls wait to be read, the limit: call again later, or open fewer streams"
+            text = f"{peer.waiting} of your calls wait to be read, the limit: call again later, or open fewer streams"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -217,7 +217,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """The learner that the call's session names, if the caller may speak for it; else the peer."""
+        """The learner that the call's session names, if the caller may speak for it; otherwise the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -233,7 +233,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
             await self.paced(inward.owner.calls, "calls_per_s", "calls")
-        if method.name in {"Push", "Initialise"}:  # these wait after wrong checksums
+        if method.name in {"Push", "Initialise"}:  # these methods wait after wrong checksums
             await self.paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler
         asked = inward.requests(request) if handler.request_streaming else request
@@ -245,20 +245,20 @@ class CallLimiter(grpc.aio.ServerInterceptor):
                 async for reply in replies:
                     await outward.write(reply)
         else:
-            await answer  # it writes by itself
+            await answer  # the handler writes its replies itself
 
     def _enter(self, pool: CallSlots[_Call], call: _Call, method: _Method) -> None:
         try:
             oldest = pool.enter(call, self.clock.monotonic())
         except NoSlotError:
-            text = f"{len(pool)} {method.name} calls of this learner do not end: try again in a minute"
+            text = f"{len(pool)} {method.name} calls of this learner have not ended, the limit: try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
             text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
-        """Waits until the bucket has so much. Raises Refused when that takes too long."""
+        """Waits until the bucket has `cost`. Raises Refused when that takes too long."""
         wait_s = bucket.take(self.clock.monotonic(), cost)
         if wait_s > self.quotas.max_wait_s:
             bucket.take(self.clock.monotonic(), -cost)
@@ -268,12 +268,12 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             await asyncio.sleep(wait_s)
 
     def over(self, limit: str, text: str) -> Refused:
-        """A refusal for a limit that was reached; counts it. limit: the metric's label; text: the message."""
+        """Counts a limit that was reached; returns its refusal. limit: the metric's label. text: the message."""
         self._limited.labels(limit).inc()
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """The owner for a caller's connection. Fronts, and addresses without certificates, may carry many learners."""
+        """The owner of a caller's connection. Fronts, and addresses without certificates, may have many learners."""
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
@@ -324,7 +324,7 @@ class _Inward:
             while whole is None:
                 raw = await self._next()
                 if raw is None:
-                    raise DecodeError("its last piece did not come")
+                    raise DecodeError("its last piece did not arrive")
                 whole = self._pieces.take(raw)
             if self._method.name == "Join":  # the peer's next Join waits meanwhile
                 await self._gate.paced(self.peer.joins, "joins_per_s", "large Joins")
@@ -345,7 +345,7 @@ class _Inward:
 
 
 class _Outward:
-    """The context that a service gets: it cuts replies into pieces, and ends calls whose reader stalls."""
+    """The context that a service gets. It splits replies into pieces, and ends calls whose reader stalls."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -365,11 +365,11 @@ class _Outward:
             except TimeoutError as error:
                 if self._call.why is not None:
                     raise
-                text = f"the caller read nothing of the answer for {self._gate.quotas.stalled_s:.0f} s: ask again"
+                text = f"the caller read nothing of the reply for {self._gate.quotas.stalled_s:.0f} s: call again"
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
-        """Ends the call with a status; DATA_LOSS counts against the sender's quota of wrong checksums."""
+        """Ends the call with a status. DATA_LOSS counts against the sender's quota of wrong checksums."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
             self._inward.owner.spoilt.take(self._gate.clock.monotonic())
@@ -387,7 +387,7 @@ def _who(context: Context) -> Caller:
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """The session in a call's first message; None: it has none."""
+    """The session in a call's first message; None if it has no session."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

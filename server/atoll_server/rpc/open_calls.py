@@ -18,7 +18,7 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # cutting these costs only bytes
+CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # ending these early wastes only bytes
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
@@ -28,12 +28,12 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         self.open = count_by_method(())
 
     def doing(self) -> bool:
-        """Whether a call is open that should not be cut."""
+        """Whether a call is open that should not be ended early."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge of open calls: those that this process answers, and those that it made."""
-        family = GaugeMetricFamily("atoll_open_calls", "Calls that have not ended", labels=["side", "method"])
+        """The gauge of open calls that this process answers or has made."""
+        family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):
                 family.add_metric([side, method], count)

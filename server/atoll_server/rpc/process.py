@@ -1,4 +1,4 @@
-"""Shared by every server process: listening addresses, file limits, signals, health, and a clean shutdown."""
+"""Parts of every server process: listening addresses, file limits, signals, health, and clean shutdown."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import OpenCalls
 
-UNLIMITED_FILES = 10_240  # the most that macOS accepts although it reports no limit
-GRACE_S = 10.0  # a stopping process may take this long to finish calls: a checkpoint, an acknowledgement
-QUICK_S = 0.5  # calls that only carry data may take this long; callers continue them later
+UNLIMITED_FILES = 10_240  # largest value that macOS accepts, although it reports no limit
+GRACE_S = 10.0  # seconds that a stopping process may take to finish calls, such as a checkpoint or an acknowledgement
+QUICK_S = 0.5  # seconds that calls may take that only carry data, which callers continue later
 LOOK_S = 0.02
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A gRPC server and its health service. served: counts its calls; credentials: None without TLS."""
+    """A gRPC server and its health service. served: counts its calls. credentials: None without TLS."""
 
     server: grpc.aio.Server
     served: OpenCalls
@@ -45,8 +45,10 @@ class RpcServer:
         gate: grpc.aio.ServerInterceptor,
         served: OpenCalls,
     ) -> RpcServer:
-        """Makes a server with health, and with reflection if it listens on loopback only. Raises
-        TransportSecurityError."""
+        """Makes a server with health, and with reflection if it listens only on loopback.
+
+        Raises TransportSecurityError.
+        """
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -56,7 +58,7 @@ class RpcServer:
 
     def bind(self, address: str) -> str:
         """Binds HOST:PORT and returns it with the port that was chosen if PORT is 0. Raises SettingsError."""
-        text = f"--listen {address} cannot be bound: the port is in use or not yours; give another"
+        text = f"--listen {address} cannot be bound: the port is in use or needs rights; give another address"
         try:
             port = (
                 self.server.add_insecure_port(address)
@@ -70,13 +72,13 @@ class RpcServer:
         return f"{address.rpartition(':')[0]}:{port}" if port else address
 
     async def begin(self) -> None:
-        """Starts the server and reports all services as healthy."""
+        """Starts the server, and reports all services as healthy."""
         await self.server.start()
         for name in ("", *SERVICES):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def end(self, grace_s: float = GRACE_S) -> None:
-        """Stops the server. Open calls may finish within grace_s seconds; those that only carry data are cut early."""
+        """Stops the server. Open calls may finish within grace_s seconds. Calls that only carry data end earlier."""
         await self.health.enter_graceful_shutdown()
         stopping = asyncio.create_task(self.server.stop(grace_s))
         await asyncio.wait({stopping}, timeout=QUICK_S)
@@ -87,7 +89,7 @@ class RpcServer:
 
 
 def open_files() -> None:
-    """Raises the limit on open files: a merge opens a file per contribution, a learner up to 65 connections."""
+    """Raises the limit on open files. A merge opens a file per contribution, and a learner up to 65 connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most

@@ -1,8 +1,8 @@
-"""What makes work durable: the ledger (SQLite), its single writer, the spool of payloads, and part files.
+"""Durable storage: the ledger (SQLite), its single writer, the spool of payloads, and unfinished uploads.
 
-`disk` is the only module here that touches the file system; `crash_points` names where tests kill the process.
+`disk` is the only module here that accesses the file system. `crash_points` names points where tests kill the process.
 
-`payload_writer` makes a payload durable; `spool` holds the durable payloads.
+`payload_writer` makes a payload durable, and `spool` has the durable payloads.
 
 May import: rounds.
 """

@@ -1,4 +1,4 @@
-"""Named points between durable steps, where a test may kill the process. In production they do nothing."""
+"""Named points between durable steps, at which a test may kill the process. They do nothing in production."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _reached: Callable[[str], None] | None = None
 
 
 def point(name: str) -> None:
-    """Marks a point, one of POINTS; calls the watcher, if there is one."""
+    """Marks a point, one of POINTS; calls the watcher if there is one."""
     if _reached is not None:
         _reached(name)
 
@@ -61,10 +61,12 @@ def watch(reached: Callable[[str], None] | None) -> None:
 
 
 def kill_at(wanted: str) -> Callable[[str], None]:
-    """Returns a watcher that sends SIGKILL to this process at a point. wanted: "spool.renamed:3" (third time) or
-    "spool.renamed" (first time)."""
+    """Returns a watcher that sends SIGKILL to this process at a point.
+
+    wanted: "spool.renamed" for the first time that the point is reached, "spool.renamed:3" for the third.
+    """
     name, _, nth = wanted.partition(":")
-    assert name in POINTS, f"{name} is no crash point: {', '.join(POINTS)}"
+    assert name in POINTS, f"{name} is not a crash point: {', '.join(POINTS)}"
     left = int(nth or 1)
 
     def reached(place: str) -> None:

@@ -1,6 +1,6 @@
-"""SQLite as the ledger uses it: the schema, opening it, and what damage and a full disk look like.
+"""SQLite as the ledger uses it: the schema, opening a database, and the errors of damage and of a full disk.
 
-WAL with synchronous=FULL: a commit is on the disk when it returns.
+It uses a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll_wire.errors import UserError
 from atoll_server.storage.disk import DISK, Disk
 
 SCHEMA_VERSION = 6
-CHECKED_AT_ONCE_BYTES = 32 << 20  # largest ledger whose pages are all read at start; larger ones are read afterwards
+CHECKED_AT_ONCE_BYTES = 32 << 20  # a larger ledger's pages are read after the start, not during it
 
 RUN_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
@@ -58,13 +58,13 @@ CREATE TABLE snapshots (
 
 
 class LedgerError(UserError):
-    """The ledger is damaged, locked, or of another version; one line with the remedy."""
+    """The ledger is damaged, locked, or of another version. The message is one line with the fix."""
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
     """Opens the database, or creates it with these tables. Raises LedgerError when it is damaged or of another schema.
 
-    Raises sqlite3.OperationalError when the disk has no room (see `no_room`).
+    Raises sqlite3.OperationalError when the disk is full (see `no_room`).
     """
     db = disk.connect(path)
     try:
@@ -73,7 +73,7 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
         if not _schema(db):
             db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
-        # After a failed fsync the write-ahead log may be in the cache but not on the disk: writing it again fixes that.
+        # After a failed fsync, the write-ahead log may be in the cache but not on the disk. Another write fixes that.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
             check_pages(db, path)
@@ -89,14 +89,14 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
     """Context with a read-only connection to an existing ledger; a core may be using it. Raises LedgerError.
 
-    Works on a read-only disk too, if the core ended cleanly or the copy is complete.
+    Also works on a read-only disk, if the core ended cleanly or the copy is complete.
     """
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     try:
         address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             if not _schema(db):
-                raise LedgerError(f"{path} cannot be used as a ledger (nothing is in it): restore it from a backup")
+                raise LedgerError(f"{path} cannot be used as a ledger (it is empty): restore it from a backup")
             _check_schema(db, path)
             yield db
     except sqlite3.Error as error:
@@ -109,7 +109,9 @@ def _schema(db: sqlite3.Connection) -> int:
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if (found := _schema(db)) != SCHEMA_VERSION:
-        raise LedgerError(f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it")
+        raise LedgerError(
+            f"{path} has schema {found}, this version reads {SCHEMA_VERSION}: use the version that made it"
+        )
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
@@ -125,7 +127,7 @@ def no_room(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context of one transaction: durable at its end, rolled back when it raises."""
+    """Context of one transaction. It is durable at its end, and rolled back if the body raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -155,9 +157,9 @@ def checksum(values: Sequence[Any]) -> int:
 
 
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
-    """Yields rows whose checksum is the column after the first `columns`. Raises LedgerError when one does not match.
+    """Yields rows whose checksum is in the column after the first `columns`. Raises LedgerError on a wrong checksum.
 
-    named_by: how many leading columns the error shows; none of them may hold a secret.
+    named_by: number of leading columns that the error shows. None of them may contain a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:

@@ -1,7 +1,7 @@
-"""The only access to the machine's disk: files, names and the database. It defines what is durable, and when.
+"""The only access to the machine's disk: files, names and the database. It defines when data is durable.
 
-A core writes everything through a `Disk`. Tests replace it with one that loses unsynced data, tears writes, fills up
-or fails.
+A core writes everything through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills
+up or fails.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 
 class WritableFile(Protocol):
-    """A file that is being written; none of its data is durable before `sync`."""
+    """A file that is being written. None of its data is durable before `sync`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends all of it. OSError when the disk refuses."""
+        """Appends all of the data. Raises OSError when the disk refuses it."""
 
     def sync(self) -> None:
         """Makes the data durable. The file's name is durable only after `Disk.sync_directory`."""
@@ -32,12 +32,12 @@ class WritableFile(Protocol):
 
 
 class ReadableFile(Protocol):
-    """A file that is read at given offsets."""
+    """A file that is read at offsets."""
 
     size: int
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Returns `length` bytes from `offset`, fewer at the end of the file."""
+        """Returns `length` bytes from `offset`, or fewer at the end of the file."""
 
     def close(self) -> None:
         """Lets go of it; twice is allowed."""
@@ -47,7 +47,7 @@ class Disk:
     """The machine's disk. Methods may be called from any thread."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory and its parents unless they exist. Durable after `sync_directory` of its parent."""
+        """Makes a directory and its missing parents. It is durable after `sync_directory` of its parent."""
         path.mkdir(parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> Callable[[], None]:
@@ -64,19 +64,19 @@ class Disk:
         return lambda: os.close(descriptor)
 
     def create(self, path: Path) -> WritableFile:
-        """Creates an empty file; replaces an existing one."""
+        """Creates an empty file, or replaces an existing file."""
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
 
     def open(self, path: Path) -> ReadableFile:
-        """Opens a file for reading. OSError when it cannot be opened."""
+        """Opens a file for reading. Raises OSError when it cannot be opened."""
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """Maps a file: its bytes are read when they are accessed. The file must not be empty."""
+        """Maps a file, which must not be empty. Its bytes are read when they are accessed."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file atomically; replaces an existing one."""
+        """Renames a file atomically, and replaces an existing file."""
         old.rename(new)
 
     def remove(self, path: Path) -> bool:
@@ -96,7 +96,7 @@ class Disk:
         return [path for path in directory.rglob("*") if path.is_file()]
 
     def sync_directory(self, path: Path) -> None:
-        """Makes names created, changed and removed in this directory durable."""
+        """Makes durable which names were created, changed and removed in this directory."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -104,11 +104,11 @@ class Disk:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes that may still be written to the file system of `path`."""
+        """Free bytes of the file system of `path`."""
         return shutil.disk_usage(path).free
 
     def connect(self, path: Path) -> sqlite3.Connection:
-        """Opens or creates a database. One thread at a time may use it; transactions need an explicit BEGIN."""
+        """Opens or creates a database. One thread at a time may use it. Transactions need an explicit BEGIN."""
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
 
 

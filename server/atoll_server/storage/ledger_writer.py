@@ -2,9 +2,9 @@
 
 All queued operations go into one transaction. `commit` returns to its callers only after the transaction is on disk.
 
-While the disk is full, the same group is retried: SQLite has rolled all of it back, and the callers keep waiting.
-After any other failure, nothing more is written and no `commit` returns: memory may be ahead of the disk. After a
-failed fsync even reads from the disk cannot be trusted. Only a restart is safe then.
+While the disk is full, the same group is retried: SQLite has rolled back all of it, and the callers keep waiting.
+After any other failure, nothing more is written and no `commit` returns, since memory may be ahead of the disk. After
+a failed fsync, even reads from the disk cannot be trusted. Only a restart is safe then.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from atoll_server.storage import crash_points, database
 
 log = structlog.get_logger()
 
-GROUP = 256  # operations in one transaction at most
-FULL_RETRY_S = 1.0  # between attempts while the disk is full
-SLOW_S = 1.0  # a commit that takes longer is logged
+GROUP = 256  # limit on operations in one transaction
+FULL_RETRY_S = 1.0  # seconds between attempts while the disk is full
+SLOW_S = 1.0  # a commit that takes longer, in seconds, is logged
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,7 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             if not database.no_room(error):
                 raise
             if not said:
-                log.error("the disk is full: this core starts when there is room", error=str(error))
+                log.error("the disk is full: this core starts when you free space", error=str(error))
             said = True
             await asyncio.sleep(FULL_RETRY_S)
 
@@ -50,14 +50,14 @@ class LedgerWriter:
     """Commits operations to the ledger. Used on one event loop, between `start` and `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
-        """fail: called with the error of a failed commit; ends the process."""
+        """fail: called with the error of a failed commit, ends the process."""
         self._db = db
         self._fail = fail
         self._clock = clock
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self.full = False  # whether the disk is full: nothing is acknowledged until there is room
-        self._thread: ThreadPoolExecutor  # from `start` on
+        self.full = False  # whether the disk is full; nothing is acknowledged then
+        self._thread: ThreadPoolExecutor  # set by `start`
 
     def start(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -65,7 +65,7 @@ class LedgerWriter:
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Runs the operation within the next group; returns its result once it is durable.
 
-        While the disk is full the operation is retried, so it must not change memory.
+        The operation is retried while the disk is full, so it must not change memory.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queued.append((operation, done))
@@ -75,7 +75,7 @@ class LedgerWriter:
         return await done
 
     async def stop(self) -> None:
-        """Writes what is queued and closes the database."""
+        """Writes all queued operations and closes the database."""
         if self._writing is not None:
             await self._writing
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
@@ -89,15 +89,15 @@ class LedgerWriter:
             operations = [operation for operation, _ in group]
             while (results := await loop.run_in_executor(self._thread, self._commit, operations)) is None:
                 if not self.full:
-                    log.error("the disk is full: nothing is acknowledged until there is room; senders wait")
+                    log.error("the disk is full: nothing is acknowledged, and senders wait, until you free space")
                 self.full = True
                 await asyncio.sleep(FULL_RETRY_S)
             took = self._clock.monotonic() - began
             if self.full:
-                log.info("the disk has room again", waited_s=round(took, 1))
+                log.info("the disk has free space again", waited_s=round(took, 1))
                 self.full = False
             elif took > SLOW_S:
-                log.warning("the disk is slow: a commit took long, and acknowledgements with it", took_s=round(took, 1))
+                log.warning("the disk is slow: a commit took long and delayed acknowledgements", took_s=round(took, 1))
             for (_, done), result in zip(group, results, strict=True):
                 if not done.done():
                     done.set_result(result)
@@ -105,11 +105,11 @@ class LedgerWriter:
 
     def _written(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # _writing stays set, so that no later group is written
+        if error is not None:  # leaves _writing set, so that no later group is written
             self._fail(error)
 
     def _commit(self, operations: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any] | None:
-        """Returns the result of each operation, or None when the disk was full and nothing was changed."""
+        """Returns the result of each operation, or None if the disk was full and nothing changed."""
         try:
             with database.transaction(self._db):
                 crash_points.point("ledger.transaction begun")

@@ -1,7 +1,7 @@
-"""The history of a generation: which generation made which version of a fragment, and its rows in the ledger.
+"""The history of a generation: the generation that made each version of a fragment, and its rows in the ledger.
 
-A run that is restored to a checkpoint begins a new generation. Up to that checkpoint, it shares the history of the
-generation that took the checkpoint. What the older generation did later belongs to that generation alone.
+A run that is restored to a checkpoint begins a new generation. Up to that checkpoint, the new generation shares the
+history of the one that took it. Later work of the older generation is not part of the new one's history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # key of a run value in the ledger: how each generation but the first began
+META = "generations"  # key of the run's value that says how each generation after the first began
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 
@@ -24,7 +24,8 @@ LAST = (1 << 63) - 1  # a version that no fragment reaches
 class Beginning:
     """How a generation began: at a checkpoint of its parent.
 
-    versions: of the checkpoint, by fragment. epoch: of the last core before it. at: wall-clock seconds, for people.
+    versions: the checkpoint's versions, by fragment. epoch: epoch of the last core before the restore. at: wall-clock
+    seconds, for people.
     """
 
     generation: int
@@ -35,7 +36,7 @@ class Beginning:
     at: float
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON values for the ledger; `from_data` reads them."""
+        """JSON values for the ledger, which `from_data` reads."""
         return asdict(self) | {"versions": [*self.versions.items()]}
 
     @classmethod
@@ -46,7 +47,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A generation and its ancestors. beginnings: its own, its parent's, and so on; the first generation has none."""
+    """A generation and its ancestors. beginnings: its own, its parent's, and so on. The first generation has none."""
 
     generation: int = 1
     beginnings: tuple[Beginning, ...] = ()
@@ -64,7 +65,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Whether a checkpoint is part of this history, and not of work that was undone."""
+        """Whether a checkpoint is part of this history, and not of undone work."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:
@@ -76,7 +77,7 @@ class Line:
 
 
 def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
-    """The history of a generation, from the run's values in the ledger. None: of the current one."""
+    """The history of a generation, from the run's values in the ledger. generation: None is the current one."""
     begun = {each["generation"]: Beginning.from_data(each) for each in meta.get(META, [])}
     wanted = meta["generation"] if generation is None else generation
     beginnings: list[Beginning] = []
@@ -95,7 +96,7 @@ def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
 def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
     """Merges of a fragment above version `after`, each with its generation, in order.
 
-    Raises LedgerError when one is missing.
+    Raises LedgerError when a merge is missing.
     """
     found = [
         (generation, row)
@@ -110,7 +111,7 @@ def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> lis
 
 
 def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, float | None]:
-    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None when it has none."""
+    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None if it has no merge."""
     newest = next(_newest_merges(db, line, fragment), None)
     return (0, None) if newest is None else (newest.cycle, newest.merged_at)
 

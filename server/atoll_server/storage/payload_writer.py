@@ -1,8 +1,8 @@
-"""The payload of one contribution while it is uploaded: frames are checked, and written in the order of arrival.
+"""The payload of one contribution while it is uploaded. Frames are checked, and written in the order of arrival.
 
-The file ends in `.part`. When it is complete, it is fsynced, renamed to `.frames`, and its directory is fsynced. It
-holds records: index, length, CRC-32C, payload. Frames are idempotent by index, so a cut upload continues with the
-missing frames.
+The file's name ends in `.part`. When it is complete, it is fsynced and renamed to `.frames`, and its directory is
+fsynced. It contains records: index, length, CRC-32C, payload. Frames are idempotent by index, so that an interrupted
+upload continues with the missing frames.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atoll_server.storage.spool import RECORD, ContentCache, StoredPayload
 
 
 class ChecksumError(ValueError):
-    """A frame was corrupted in transit: the sender should send it again."""
+    """A frame was corrupted in transit. The sender should send it again."""
 
 
 _numbers = itertools.count(1)
@@ -38,24 +38,25 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class PayloadWriter:
-    """Several worker threads may write at once. The event loop reads `received` and the byte counts without a lock."""
+    """Writes one payload. Several worker threads may write at once. The event loop reads `received` and byte counts
+    without a lock."""
 
     key: ContributionKey
     fragment: FragmentLayout
     codec: Codec
-    size_bytes: int  # of all payloads, as declared
-    digest: bytes  # as `frame_codec.frames_digest` gives it, as declared
-    final: Path  # its name when it is complete
+    size_bytes: int  # declared size of all payloads
+    digest: bytes  # declared digest, see `frame_codec.frames_digest`
+    final: Path  # path of the complete file
     kept: ContentCache
     disk: Disk = DISK
     received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
-    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> sum of squares of each segment
-    received_bytes: int = 0  # of payloads
-    path: Path = field(init=False)  # while it is written: unique, since an upload of the same key may begin again soon
-    _contents: dict[int, Content] = field(default_factory=dict)  # by frame; those for which there was memory
+    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> each segment's sum of squares
+    received_bytes: int = 0  # payload bytes
+    path: Path = field(init=False)  # of the unfinished file; unique, since an upload with this key may restart soon
+    _contents: dict[int, Content] = field(default_factory=dict)  # by frame, as far as memory allowed
     _written_bytes: int = 0
     _file: WritableFile | None = None
-    _closed: bool = False  # nothing more is written
+    _closed: bool = False  # whether writing has ended
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -86,14 +87,14 @@ class PayloadWriter:
             if index in self.received or self._closed:
                 return False
             if self.received_bytes + len(payload) > self.size_bytes:
-                raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
+                raise FrameError(f"{self.key} sends more than its declared {self.size_bytes} bytes")
             if self._file is None:
                 self._file = self.disk.create(self.path)
             try:
                 self._file.write(RECORD.pack(index, len(payload), crc))
                 self._file.write(payload)
             except OSError:
-                self._closed = True  # the offset of the next record is not known
+                self._closed = True  # the offset of the next record is unknown
                 raise
             crash_points.point("spool.frame written")
             place = (self._written_bytes + RECORD.size, len(payload), crc)
@@ -117,7 +118,7 @@ class PayloadWriter:
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
         """Makes the file durable under its final name. Runs in a worker thread.
 
-        norms_sq: float64, one per piece. scale: factor that clips the contribution, 0 to 1.
+        norms_sq: float64, one per piece. scale: the factor that clips the contribution, 0 to 1.
         """
         with self._lock:
             assert self._file is not None, "a contribution has at least one frame"

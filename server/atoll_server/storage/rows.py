@@ -24,13 +24,13 @@ class ContributionRow:
     size_bytes: int
     digest: bytes
     norms_sq: tuple[float, ...]
-    scale: float  # factor that clips it, 0 to 1
+    scale: float  # factor that clips the contribution, 0 to 1
     accepted_at: float  # wall-clock seconds, for people
 
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """The fate of a contribution; version, weight and staleness are of its merge."""
+    """The fate of a contribution. version, weight, staleness: those of its merge."""
 
     key: ContributionKey
     fate: Fate
@@ -43,9 +43,9 @@ class FateRow:
 
 @dataclass(frozen=True, slots=True)
 class TotalsRow:
-    """Sums over the contributions with a fate that one incarnation of a learner sent to one fragment.
+    """Sums over contributions that have a fate, from one incarnation of a learner to one fragment.
 
-    through: number of the last contribution included; tokens: of the merged ones; seq, cycle: the highest.
+    through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest.
     """
 
     learner: str
@@ -60,7 +60,7 @@ class TotalsRow:
     cycle: int = 0
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
-        """These sums with one more contribution, newer than all that are included."""
+        """These sums with one more contribution, which is newer than all included ones."""
         merged = fate.fate is Fate.MERGED
         return replace(
             self,
@@ -78,7 +78,7 @@ class TotalsRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
 
-    run_tokens, voided_tokens: of the whole run, as the shard knew them when the merge began; an input of the merge.
+    run_tokens, voided_tokens: tokens of the run when the merge began, as the shard knew them. Inputs of the merge.
     """
 
     fragment: int
@@ -97,7 +97,7 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot. versions, checksums: by fragment; one checksum each for theta, theta_pub and momentum.
+    """A snapshot. versions, checksums: by fragment, with one checksum each for theta, theta_pub and momentum.
 
     tokens: counted tokens of each learner when the snapshot was taken.
     """
@@ -120,4 +120,4 @@ class LearnerRow:
     incarnation: int
     nonces: list[int]
     account: dict[str, Any]
-    evicted: str  # the reason; empty: not evicted
+    evicted: str  # reason for the eviction; empty if not evicted

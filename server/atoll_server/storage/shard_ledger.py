@@ -1,6 +1,6 @@
 """A shard's tables in the ledger, the source of truth: contributions and their fates, merges, snapshots.
 
-These tables do not depend on the run's tables: both may be in one file or in two. Functions here read or write rows
+These tables do not depend on the run's tables. Both may be in one file or in two. Functions here read or write rows
 within their caller's transaction (see ledger_writer.py).
 """
 
@@ -24,7 +24,7 @@ from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, Snapsh
 def add_contribution(
     db: sqlite3.Connection, generation: int, row: ContributionRow, fate: FateRow | None = None
 ) -> None:
-    """Adds a contribution; its key must be new. fate: None: pending."""
+    """Adds a contribution, whose key must be new. fate: None if it is pending."""
     key = row.key
     values = (
         generation,
@@ -55,7 +55,7 @@ def _fate_values(row: FateRow) -> tuple[Any, ...]:
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
-    """Writes the fates of contributions, all of which must be pending: a fate is decided once."""
+    """Writes the fates of contributions. All must be pending, since a fate is decided once."""
     for row in fates:
         _put_fate(db, generation, row)
 
@@ -110,14 +110,14 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
 
 
 def add_snapshot(db: sqlite3.Connection, row: SnapshotRow) -> None:
-    """Adds a snapshot; its file must be durable already."""
+    """Adds a snapshot, whose file must already be durable."""
     versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
     values = (row.id, row.generation, versions, checksums, json.dumps(row.tokens), row.taken_at, row.size_bytes)
     db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
-    """Removes a snapshot's row; its file is deleted afterwards."""
+    """Removes a snapshot's row. The caller deletes its file afterwards."""
     db.execute("DELETE FROM snapshots WHERE id=?", (snapshot_id,))
 
 
@@ -135,7 +135,7 @@ def contributions(
 def contribution(
     db: sqlite3.Connection, generation: int, key: ContributionKey
 ) -> tuple[ContributionRow, FateRow] | None:
-    """A contribution with its fate; None when the ledger does not have it."""
+    """A contribution with its fate; None if the ledger does not have it."""
     condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
     return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
 
@@ -143,7 +143,7 @@ def contribution(
 def came_after(
     db: sqlite3.Connection, generation: int, number: int, limit: int = -1
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions numbered above `number`, in order of arrival, each with its number. limit: -1: no limit."""
+    """Contributions numbered above `number`, in order of arrival, each with its number. limit: -1 for no limit."""
     query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
     for r in verified(db.execute(query, (generation, number, limit)), "contributions", 16):
         yield (r[-1], *_contribution(r))
@@ -163,7 +163,7 @@ def totals(
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     """Verifies up to `limit` contributions of all generations numbered above `number`.
 
-    Returns the number of the last one; 0: there are no more. Raises LedgerError when a checksum does not match.
+    Returns the last one's number; 0 if there are no more. Raises LedgerError when a checksum does not match.
     """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
@@ -178,10 +178,10 @@ def receipts(
 ) -> list[tuple[int, ContributionRow, FateRow]]:
     """The latest contributions of all generations, newest first, each with a number that grows in order of arrival.
 
-    learner: empty: of all learners. fate: None: any. before: only numbers below it; 0: from the newest.
+    learner: empty for all learners. fate: None for any. before: only numbers below it; 0 to begin at the newest.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
-    fates = [f"fate='{each}'" for each in FATES if each == fate]  # as the indices have it
+    fates = [f"fate='{each}'" for each in FATES if each == fate]  # in the form that the indices use
     conditions = " AND ".join([text for text, _ in given] + fates) or "TRUE"
     query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
     found = []
@@ -196,7 +196,7 @@ def latest_norms(
 ) -> list[tuple[str, float, int]]:
     """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first.
 
-    to: contributions to later versions are left out.
+    to: contributions to later versions are excluded.
     """
     query = (
         "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
@@ -235,7 +235,7 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, t
 
 
 def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """The same merges, newest first; rows are read as the iterator advances."""
+    """The same merges, newest first. Rows are read as the iterator advances."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
     return _merges(db, condition, (generation, fragment, after, to))
 

@@ -28,15 +28,15 @@ RECORD = struct.Struct("<IIIxxxx")  # before each payload: frame, length, CRC-32
 
 
 class SpoolError(UserError):
-    """A payload file is missing or damaged; one line with the remedy."""
+    """A payload file is missing or damaged. The message is one line with the fix."""
 
 
-class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_EXHAUSTED
-    """The spool has no space for another reservation now."""
+class SpoolFull(RuntimeError):  # noqa: N818 - a state, reported as RESOURCE_EXHAUSTED
+    """The spool has no space for another reservation at present."""
 
 
 class ContentCache:
-    """Limits the memory of decompressed contents that wait for their merge; a merge reads the others from disk."""
+    """Limits the memory of decompressed contents that wait for their merge. A merge reads the others from disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
@@ -58,12 +58,12 @@ class ContentCache:
 
 @dataclass(slots=True)
 class StoredPayload:
-    """A complete contribution on disk, as a merge reads it. contents: of the frames that are still in memory."""
+    """A complete contribution on disk, as a merge reads it. contents: frames that are still in memory."""
 
     learner: str
     codec: Codec
     norms_sq: NDArray[np.float64]
-    scale: float  # factor that clips it, 0 to 1
+    scale: float  # factor that clips the contribution, 0 to 1
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
     disk: Disk
@@ -79,18 +79,25 @@ class StoredPayload:
         try:
             return frame_codec.decompress(self.payload(span.index), span, self.codec)
         except FrameError as error:
-            raise SpoolError(f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data") from error
+            raise SpoolError(
+                f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data; restore a backup"
+            ) from error
 
     def payload(self, frame: int) -> bytes:
         """The payload of one frame, checked against its checksum after the read. Raises SpoolError."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
-            raise SpoolError(f"{self.path}: frame {frame} is not there: the disk lost acknowledged data")
+            raise SpoolError(
+                f"{self.path}: frame {frame} is missing: the disk lost acknowledged data; restore a backup"
+            )
         offset, length, crc = self.places[frame]
         data = self._file.read_at(offset, length)
         if crc32c(data) != crc:
-            raise SpoolError(f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data")
+            raise SpoolError(
+                f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data; "
+                "restore a backup"
+            )
         return data
 
     def close(self) -> None:
@@ -105,13 +112,13 @@ class Spool:
     """The directory of payload files, and the space left in it."""
 
     def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
-        """limit_bytes: of payloads on disk. kept_bytes: of decompressed contents in memory."""
+        """limit_bytes: limit on payloads on disk. kept_bytes: limit on decompressed contents in memory."""
         self.directory = directory
         self.disk = disk
         self.limit_bytes = limit_bytes
         self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
-        self.room_bytes: int | None = None  # space on the disk beyond what is kept free; None: not measured yet
+        self.room_bytes: int | None = None  # disk space beyond the space kept free; None until measured
         self._room = threading.Lock()  # the event loop reserves space and worker threads release it
 
     def reserve(self, size_bytes: int) -> None:
@@ -121,7 +128,7 @@ class Spool:
                 raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
             if self.room_bytes is not None:
                 if size_bytes > self.room_bytes:
-                    raise SpoolFull("the core's disk is nearly full: make room there; senders wait until there is")
+                    raise SpoolFull("the core's disk is nearly full: free space there; senders wait until then")
                 self.room_bytes -= size_bytes
             self.used_bytes += size_bytes
 
@@ -129,7 +136,7 @@ class Spool:
         """Returns space that was reserved."""
         with self._room:
             self.used_bytes -= size_bytes
-            assert self.used_bytes >= 0, "more room was given back than was taken"
+            assert self.used_bytes >= 0, "more space was released than reserved"
 
     def path(self, generation: int, key: ContributionKey) -> Path:
         """The path of a contribution's payload."""
@@ -146,7 +153,7 @@ class Spool:
     def open(
         self, generation: int, key: ContributionKey, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float
     ) -> StoredPayload:
-        """Reads the frame table of a complete file. Raises SpoolError when the file is missing or cut."""
+        """Reads the frame table of a complete file. Raises SpoolError when the file is missing or truncated."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
         try:
@@ -159,14 +166,14 @@ class Spool:
                     offset += length
         except (OSError, struct.error) as error:
             raise SpoolError(
-                f"{path} cannot be read ({error}): an acknowledged contribution is gone; restore a backup"
+                f"{path} cannot be read ({error}): an acknowledged contribution is lost; restore a backup"
             ) from error
         if offset != size:
-            raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
+            raise SpoolError(f"{path} is truncated: an acknowledged contribution is lost; restore a backup")
         return StoredPayload(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
 
     def delete(self, generation: int, key: ContributionKey, size_bytes: int) -> None:
-        """Removes a payload that is no longer needed; returns its space if the file still existed."""
+        """Removes a payload that is no longer needed, and returns its space if the file still existed."""
         if self.disk.remove(self.path(generation, key)):
             self.release(size_bytes)
             crash_points.point("spool.removed")
@@ -177,12 +184,12 @@ class Spool:
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes the files that `older` lists; their space was returned already."""
+        """Removes the files that `older` lists. Their space was already returned."""
         for path in self.older(generation):
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """At start: deletes every file that is not in `needed`. Returns how many it deleted."""
+        """Deletes every file that is not in `needed`, at start. Returns the number of deleted files."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

@@ -1,4 +1,4 @@
-"""Sums over contributions: a start reads these and newer contributions, not the run's whole history.
+"""Sums over contributions, so that a start reads only these and newer contributions, not the run's whole history.
 
 Each row sums the contributions of one incarnation of a learner to one fragment. A contribution is added once it and
 all earlier ones have a fate. Functions here run within their caller's transaction.
@@ -13,7 +13,7 @@ from atoll_wire.contract import Fate
 from atoll_server.storage import shard_ledger
 from atoll_server.storage.rows import TotalsRow
 
-STEP = 1000  # contributions that one transaction adds, at most
+STEP = 1000  # limit on the contributions that one transaction adds
 
 
 def add_up(db: sqlite3.Connection, generation: int) -> bool:
