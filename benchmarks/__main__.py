@@ -50,7 +50,7 @@ def of_syncs(report: Report) -> None:
         beside = f"{wall:.2f} s ({spread}) vs. {peer.median_wall_s:.2f} s"
         report.rows.append(Row(f"{name}: wall-clock", wall / peer.median_wall_s, WALL[learners], "x torchft", beside))
         beside = f"{cpu:.2f} s vs. {peer.median_cpu_s:.2f} s"
-        report.rows.append(Row(f"{name}: processor time", cpu / peer.median_cpu_s, CPU, "x torchft", beside))
+        report.rows.append(Row(f"{name}: CPU time", cpu / peer.median_cpu_s, CPU, "x torchft", beside))
         if learners == WITH_ALL_PEERS:
             peers.add(report, mine, "124m")
     model = 4 * mine.parameters
@@ -90,7 +90,7 @@ def of_crowd(report: Report) -> None:
     found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
-    report.rows.append(Row(f"{name}: processor", found.cpu, 0.5, "of one", spread))
+    report.rows.append(Row(f"{name}: CPU", found.cpu, 0.5, "of one", spread))
     report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB each"))
 
 
@@ -136,7 +136,7 @@ def main() -> None:
                 report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
             except SystemExit as error:  # a part whose conditions were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
-    table = Table("what", "value", "limit", "unit", "beside", "")
+    table = Table("what", "value", "limit", "unit", "context", "")
     for row in report.rows:
         limit = f"{'<=' if row.most else '>='} {row.limit:.3g}"
         table.add_row(row.name, f"{row.value:.3g}", limit, row.unit, row.beside, "holds" if row.holds else "MISSED")

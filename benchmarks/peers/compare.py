@@ -22,7 +22,7 @@ def add(report: Report, mine: Measured, size: str) -> None:
         try:
             report.rows += rows(name, size, mine, measure(mine, size))
         except SystemExit as error:
-            report.not_measured.append({"name": f"beside {name}", "reason": str(error)})
+            report.not_measured.append({"name": f"vs. {name}", "reason": str(error)})
 
 
 def rows(peer: str, size: str, mine: Measured, theirs: PeerSync) -> list[Row]:
@@ -36,6 +36,6 @@ def rows(peer: str, size: str, mine: Measured, theirs: PeerSync) -> list[Row]:
         told += f"; server's peak {mine.core_bytes / 1e9:.2f} vs. {theirs.server_bytes / 1e9:.2f} GB"
     spent = f"{cpu:.2f} s vs. {theirs.median_cpu_s:.2f} s"
     return [
-        Row(f"{name}: wall-clock beside {peer}", wall / theirs.median_wall_s, 1.0, f"x {peer}", told),
-        Row(f"{name}: processor time beside {peer}", cpu / theirs.median_cpu_s, 1.0, f"x {peer}", spent),
+        Row(f"{name}: wall-clock vs. {peer}", wall / theirs.median_wall_s, 1.0, f"x {peer}", told),
+        Row(f"{name}: CPU time vs. {peer}", cpu / theirs.median_cpu_s, 1.0, f"x {peer}", spent),
     ]
