@@ -216,12 +216,10 @@ class CoreSettings(Serving):
             "Without it, the first learner sends them."
         ),
     ] = None
-    operator_tokens: Annotated[
-        Path | None, Field(description="File of operator tokens (see atoll token). Operators then need one.")
-    ] = None
+    operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
     snapshot_every_s: Annotated[
         float,
-        Field(gt=0, description="Longest time between snapshots, in seconds. Slow replays cause earlier ones."),
+        Field(gt=0, description="Longest time between snapshots in seconds; earlier ones keep restarts fast."),
     ] = 120.0
     wan_budget_gb: Annotated[
         float,

@@ -135,7 +135,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
     [
         (_set(size_bytes=10**9), INVALID, ["declares", "at most"]),
         (_set(size_bytes=0), INVALID, ["declares"]),
-        (_set(size_bytes=7), INVALID, ["more than the 7 bytes that it declared"]),
+        (_set(size_bytes=7), INVALID, ["more than its declared 7 bytes"]),
         (_set(frames=99), INVALID, ["declares 99 frames"]),
         (_set(tokens=0), INVALID, ["0 tokens"]),
         (_set(steps=0), INVALID, ["0 steps"]),

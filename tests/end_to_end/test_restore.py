@@ -135,7 +135,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
             assert f"is already at checkpoint {checkpoint} (generation {generation})" in again.stdout
         missing = restore(running.directory, 77)
         assert missing.returncode == 1
-        assert f"there is no checkpoint 77 in {running.directory}: there is {first} (" in missing.stderr
+        assert f"there is no checkpoint 77 in {running.directory}: use one of {first} (" in missing.stderr
         assert missing.stderr.count("\n") == 1
         file = running.directory / "snapshots" / f"{first:08d}.safetensors"
         file.write_bytes(file.read_bytes()[:-1])

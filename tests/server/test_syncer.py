@@ -167,7 +167,7 @@ def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor
     world.contribute("b", cycle=first, base=0)
     world.open()
     assert world.syncer.fragments[0].quorum_at is None
-    assert "b" not in world.syncer.why(0, world.now).split("waits for")[1]
+    assert "b" not in world.syncer.why(0, world.now).split("waiting for")[1]
     world.contribute("a")
     (*_, closed) = merges(world.contribute("c"))
     late = next(share for share in closed.shares if share.key.learner == "b")
@@ -387,7 +387,7 @@ def test_beyond_the_maximum_staleness_a_contribution_is_refused_and_its_work_dro
     (closed,) = merges(world.contribute("b", base=4))
     assert [refusal.key.learner for refusal in closed.refusals] == ["a"]
     assert closed.refusals[0].drop
-    assert "staleness 2 is above 1" in closed.refusals[0].reason
+    assert "staleness 2 is above the limit 1" in closed.refusals[0].reason
     assert [share.key.learner for share in closed.shares] == ["b"]
 
 

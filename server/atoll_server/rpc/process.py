@@ -58,7 +58,7 @@ class RpcServer:
 
     def bind(self, address: str) -> str:
         """Binds HOST:PORT and returns it with the port that was chosen if PORT is 0. Raises SettingsError."""
-        text = f"--listen {address} cannot be bound: the port is in use or needs rights; give another address"
+        text = f"--listen {address} cannot be bound: the port is in use or not permitted; give another address"
         try:
             port = (
                 self.server.add_insecure_port(address)

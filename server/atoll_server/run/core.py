@@ -177,7 +177,7 @@ class Core:
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
-                f"--fragments {settled.fragments}: the run has {meta['fragments']}, and cannot change; omit it"
+                f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; omit it"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(

@@ -83,7 +83,7 @@ class OuterService(rpc.OuterServicer):
             self._run.record(entries.FirstParametersRefused(refused.detail))
             await abort(context, refused)
         except OSError as error:
-            text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
+            text = f"the first parameters cannot be written ({error.strerror}): free space on the core's disk"
             self._run.record(entries.FirstParametersRefused(text, by_disk=True))
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:

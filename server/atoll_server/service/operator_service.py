@@ -134,7 +134,7 @@ class OperatorService(rpc.OperatorServicer):
         try:
             return checkpoint(await shard.snapshots.take())
         except OSError as error:
-            text = f"the snapshot cannot be written ({error}): make room on the core's disk"
+            text = f"the snapshot cannot be written ({error}): free space on the core's disk"
             await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def ExportCheckpoint(
@@ -162,7 +162,7 @@ class OperatorService(rpc.OperatorServicer):
         except Refused as refused:
             await abort(context, refused)
         except OSError as error:
-            text = f"the export cannot be written ({error.strerror}): make room on the core's disk"
+            text = f"the export cannot be written ({error.strerror}): free space on the core's disk"
             await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
