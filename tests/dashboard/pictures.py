@@ -31,7 +31,7 @@ from tests.dashboard.test_browser import QUIET, go
 OUT = Path(__file__).parent.parent.parent / "docs/pictures"
 STEPS = 6000
 URL = re.compile(r"dashboard: (http://\S+)")
-REGION = "ap"
+REGION = "ap-south"
 CUT_S = 30.0  # how long the region is silent when its picture is taken
 WIDTH = 1280
 EDGE = 14  # pixels below the last panel
@@ -51,16 +51,17 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
             page = browser.new_page(viewport={"width": WIDTH, "height": 860})
             page.goto(url)
-            _tell(page, url, _relay(demo.pid))
+            _tell(page, url, demo.pid)
             browser.close()
     finally:
         demo.terminate()
         demo.wait()
 
 
-def _tell(page: Page, url: str, relay: psutil.Process) -> None:
+def _tell(page: Page, url: str, demo: int) -> None:
     _until(url, "run", lambda run: run["contributions"]["merged"] > 60 and run["cost"]["per_day"] is not None)
     _until(url, "run", lambda run: not run["learners"]["joining"] and run["goodput"]["recent"] is not None)
+    relay = _relay(demo)
     relay.send_signal(signal.SIGUSR1)  # cuts the link
     _until(url, "regions", lambda regions: _of(regions)["learners"]["silent"] > 0)
     time.sleep(CUT_S)

@@ -10,7 +10,7 @@ from atoll.agent.join_request import own_name
 from atoll.reference.settings import JoinSettings
 from atoll_dashboard.settings import DashboardSettings
 from atoll_dashboard.web.headers import Headers
-from atoll_dashboard.web.server import GOODBYE_S
+from atoll_dashboard.web.server import STOP_S
 from atoll_server.rpc.process import GRACE_S
 from atoll_wire.security.certificate import ANY, NAME, Role, allows_name
 from starlette.responses import PlainTextResponse
@@ -85,7 +85,7 @@ def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
     everything = pods(rendered["everything"])
     a_snapshot_s, a_step_s = 120, 60
     least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + JoinSettings().drain_s}
-    least_s["dashboard"] = GOODBYE_S
+    least_s["dashboard"] = STOP_S
     for part, pod in everything.items():
         assert pod["terminationGracePeriodSeconds"] > least_s[part]
 
