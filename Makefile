@@ -70,7 +70,7 @@ lint: $(READY) ## ruff, mypy --strict, and whether generated code still fits the
 	@for file in build/drift/atoll_wire/outer_pb2*; do \
 	  diff -q "$$file" "proto/atoll_wire/$${file##*/}" > /dev/null || { echo "error: $${file##*/} is not what outer.proto gives: run make proto"; exit 1; }; done
 
-format: $(READY) ## let ruff mend what it can
+format: $(READY) ## let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -83,29 +83,29 @@ simulate: $(READY) ## deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json P
 simulate-defects: $(READY) ## every deliberate defect must be found by the simulation within 2,000 seeds
 	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
 
-chaos: $(READY) ## learners killed at random for ten minutes, beside a synchronous job under the same failures
+chaos: $(READY) ## learners killed at random for ten minutes, vs. a synchronous job under the same failures
 	@$(BIN)/python -m benchmarks.failures.chaos $(ARGS)
 
-bench-kills: $(READY) ## the core killed 20 times under learners, beside undisturbed runs; and how soon it serves again
+bench-kills: $(READY) ## the core killed 20 times under learners, vs. undisturbed runs; and the time until it serves again
 	@$(BIN)/python -m benchmarks.failures.restart
 	@$(BIN)/python -m benchmarks.failures.core_kills $(ARGS)
 
-fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
+fuzz: $(READY) ## invalid bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
 	@$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) $(ARGS)
 
 soak: $(READY) ## a deployment cut and restarted for 20 minutes must not grow: ARGS="--minutes 5 --json PATH"
 	@$(BIN)/python -m tests.soak.run $(ARGS)
 
-bench: $(READY) ## the data plane beside this machine's memory and its peers: ARGS="--json PATH --only kernels"
+bench: $(READY) ## the data plane vs. this machine's memory and peers: ARGS="--json PATH --only kernels"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 quality: $(READY) ## train what the quality report has no record of yet, hours in all: ARGS="--only cost --seeds 1"
 	@$(BIN)/python -m benchmarks.quality $(ARGS)
 
-bench-wan: $(READY) ## Atoll beside data-parallel over narrow links, an hour: as root, ARGS="--json PATH --plot PATH"
+bench-wan: $(READY) ## Atoll vs. data-parallel over narrow links, an hour: as root, ARGS="--json PATH --plot PATH"
 	@$(BIN)/python -m benchmarks.narrow_links $(ARGS)
 
-bench-regions: $(READY) ## three regions with fronts behind long links, beside the same over loopback: as root
+bench-regions: $(READY) ## three regions with fronts behind long links, vs. the same over loopback: as root
 	@$(BIN)/python -m benchmarks.data_plane.fronts
 	@$(BIN)/python -m benchmarks.links.regions $(ARGS)
 

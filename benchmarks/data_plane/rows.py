@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. most: whether the limit is an upper one. beside: context, such as a peer's figure."""
+    """One figure, with its limit and a note, such as a peer's figure. most: whether the limit is an upper one."""
 
     name: str
     value: float

@@ -150,7 +150,7 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "try again in a minute")
             return
-        yield _bad(f"{learner.address} does not answer like Atoll: {error.details()}", _cure(error, learner))
+        yield _bad(f"{learner.address} does not answer like Atoll: {error.details()}", _fix(error, learner))
 
 
 def check_disk(directory: Path) -> Iterator[Finding]:
@@ -199,8 +199,8 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
         with socket.create_connection((host, port), timeout=10.0):
             yield Finding(Severity.GOOD, f"port {port} is open")
     except OSError as error:
-        cure = "start a core or front there, or open the port in the firewalls between"
-        yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", cure)
+        fix = "start a core or front there, or open the port in the firewalls between"
+        yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", fix)
 
 
 def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
@@ -256,14 +256,14 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
     up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
     down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
-    cure = "a sync sends about 3 bits per parameter each way, over several connections: raise H or use a faster link"
+    fix = "a sync sends about 3 bits per parameter each way, over several connections: raise H or use a faster link"
     for way, requests in (("up", up), ("down", down)):
         began = time.monotonic()
         _probe(stub, requests)
         took_s = time.monotonic() - began
         # The round trip varies, so at most half of the time is subtracted for it.
         rate = RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)
-        yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", cure)
+        yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", fix)
 
 
 def _model(learner: LearnerToCheck, told: pb.ProbeReply) -> Iterator[Finding]:
@@ -271,9 +271,9 @@ def _model(learner: LearnerToCheck, told: pb.ProbeReply) -> Iterator[Finding]:
         same = plan(learner.tensors, told.fragments).fingerprint == told.fingerprint
     except LayoutError:
         same = False
-    cure = "build the run's model: the same names, shapes, dtypes and order of trainable parameters"
+    fix = "build the run's model: the same names, shapes, dtypes and order of trainable parameters"
     good = Finding(Severity.GOOD, "the model's layout matches the run's")
-    yield good if same else _bad("the model's layout differs from the run's", cure)
+    yield good if same else _bad("the model's layout differs from the run's", fix)
     if same and learner.frozen_digest != told.frozen_digest:
         yield _bad("the frozen parameters differ from the run's", "load the values that the run began with")
 
@@ -287,7 +287,7 @@ def _run(told: pb.ProbeReply) -> str:
     return f"run {told.run}" if told.fingerprint else f"run {told.run}, which has not begun"
 
 
-def _cure(error: grpc.RpcError, learner: LearnerToCheck) -> str:
+def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
         return (
             "check with atoll certs show: both certificates need one authority, and the server's needs this host name"
@@ -297,8 +297,8 @@ def _cure(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     return "use the same version of Atoll on both sides"
 
 
-def _judged(good: bool, what: str, cure: str) -> Finding:
-    return Finding(Severity.GOOD, what) if good else Finding(Severity.DOUBTFUL, what, cure)
+def _judged(good: bool, what: str, fix: str) -> Finding:
+    return Finding(Severity.GOOD, what) if good else Finding(Severity.DOUBTFUL, what, fix)
 
 
 def _bad(what: str, remedy: str) -> Finding:

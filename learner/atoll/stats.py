@@ -91,14 +91,14 @@ class Counters:
     corrected: bool = False  # run_tokens fell after training last read it
     total_tokens: int = 0  # the run's goal; 0: the core has none
 
-    def told(self, run_tokens: int, voided_tokens: int = 0, *, anew: bool = False) -> None:
+    def told(self, run_tokens: int, voided_tokens: int = 0, *, restored: bool = False) -> None:
         """Records the run's tokens as the core reports them. The number falls when an operator removes tokens.
 
-        Reports may arrive out of order: an update carries the tokens that were known when its merge began. anew: the
+        Reports may arrive out of order: an update carries the tokens that were known when its merge began. restored: the
         run was restored to a checkpoint, so earlier reports no longer count.
         """
-        if anew or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
-            self.corrected |= anew or voided_tokens > self.voided_tokens > -1
+        if restored or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
+            self.corrected |= restored or voided_tokens > self.voided_tokens > -1
             self.voided_tokens = voided_tokens
             # The order matters: training may read in between, and must see too few tokens rather than too many.
             self.run_tokens_at = self.tokens

@@ -75,7 +75,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.MergeComputed(0, 1), {TIMELINE}),
     (entries.Published(MERGE, 9, 100, 0), {FOLLOWERS, COUNTS, TIMELINE, LOG}),
     (entries.Adopted("a", 0, 1), {TIMELINE}),
-    (entries.RoundLapsed(Lapse(0, 2, Cause.ALL_SILENT, "no learner is expected any more")), {TIMELINE, LOG}),
+    (entries.RoundLapsed(Lapse(0, 2, Cause.ALL_SILENT, "no learner is expected")), {TIMELINE, LOG}),
 ]
 
 

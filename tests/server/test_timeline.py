@@ -147,7 +147,7 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
         timeline.on(
-            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected any more")),
+            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected")),
             float(cycle),
         )
     kept = list(timeline.newest())
@@ -167,7 +167,7 @@ def test_a_round_that_is_open_is_kept_however_many_others_there_are():
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
         timeline.on(
-            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected any more")),
+            entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is expected")),
             float(cycle),
         )
     assert len(list(timeline.newest())) == MAX_ROUNDS

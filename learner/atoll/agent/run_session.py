@@ -155,7 +155,7 @@ class RunSession:
         self._counters.connected = core.connected()
         # A run that was restored from a backup may have fewer removed tokens.
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
-        self._counters.told(reply.run_tokens, reply.voided_tokens, anew=restored)
+        self._counters.told(reply.run_tokens, reply.voided_tokens, restored=restored)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
             log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)

@@ -27,10 +27,8 @@ class Caller:
             return
         assert self.role is not None
         mine = f'{self.role.value} "{self.name}"'
-        cure = "give each learner its own certificate: atoll certs issue learner NAME"
-        raise Refused(
-            Status.PERMISSION_DENIED, f'the certificate of {mine} is not for learner "{learner[:80]}": {cure}'
-        )
+        fix = "give each learner its own certificate: atoll certs issue learner NAME"
+        raise Refused(Status.PERMISSION_DENIED, f'the certificate of {mine} is not for learner "{learner[:80]}": {fix}')
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context

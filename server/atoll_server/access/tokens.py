@@ -97,5 +97,5 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
         return caller.name
     if caller.role is None and tokens is None:
         return ""
-    cure = "give --token, or an operator's certificate" if tokens is not None else "give an operator's certificate"
-    raise Refused(Status.PERMISSION_DENIED, f"this call is for operators: {cure}")
+    fix = "give --token, or an operator's certificate" if tokens is not None else "give an operator's certificate"
+    raise Refused(Status.PERMISSION_DENIED, f"this call is for operators: {fix}")

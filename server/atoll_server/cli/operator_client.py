@@ -52,8 +52,8 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
             if is_unreachable(error):
-                cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
-                raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
+                fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
+                raise OperatorError(f"no core answers at {address} ({error.details()}): {fix}") from error
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error
 
 

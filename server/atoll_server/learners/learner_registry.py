@@ -336,8 +336,8 @@ def fenced(name: str) -> Refused:
 
 def evicted(entry: RegistryEntry) -> Refused:
     """The refusal of a learner that an operator evicted."""
-    cure = f"`atoll evict {entry.name} --undo` lets it join again"
-    return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')
+    fix = f"`atoll evict {entry.name} --undo` lets it join again"
+    return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {fix}')
 
 
 def refuse_reason(reason: str) -> str:

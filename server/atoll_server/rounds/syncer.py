@@ -14,7 +14,7 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 - A merge's weights sum to its part of the weight of all counted learners on time. A merge of few learners, or of
   late contributions, is a part of an outer step. Staleness counts outer steps, not merges.
 - A contribution that is too stale at the merge is refused, and its learner discards the work behind it.
-- When no learner is expected any more, pending contributions are merged at once.
+- When no learner is expected, pending contributions are merged at once.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Syncer:
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
-            return CloseNow(cause, "no learner is expected any more")
+            return CloseNow(cause, "no learner is expected")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
             return CloseNow(Cause.ALL_ANSWERED, "every live learner has answered")

@@ -54,9 +54,9 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
             many.append((name, f"{told}, so its work outweighs theirs"))
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
-    cure = "Check that step(tokens=...) gets this learner's tokens, not bytes, sequences or all learners' tokens"
+    fix = "Check that step(tokens=...) gets this learner's tokens, not bytes, sequences or all learners' tokens"
     for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
-        yield Trouble(f"tokens of {name}", f"{told}. {cure}")
+        yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 
 def _never_merged(run: Registrar, now: float) -> list[str]:

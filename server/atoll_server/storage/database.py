@@ -116,8 +116,8 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
     outside = isinstance(error, sqlite3.OperationalError)
-    cure = "check the disk and the file's permissions" if outside else "restore it from a backup"
-    return LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}")
+    fix = "check the disk and the file's permissions" if outside else "restore it from a backup"
+    return LedgerError(f"{path} cannot be used as a ledger ({error}): {fix}")
 
 
 def no_room(error: sqlite3.Error) -> bool:
