@@ -85,11 +85,11 @@ class Certificates(Settings):
 
     tls: Annotated[
         Path | None,
-        Field(description="Directory of certificates from atoll certs."),
+        Field(description="Directory of certificates (see atoll certs)."),
         Option(variable="ATOLL_TLS", panel=REACH),
     ] = None
     insecure_plaintext: Annotated[
-        bool, Field(description="Allow addresses beyond loopback without TLS."), Option(panel=REACH)
+        bool, Field(description="Allow an address beyond loopback without TLS."), Option(panel=REACH)
     ] = False
 
     @property
