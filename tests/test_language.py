@@ -116,7 +116,7 @@ EXPRESSIONS = [
     Expression(r"\bstands? in step\(\)", METAPHOR, "learners stand in step()", "learners wait in step()"),
     Expression(r"\bcore is silent\b", METAPHOR, "the core is silent", "the core does not answer"),
     Expression(
-        r"(?<!evice to )\b[Tt]rains? on(?=[,;.]| and\b| alone\b| while\b|: )",
+        r"\b[Tt]rains? on(?=[,;.]| and\b| alone\b| while\b|: )",
         "say what continues",
         "learners train on and wait",
         "learners keep training",

@@ -94,8 +94,8 @@ class Counters:
     def told(self, run_tokens: int, voided_tokens: int = 0, *, restored: bool = False) -> None:
         """Records the run's tokens as the core reports them. The number falls when an operator removes tokens.
 
-        Reports may arrive out of order: an update carries the tokens that were known when its merge began. restored: the
-        run was restored to a checkpoint, so earlier reports no longer count.
+        Reports may arrive out of order: an update carries the tokens that were known when its merge began.
+        restored: the run was restored to a checkpoint, so earlier reports no longer count.
         """
         if restored or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
             self.corrected |= restored or voided_tokens > self.voided_tokens > -1

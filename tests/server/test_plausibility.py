@@ -246,7 +246,7 @@ def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums
     entry.account.restored(400, 0.0)
     registry = taken_up(registry)
     assert (registry.tokens(), registry.voided_tokens()) == (400, 600)
-    learner.told(registry.tokens(), registry.voided_tokens(), anew=True)
+    learner.told(registry.tokens(), registry.voided_tokens(), restored=True)
     assert (learner.run_tokens_after(1 << 40), learner.known_tokens()) == (400, 400)
     entry = registry.entries["a"]
     registry.heard(

@@ -182,7 +182,7 @@ def _batches(settings: TrainSettings, corpus: data.Corpus, stream: str, first: i
 
 
 def usable_device(chosen: str) -> torch.device:
-    """Returns the device to train on. auto: a GPU if there is one. Raises DeviceError if torch cannot compute on it."""
+    """Returns the training device. auto: a GPU if there is one. Raises DeviceError if torch cannot compute on it."""
     if chosen == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
     try:
