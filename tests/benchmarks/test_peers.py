@@ -44,7 +44,7 @@ def test_two_measurements_are_one_with_the_syncs_of_both():
 
 def test_rows_compare_the_medians():
     wall, cpu = compare.rows("Flower", "124m", MINE, THEIRS)
-    assert wall.name == "outer sync of 124M, 2 learners: wall-clock beside Flower"
+    assert wall.name == "outer sync of 124M, 2 learners: wall-clock vs. Flower"
     assert (wall.value, cpu.value, wall.unit, wall.holds) == (1 / 3, 0.25, "x Flower", True)
     assert "0.80 vs. 8.00 bytes" in wall.beside
     assert "server's peak" in wall.beside
@@ -58,7 +58,7 @@ def test_a_peer_that_cannot_run_says_why_and_the_next_is_measured(monkeypatch):
     monkeypatch.setattr(compare, "PEERS", {"Flower": fail, "hivemind": lambda *_: THEIRS})
     report = Report()
     compare.add(report, MINE, "124m")
-    assert report.not_measured == [{"name": "beside Flower", "reason": "pip failed: no such package"}]
+    assert report.not_measured == [{"name": "vs. Flower", "reason": "pip failed: no such package"}]
     assert len(report.rows) == 2
 
 

@@ -70,7 +70,7 @@ def test_bandwidth_is_the_papers_within_4_percent_and_atolls_is_less():
             assert claim.ours == pytest.approx(claim.theirs, rel=0.04)
     theirs = {claim.name: claim.ours for claim in claims}
     assert theirs["Atoll, int4, a fragment in two steps"] < 0.43
-    assert theirs["Atoll, int4, a fragment a step"] < 0.84
+    assert theirs["Atoll, int4, a fragment per step"] < 0.84
 
 
 @pytest.mark.parametrize(("sites", "utilisation"), [(2, 0.9), (8, 0.95), (4, 0.5)])

@@ -120,5 +120,5 @@ def test_guests_come_late_and_are_merged():
 
 def test_nobody_left_is_said():
     made, _ = fleet([LearnerSpec("alone", between_failures_s=5, repair_s=math.inf)])
-    with pytest.raises(RuntimeError, match="no learner is left"):
+    with pytest.raises(RuntimeError, match="every learner has left"):
         made.run(lambda fleet: fleet.now > 1e9)

@@ -306,11 +306,13 @@ def test_a_fleet_of_ones_own(tmp_path):
 
 
 def test_the_table_of_memory_and_disk_is_the_planners():
-    rows = {line.split(" | ")[0]: line for line in (ROOT / "docs" / "tune.md").read_text().splitlines()}
+    page = (ROOT / "docs/guides/tune.md").read_text()
+    rows = {line.split(" | ")[0]: line for line in page.splitlines()}
     sizes = 124e6, 1e9, 7e9
     assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
-    assert f"| {DISK_BYTES:g} N bytes; what waits for its merge: at most {WAITING_BYTES:g} N " in rows["| core, disk"]
+    assert f"| {DISK_BYTES:g} N bytes, plus waiting contributions " in rows["| core, disk"]
+    assert f" {WAITING_BYTES:g} N bytes per learner and outer step of `--max-staleness`" in page
     assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
-    learners = rows["| learner, beside model and optimizer"]
-    assert f"some {LEARNER_BYTES:g} N bytes" in learners
+    learners = rows["| learner, host memory besides model and optimizer"]
+    assert f"| {LEARNER_BYTES:g} N bytes" in learners
     assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")
