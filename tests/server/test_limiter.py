@@ -110,7 +110,7 @@ def test_pieces_beyond_the_limit_are_refused():
     async def scene():
         async with served(joining_bytes=2 * PART_BYTES) as (stub, _, _):
             request = pb.JoinRequest(frozen_digest=bytes(3 * PART_BYTES))
-            with pytest.raises(grpc.aio.AioRpcError, match="in all") as error:
+            with pytest.raises(grpc.aio.AioRpcError, match="in total") as error:
                 await stub.Join(request)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
