@@ -1,7 +1,7 @@
 """Hooks of MkDocs: parts of the site that are generated from the repository, so that they follow the code.
 
-Generated parts are the files outside docs/ that pages link to, the commands, the run settings, the HTTP API, the gRPC
-contract, and the pictures, which become part of their page so that they follow its colours.
+Generated parts are the files outside docs/ that pages link to, the commands, the run settings, the HTTP API and the
+gRPC contract. Pictures are inlined, so that they follow the colours of their page.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ OUTSIDE = [
     *ROOT.glob("records/**/*.svg"),
     *ROOT.glob("records/**/*.json"),
 ]
-HERE = "repository"  # the folder of these files on the site
+HERE = "repository"  # their folder on the site
 CONTRACT, CONTRACT_PAGE = "proto/atoll_wire/outer.proto", "reference/grpc.md"
 LINK = re.compile(r"(?<=]\()(?![a-z+]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(r'<img alt="([^"]*)" src="[^"]*pictures/([a-z-]+)\.svg"[^>]*>')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files outside docs/: pages, and the pictures and figures of records."""
+    """Adds the files outside docs/: pages, and the records' pictures and figures."""
     for path in OUTSIDE:
         place = posixpath.join(HERE, path.relative_to(ROOT).as_posix().replace("/README.md", ".md"))
         files.append(File.generated(config, place, content=path.read_text()))
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Inserts generated parts at their markers, and points links at the files' places on the site."""
+    """Inserts generated parts at their markers, and points links at the files' paths on the site."""
     del config
     for marker, part in GENERATED.items():
         if marker in markdown:
@@ -75,7 +75,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def repository_path(page: str) -> str:
-    """The path in the repository of a page's file."""
+    """The repository path of a page's file."""
     if not page.startswith(f"{HERE}/"):
         return posixpath.join("docs", page)
     path = page.removeprefix(f"{HERE}/")
@@ -83,7 +83,7 @@ def repository_path(page: str) -> str:
 
 
 def site_path(target: str) -> str:
-    """The path on the site that a file of the repository would have."""
+    """The site path for a path in the repository. The site need not have such a file."""
     if target == CONTRACT:
         return CONTRACT_PAGE
     if target == "docs" or target.startswith("docs/"):
@@ -128,7 +128,7 @@ def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
 
 
 def default(option: TyperOption) -> str:
-    """The default of an option, or that it is required; empty for an option that is off by default."""
+    """The table's text for an option's default, or for a required option. Empty if the option is off by default."""
     value = option.show_default if isinstance(option.show_default, str) else option.default
     if option.required:
         return " Required."
@@ -146,7 +146,7 @@ def text(said: str | None) -> str:
 
 
 def run_settings() -> Iterator[str]:
-    """Yields the table of the settings that are kept with a run."""
+    """Yields the table of the settings that the core stores with a run."""
     yield from ("| option | value | default | meaning |", "|---|---|---|---|")
     for each in declared(RunSettings):
         values = each.range or ("on or off" if each.switch else each.form.strip("<>"))
@@ -158,7 +158,7 @@ def run_settings() -> Iterator[str]:
 
 
 def http() -> Iterator[str]:
-    """Yields the routes of the dashboard's API, and the objects that they take and return."""
+    """Yields the routes of the dashboard's API, with the objects that they accept and return."""
     api = application(None, ()).openapi()  # type: ignore[arg-type]  # only a request needs the feed
     for path, methods in api["paths"].items():
         for method, route in methods.items():
@@ -197,7 +197,7 @@ def _object(name: str, schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type of a value, with a link to the object that it is."""
+    """The type of a value, with a link if it is an object."""
     match schema:
         case {"$ref": reference}:
             name = reference.rpartition("/")[2]
