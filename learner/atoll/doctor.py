@@ -199,7 +199,7 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
         with socket.create_connection((host, port), timeout=10.0):
             yield Finding(Severity.GOOD, f"port {port} is open")
     except OSError as error:
-        fix = "start a core or front there, or open the port in the firewalls between"
+        fix = "start a core or front there, or open the port in all firewalls on the way"
         yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", fix)
 
 
@@ -256,7 +256,10 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
     up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
     down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
-    fix = "a sync sends about 3 bits per parameter each way, over several connections: raise H or use a faster link"
+    fix = (
+        "a sync sends about 3 bits per parameter each way, over several connections: raise --inner-steps, "
+        "or use a faster link"
+    )
     for way, requests in (("up", up), ("down", down)):
         began = time.monotonic()
         _probe(stub, requests)
@@ -289,9 +292,7 @@ def _run(told: pb.ProbeReply) -> str:
 
 def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
-        return (
-            "check with atoll certs show: both certificates need one authority, and the server's needs this host name"
-        )
+        return "run atoll certs show: both certificates need the same authority, and the server's needs this host name"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "check that a core or front serves there, and whether it needs certificates (--tls)"
     return "use the same version of Atoll on both sides"

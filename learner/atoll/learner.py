@@ -35,8 +35,8 @@ from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 
 log = structlog.get_logger()
 
-# How long leaving waits for the fates of contributions. Open rounds close within this time. When all learners leave at
-# once, no new round opens.
+# Limit on the wait for fates of contributions when a learner leaves. Open rounds close within this time. When all
+# learners leave at once, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
@@ -138,7 +138,7 @@ class Learner:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._begin(self._parameters, self._rank_group)
         except BaseException:
-            self._leaving.close()  # also after Ctrl-C: otherwise the agent would retry for ever
+            self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry for ever
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()
@@ -146,7 +146,7 @@ class Learner:
 
     def _begin(self, parameters: Parameters, ranks: RankGroup) -> None:
         problem = self._join(parameters) if ranks.is_leader else None
-        # This tells the other ranks whether rank 0 could join, and the number of fragments.
+        # This call tells the other ranks whether rank 0 could join, and the number of fragments.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
         known = self._counters
         self._agreed = ranks.agree(0, GO_ON, known.run_tokens, known.total_tokens, fragments)
@@ -215,7 +215,7 @@ class Learner:
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
     def _drain(self, local: LocalParameters, rounds: RoundAnswers) -> None:
-        """Sends the last pseudo-gradients. Includes fragments whose earlier contribution is settled in the meantime."""
+        """Sends the last pseudo-gradients, including those of fragments whose earlier contribution settles later."""
         deadline, steps = self._clock.monotonic() + self._drain_s, self._counters.steps
         rounds.hand_over()
         max_wait_s = max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
@@ -231,7 +231,7 @@ class Learner:
                 return
             todo = self._exchange.next()
             self._release(todo)
-            while todo.prepared:  # the model does not change: other ranks could not follow
+            while todo.prepared:  # the model stays unchanged, because other ranks could not follow
                 newer = todo.prepared.popleft()
                 self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
             while todo.due:
@@ -240,14 +240,14 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Call this after each optimizer step. It takes pseudo-gradients that are due and adopts newer fragments.
 
-        tokens: number of tokens that this rank trained in this step. loss: shown in status and metrics. If it is a GPU
-        tensor, reading it waits for the GPU.
+        tokens: number of tokens that this rank trained in this step. loss: shown in status and metrics. Reading a GPU
+        tensor waits for the GPU.
 
-        `step` does not wait for the core, except while an operator has paused the run. Under torchrun it also waits
-        for the other ranks: it makes one small all-reduce, and broadcasts adopted fragments.
+        `step` does not wait for the core, except while an operator has paused the run. Under torchrun, `step` also
+        waits for the other ranks: it makes one small all-reduce, and broadcasts adopted fragments.
 
-        Raises LearnerError if this learner cannot continue: for example, the core fenced or evicted it. A loop may
-        catch an exception that a signal handler raises in `step`, and continue. The next call finishes the work.
+        Raises LearnerError if this learner cannot continue, for example because the core fenced or evicted it. A loop
+        may catch an exception that a signal handler raises in `step`, and continue. The next call finishes the work.
         """
         began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
@@ -277,7 +277,7 @@ class Learner:
         counters.blocked_s += self._left_step_at - began
 
     def _decide(self, tokens: int) -> None:
-        """Lets all ranks agree on what to do at this step boundary."""
+        """Lets all ranks agree on the actions at this step boundary."""
         adopt, request = list[int](), GO_ON
         if self._failure() is not None:
             request = STOP
@@ -293,7 +293,7 @@ class Learner:
         self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:
-        """Returns RESTORE if something other than the optimizer moved the parameters, and STOP if it would recur."""
+        """Returns RESTORE if other code than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
@@ -303,7 +303,7 @@ class Learner:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
         log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are reset to the run's")
-        self._to_restore = True  # stays set until the restore is complete: a signal handler may raise before that
+        self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
         return RESTORE
 
     def _restore(self) -> None:

@@ -25,7 +25,7 @@ MAX_TOKENS = 1 << 40  # in one step of one rank
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The counters that `Learner.stats()` returns. Times are in seconds. Bytes count payloads only.
+    """The counters that `Learner.stats()` returns. Times are in seconds. Byte counts include only payloads.
 
     versions: the version of each fragment's anchor.
     paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
@@ -92,7 +92,7 @@ class Counters:
     total_tokens: int = 0  # the run's goal; 0: the core has none
 
     def told(self, run_tokens: int, voided_tokens: int = 0, *, restored: bool = False) -> None:
-        """Records the run's tokens as the core reports them. The number falls when an operator removes tokens.
+        """Records the core's count of the run's tokens. The count falls when an operator removes tokens.
 
         Reports may arrive out of order: an update carries the tokens that were known when its merge began.
         restored: the run was restored to a checkpoint, so earlier reports no longer count.
@@ -105,7 +105,7 @@ class Counters:
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
-        """Tokens of the run: this learner's own, plus those of other learners as the core last reported them."""
+        """Tokens of the run: this learner's own, plus the other learners' tokens in the core's last report."""
         # The core receives this learner's tokens with a delay. Removed tokens may include this learner's.
         return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
@@ -188,7 +188,7 @@ def number(loss: SupportsFloat) -> float:
         return float(loss.detach() if hasattr(loss, "detach") else loss)
     except (TypeError, ValueError) as error:
         raise LearnerError(
-            f"step(loss=...) got a {type(loss).__name__} that is not one number: pass one number, or leave it out"
+            f"step(loss=...) got a {type(loss).__name__} that is not one number: pass one number, or omit loss"
         ) from error
 
 
@@ -245,5 +245,5 @@ class LearnerMetrics(Collector):
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """Returns why the learner is not ready, or "". After joining it stays ready: it trains without a core."""
+        """Returns why the learner is not ready, or "". It stays ready after joining, because it can train alone."""
         return "" if self._counters.joining_s else "the learner has not joined the run yet"

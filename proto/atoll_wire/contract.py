@@ -47,7 +47,7 @@ def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    """Returns a tensor as Join declares it."""
+    """Returns a tensor's description in a Join."""
     return pb.Tensor(
         name=tensor.name,
         shape=tensor.shape,

@@ -91,14 +91,14 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Streams notifications of a shard. Resumes from a position.
+        """Streams a shard's notifications, from a given position on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Uploads one contribution: a header, then its frames. Idempotent. Resumes after an interruption.
+        """Uploads one contribution: a header, then its frames. Idempotent. Continues after an interruption.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -453,7 +453,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """Returns the newest rounds, newest first: when each learner answered, and why the round closed.
+        """Returns recent rounds, newest first: when each learner answered, and why the round closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -467,7 +467,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Evicts a learner, or lets it join again.
+        """Evicts a learner, or lets an evicted learner join again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -792,7 +792,7 @@ class Operator(object):
 
 
 class DoctorStub(object):
-    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. These calls change nothing.
     """
 
     def __init__(self, channel):
@@ -809,7 +809,7 @@ class DoctorStub(object):
 
 
 class DoctorServicer(object):
-    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. These calls change nothing.
     """
 
     def Probe(self, request_iterator, context):
@@ -836,7 +836,7 @@ def add_DoctorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Doctor(object):
-    """Calls of `atoll doctor`, which checks a deployment before training. They change nothing.
+    """Calls of `atoll doctor`, which checks a deployment before training. These calls change nothing.
     """
 
     @staticmethod

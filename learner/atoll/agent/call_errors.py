@@ -17,9 +17,9 @@ class Remedy(Enum):
     """The learner's reaction to a failed call."""
 
     JOIN_AGAIN = "join again"
-    STOP = "stop: it would fail again"
-    FETCH_WHOLE = "fetch the fragment whole"
-    DROP_WORK = "fetch the fragment whole and give the outstanding work up"
+    STOP = "stop, because a retry would fail again"
+    FETCH_WHOLE = "fetch the whole fragment"
+    DROP_WORK = "fetch the whole fragment and drop the outstanding work"
     GIVE_UP = "do not send this again"
     TRY_AGAIN = "try again"
 
@@ -36,7 +36,7 @@ CURES = {
 
 
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
-    """Returns the remedy from the table at the head of outer.proto. Statuses of other origin give TRY_AGAIN."""
+    """Returns the remedy from the table at the head of outer.proto. A proxy's or gRPC's status gives TRY_AGAIN."""
     return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
 
 
@@ -46,7 +46,7 @@ def one_line(error: grpc.aio.AioRpcError) -> str:
 
 
 def detail(error: grpc.aio.AioRpcError) -> str:
-    """Returns the details on one line. They are untrusted and may contain line breaks."""
+    """Returns the details on one line. The sender's details are untrusted and may contain line breaks."""
     return " ".join((error.details() or "no details").split())
 
 

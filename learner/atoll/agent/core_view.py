@@ -18,13 +18,13 @@ from atoll.agent.partial_fetch import PartialFetch
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard, which depends on earlier gaps
-KEPT = 1024  # limit on declined rounds, and on adoptions, that wait to be reported
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard; see ArrivalEstimator
+KEPT = 1024  # limit on declined rounds that are not reported yet, and on such adoptions
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A contribution whose fate is not known yet.
+    """A contribution whose fate is unknown.
 
     messages: encoded frames by number, kept so that they can be sent again. table: length and CRC-32C of each payload.
     """
@@ -42,7 +42,7 @@ class InFlight:
 class FragmentTrack:
     """The agent's view of the frames of one fragment that this learner owns.
 
-    version, anchor: the newest prepared ones. target: the newest version that the shard announced.
+    version, anchor: the newest prepared version and its anchor. target: the newest version that the shard announced.
     """
 
     run: FrameRun
@@ -50,14 +50,14 @@ class FragmentTrack:
     anchor: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     version: int = 0
     target: int = 0
-    whole: bool = True  # the next fetch must be of the whole fragment
+    whole: bool = True  # the next fetch must get the whole fragment
     drop: bool = False  # the next fetch drops the outstanding work
     seq: int = 0  # sequence number of the newest contribution
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
     incoming: PartialFetch | None = None  # frames of a running or interrupted fetch
-    setbacks: int = 0  # number of times that the shard lost known versions, by a restore from a backup or checkpoint
-    restores: int = 0  # number of times that the run was restored to a checkpoint since training began here
+    setbacks: int = 0  # how often a restore from a backup or checkpoint removed known versions
+    restores: int = 0  # how often the run was restored to a checkpoint since this learner began to train
 
     @property
     def fragment(self) -> int:
@@ -86,8 +86,9 @@ class FragmentTrack:
 class ShardView:
     """The agent's view of one shard.
 
-    address: empty for the address where the run was joined. link: the shard's own link; only the first shard at that
-    address shares the run's link. arrivals: estimates when notifications arrive. declined, adopted: reports that wait.
+    address: HOST:PORT; empty: the address where the learner joined the run. link: the shard's own link. The first shard
+    at the joining address uses the run's link instead. arrivals: estimates the time of the next notification.
+    declined, adopted: not reported yet.
     """
 
     address: str
@@ -98,7 +99,7 @@ class ShardView:
     log: int = 0  # log and sequence: position of the last notification
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when a call finds that the session is gone
+    lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when a call fails because the session is unknown
     arrivals: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     declined: deque[pb.Declined] = field(default_factory=lambda: deque(maxlen=KEPT))
     adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -110,16 +111,16 @@ class ShardView:
         self.connected.set()
 
     def lose(self, session: pb.Session | None) -> None:
-        """Records that a call found this session gone. The learner joins again unless it has a newer session."""
+        """Records that the shard does not know this session. The learner joins again unless it has a newer session."""
         if session is self.session:
             self.connected.clear()
             self.lost.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """Returns the track of a fragment that the shard names. Raises LearnerError if it is in another shard."""
+        """Returns a fragment's track. Raises LearnerError if the fragment is not in this shard."""
         if fragment not in self.tracks:
             raise LearnerError(
-                f"the core sent fragment {fragment}, which is not one of this shard's {len(self.tracks)}: {NONSENSE}"
+                f"the core sent fragment {fragment}, but this shard has {len(self.tracks)} other fragments: {NONSENSE}"
             )
         return self.tracks[fragment]
 
@@ -158,7 +159,7 @@ class CoreView:
             shard.connected.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """Returns the track of a fragment that the core names. Raises LearnerError if the run does not have it."""
+        """Returns a fragment's track. Raises LearnerError if the run does not have this fragment."""
         if fragment not in self.tracks:
             raise LearnerError(
                 f"the core sent fragment {fragment}, but the run has only {len(self.tracks)} fragments: {NONSENSE}"
@@ -170,7 +171,7 @@ class CoreView:
         return all(shard.connected.is_set() for shard in self.shards)
 
     def sort_answers(self, exchange: ThreadExchange) -> None:
-        """Moves declined rounds and adoptions of step boundaries to the shards of their fragments."""
+        """Passes the step boundaries' declined rounds and adoptions to the shards of their fragments."""
         while exchange.declined:
             declined = exchange.declined.popleft()
             self.tracks[declined.fragment].shard.declined.append(declined)
@@ -179,7 +180,7 @@ class CoreView:
             self.tracks[adopted.fragment].shard.adopted.append(adopted)
 
     def near(self) -> list[ShardView]:
-        """Returns the shards at the address where the run was joined."""
+        """Returns the shards at the address where the learner joined the run."""
         return [shard for shard in self.shards if not shard.address]
 
 
@@ -188,5 +189,5 @@ def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
     owned = sorted(fragment for place in places for fragment in place.fragments)
     if owned != list(range(fragments)) or not all(place.fragments for place in places):
         raise LearnerError(
-            f"the core's {len(places)} shards do not cover each of the run's {fragments} fragments once: {NONSENSE}"
+            f"the core's {len(places)} shards do not hold each of the run's {fragments} fragments once: {NONSENSE}"
         )

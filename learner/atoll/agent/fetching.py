@@ -1,7 +1,8 @@
 """Fetches published updates and whole fragments, and prepares anchors to be adopted.
 
-It adds updates one at a time and in order. The result must have the checksum that the core published. If an update is
-missing or the checksum differs, it fetches the whole fragment. An interrupted fetch continues with the missing frames.
+The Fetcher adds updates one at a time, in order. The result must have the checksum that the core published. If an
+update is missing or the checksum differs, the Fetcher fetches the whole fragment. An interrupted fetch continues with
+the missing frames.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Fetcher:
         self._stop = stop
         self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(2)  # fragments that are fetched at a time; bounds memory
+        self._at_once = asyncio.Semaphore(2)  # number of simultaneous fetches; limits memory
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
         """Records an announced version, and fetches it if it is new. A lower version changes nothing."""
@@ -68,7 +69,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises the error that stopped a fetch. Cancelling the wait stops no fetch."""
+        """Waits for the first anchors. Raises the error that ended a fetch. If cancelled, the fetches continue."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -123,7 +124,7 @@ class Fetcher:
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches some frames. Returns False if the core sent other data. Raises AioRpcError and LinkLost."""
+        """Fetches the requested frames. Returns False if the core sent other data. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
@@ -152,7 +153,7 @@ class Fetcher:
             log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
             return False
         if track.setbacks != setbacks:
-            return True  # the core was restored in the meantime, and lost this version
+            return True  # in the meantime, a restore of the core removed this version
         fate = self._fate(track, header, whole=whole)
         track.anchor, track.version = anchor, header.version
         if track.setbacks != setbacks:
@@ -165,7 +166,7 @@ class Fetcher:
         return True
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
-        """Returns the fate of the contribution in flight at this version. Acts on a refusal in the header."""
+        """Returns the fate of the contribution in flight at this version. Applies a refusal in the header."""
         session = track.shard.session
         for receipt in header.receipts:
             in_flight = track.in_flight
@@ -185,5 +186,5 @@ class Fetcher:
 
 
 def _came(track: FragmentTrack) -> int:
-    """Returns the bytes of the current fetch that have arrived. An attempt that received bytes counts as progress."""
+    """Returns the number of bytes that the current fetch has received. An attempt that receives bytes is progress."""
     return track.incoming.size_bytes if track.incoming is not None else 0

@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A learner's name, and the servers that it connects to. addresses: HOST:PORT, tried in turn."""
+    """A learner's name and the servers for its connection. addresses: HOST:PORT, tried in turn."""
 
     name: str
     region: str
@@ -62,7 +62,7 @@ def own_name(region: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The model as a Join describes it. save: a function that writes the first parameters to a file."""
+    """A Join's description of the model. save: a function that writes the first parameters to a file."""
 
     tensors: tuple[TensorSpec, ...]
     frozen_digest: bytes
@@ -85,7 +85,7 @@ class Joiner:
     async def join(self) -> pb.JoinReply:
         """Joins, and returns once the run has parameters.
 
-        Raises AioRpcError if the core does not answer or refuses, LinkLost, and LearnerError for an invalid reply.
+        Raises AioRpcError if the core refuses or does not answer, LearnerError for an invalid reply, and LinkLost.
         """
         proof, confirming = b"", False
         while True:
@@ -166,7 +166,7 @@ def _sha256(path: Path) -> bytes:
 
 
 def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
-    """Returns the run's layout. Raises LearnerError if the core's layout differs. codecs: the allowed ones."""
+    """Returns the run's layout. Raises LearnerError if the core's layout differs. codecs: the allowed codecs."""
     if reply.settings.codec not in codecs:
         raise LearnerError(f"the core asks for codec {reply.settings.codec}, which this run does not use: {NONSENSE}")
     try:

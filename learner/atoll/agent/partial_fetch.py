@@ -1,7 +1,7 @@
-"""PURE: the frames of one fetch that have arrived. They are kept when the link fails.
+"""PURE: keeps the received frames of a fetch when the link fails.
 
 A merge may change a fragment between two attempts of a whole fetch. Frames that arrived earlier are then outdated.
-The learner fetches published updates for only those frames: 0.4 bytes per parameter instead of 4.
+The learner fetches published updates only for those frames: 0.4 bytes per parameter instead of 4.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages.frame_messages import WireFrame
 
-MAX_UPDATES = 8  # more updates than this take more bytes than the frames
+MAX_UPDATES = 8  # more updates would have more bytes than the frames themselves
 
 
 class UnsoundError(Exception):
-    """The core sent data that the request did not ask for."""
+    """The core sent data that the learner did not request."""
 
 
 class FrameRequest(NamedTuple):
-    """A request: frames of the update that leads to `version`, or of the fragment itself (version 0)."""
+    """A request for frames of the update that leads to `version`, or of the fragment itself (version 0)."""
 
     version: int
     frames: Sequence[int]
@@ -60,8 +60,8 @@ class PartialFetch:
     def next(self, target: int) -> FrameRequest | None:
         """Returns the next request, or None when all frames have one version. target: the newest announced version.
 
-        Updates for frames that have arrived come first, because the core keeps only a few updates. Frames that are too
-        old are fetched again.
+        Updates for received frames come first, because the core keeps only a few updates. The learner fetches frames
+        that are too old again.
         """
         missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
@@ -96,12 +96,12 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def forget(self, frames: Sequence[int]) -> None:
-        """Drops frames whose updates the core no longer keeps, so that they are fetched again."""
+        """Drops frames whose updates the core no longer keeps. The learner then fetches these frames again."""
         for index in frames:
             self._parts[index] = _Part()
 
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """Returns the values at the header's version as a new array, and their CRC-32C. None: a frame does not decode.
+        """Returns the values at the header's version as a new array, and their CRC-32C. None: a frame is invalid.
 
         base: float32 (run.length,), the values that the update is added to, or None for a fetch of the values. The
         header's checksum covers the whole fragment: see `checksums.joined`.

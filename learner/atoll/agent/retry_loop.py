@@ -18,7 +18,7 @@ from atoll.errors import LearnerError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt. session: the learner's when the attempt began. before: consecutive failures before this one."""
+    """A failed attempt. session: at the start of the attempt. before: number of earlier consecutive failures."""
 
     error: grpc.aio.AioRpcError
     remedy: Remedy
@@ -37,12 +37,12 @@ async def retry(
 ) -> None:
     """Retries until an attempt succeeds, `wanted` returns False, or the learner leaves.
 
-    track: the fragment's track. Each attempt begins when its shard is connected.
+    track: the fragment's track. Each attempt begins once the fragment's shard is connected.
     once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost, the next attempt waits only for a session over another link.
     failed: returns whether it applied the remedy. If it did, the next attempt begins without a wait.
     came: returns the bytes received so far. A failure after progress counts as the first failure.
-    Raises LearnerError if a core or front says that a retry cannot help.
+    Raises LearnerError if the status of a core or front means that a retry cannot help.
     """
     failures = 0
     while wanted() and not core.leaving:
@@ -50,7 +50,7 @@ async def retry(
         await shard.connected.wait()
         if track.shard is not shard:
             continue  # the fragment moved to another shard
-        if not wanted():  # for example, the run was restored in the meantime: old work is not sent
+        if not wanted():  # for example, a restore of the run made this work obsolete
             return
         session, before, acted = shard.session, came(), False
         try:

@@ -32,9 +32,9 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-HELD_S = 2.0  # after this time a connection counts as good, and back-off restarts from its shortest wait
-DUPLICATE_S = 12.0  # within this time a core may not know yet that the previous process with this name is dead
-PART_OF_AN_OUTAGE = 0.1  # the wait between attempts to join, as a share of the outage so far
+HELD_S = 2.0  # after a connection of this length, back-off restarts from its shortest wait
+DUPLICATE_S = 12.0  # for this long, a core may believe that the previous process with this name is alive
+PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
@@ -73,7 +73,7 @@ class RunSession:
         self._sender = Sender(self.core, exchange, counters, stop, self._fetch)
         self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender)
         self._sessions: dict[ShardView, ShardSession] = {}
-        self._running: dict[ShardView, asyncio.Task[None]] = {}  # of sessions
+        self._running: dict[ShardView, asyncio.Task[None]] = {}  # session tasks
 
     def _fetch(self, track: FragmentTrack) -> None:
         """Starts a fetch for the Sender, which needs the whole fragment after a final refusal."""
@@ -97,7 +97,7 @@ class RunSession:
                     if not self.core.said_goodbye:  # after a leave the core ends the session with an error
                         self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
-                    pass  # another link has replaced it
+                    pass  # another link has replaced this link
                 if self.core.said_goodbye:
                     await asyncio.Event().wait()
                 self._counters.connected = False
@@ -167,7 +167,7 @@ class RunSession:
             self._fetcher.begin(track)
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
-        """Returns the run's shards as the Join reply names them. Reuses a shard with the same address and fragments.
+        """Returns the shards that the Join reply names. Reuses a shard with the same address and fragments.
 
         Raises LearnerError for an address that the learner must not connect to.
         """
@@ -210,11 +210,11 @@ class RunSession:
                 parts = (self._exchange, self._counters, self._fetcher, self._sender)
                 self._sessions[shard] = ShardSession(core, shard, *parts, self._dial_again, self._clock)
 
-    # ------------------------------------------------------------------------------ being at the shards
+    # ------------------------------------------------------------------------------ sessions at the shards
 
     def _restored(self, reply: pb.JoinReply) -> None:
-        """Follows a restore of the run to a checkpoint: drops later work, and fetches all fragments whole."""
-        log.warning("the run was restored to a checkpoint: dropping work since then", generation=reply.generation)
+        """Handles a restore of the run to a checkpoint: drops later work, and fetches every whole fragment."""
+        log.warning("the run was restored to a checkpoint: dropping later work", generation=reply.generation)
         self._exchange.adopted.clear()
         for shard in self.core.shards:
             shard.adopted.clear()
@@ -279,7 +279,7 @@ class RunSession:
         return self._dial(address, self._identity.security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
-        """Replaces a shard's dead link, and the run's link if it is the same."""
+        """Replaces a shard's dead link, and also the run's link if both are the same."""
         old, shard.link = shard.link, self._redialled(shard.link)
         if self.core.link is old:
             self.core.link = shard.link

@@ -1,7 +1,7 @@
 """Sends contributions. Each is coded once, and sent until the core acknowledges or refuses it.
 
-The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key, and the
-core answers with the frames that it has, or with the fate.
+The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key. The core
+answers with its list of received frames, or with the fate.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sender:
                 task.add_done_callback(self._ended)
 
     async def _ask(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        # Retries until the fate is known: a missed refusal would keep the contribution in flight for ever.
+        # Retries until the fate is known, because a missed refusal would keep the contribution in flight for ever.
         try:
             await self._offer(track, in_flight)
         finally:
@@ -101,7 +101,7 @@ class Sender:
         await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        """Pushes until the core answers, or an update tells the fate."""
+        """Pushes until the core answers, or until an update contains the fate."""
         once, failed = partial(self._push, track, in_flight), partial(self._failed, track, in_flight)
         await retry(self._core, track, lambda: track.in_flight is in_flight, once, failed, self._rng)
 
@@ -110,7 +110,7 @@ class Sender:
         outstanding, offered = in_flight.taken.outstanding, track.shard.session
 
         def head() -> pb.PushHeader:
-            # If the run was restored in between, the header keeps the old session, so that the core refuses the work.
+            # After a restore of the run, the header keeps the old session, so that the core refuses the work.
             same = track.shard.session.generation == offered.generation
             in_flight.session = track.shard.session if same else offered
             return pb.PushHeader(
@@ -161,7 +161,7 @@ class Sender:
     # ------------------------------------------------------------------------------ fates
 
     def decided(self, shard: ShardView, receipt: pb.Receipt) -> None:
-        """Acts on a refusal in a receipt that did not come with an update. A merge takes effect with its update."""
+        """Applies a refusal from a receipt without an update. A merge takes effect with its update."""
         track = shard.track(receipt.fragment)
         if (
             track.in_flight is None
@@ -197,7 +197,7 @@ class Sender:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Drops finally refused work, and fetches the whole fragment. Until its adoption, nothing is sent."""
+        """Drops work that the core refused for good. Fetches the whole fragment. Sends nothing before its adoption."""
         assert track.in_flight is not None, "only a flight can be dropped"
         self._acknowledged(track.in_flight)
         track.in_flight = None

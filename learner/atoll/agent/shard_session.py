@@ -25,8 +25,8 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-LOOK_S = 0.25  # seconds between checks for news to report
-PATIENCE_STEPS = 4.0  # a round is declined after this many step times without a step boundary
+LOOK_S = 0.25  # seconds between checks for new progress to report
+PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times without a step boundary
 WATCH_S = 0.5
 
 
@@ -89,7 +89,7 @@ class ShardSession:
         return not self._shard.address and not any(shard.connected.is_set() for shard in others)
 
     async def _stay(self) -> None:
-        """Follows and reports until either fails or another call finds that the shard is gone."""
+        """Follows and reports until one of them fails, or another call finds that the session is unknown."""
         works = (self.follow(), self._report(), self._shard.lost.wait(), self._watch())
         tasks = {asyncio.ensure_future(work) for work in works}
         try:
@@ -102,9 +102,9 @@ class ShardSession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Connects again and returns when the shard has been silent for so long that its connections must be dead.
+        """Connects again and returns if the shard has sent nothing for so long that its connections must be dead.
 
-        Does the same when certificates are replaced. Transfers on the old connections continue there.
+        Also connects again if the certificates were replaced. Transfers continue on the old connections.
         """
         shard = self._shard
         shard.arrivals.again(self._clock.monotonic())
@@ -114,7 +114,7 @@ class ShardSession:
         why = "certificates were replaced" if shard.link.stale else "the core does not answer"
         max_wait_s = round(shard.arrivals.max_wait_s(), 1)
         log.warning(f"{why}: connecting again", learner=shard.session.learner, max_wait_s=max_wait_s)
-        shard.connected.clear()  # before the old link closes: no call may begin on it
+        shard.connected.clear()  # before the old link closes, so that no new call uses that link
         self._dial_again(shard)
 
     # ------------------------------------------------------------------------------ following
@@ -147,7 +147,7 @@ class ShardSession:
         shard.arrivals.saw(self._clock.monotonic())
         match notification.WhichOneof("what"):
             case "current":
-                self._sender.ask_again(shard)  # the state has versions, but not the fates since our last position
+                self._sender.ask_again(shard)  # the state contains versions, but no fates since the last known position
                 self._counters.told(notification.current.run_tokens, notification.current.voided_tokens)
                 for track, version in shard.newest(notification.current.versions):
                     track.stands_at(version, known[track.fragment])

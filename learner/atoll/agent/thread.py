@@ -86,7 +86,7 @@ class Agent:
         self._call(lambda session: session.submit(taken))
 
     def leave(self) -> None:
-        """Leaves the run if the core is connected, and ends the thread. Works before joining too."""
+        """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
             with contextlib.suppress(RuntimeError):  # the loop closed in between
@@ -171,6 +171,6 @@ def _interpreter_ends() -> bool:
 
 
 def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores a known error (grpc#25364): gRPC wakes all loops of a process for each event, and most find no event."""
+    """Ignores a known error (grpc#25364): gRPC wakes all loops of a process for each event, even those without one."""
     if not (isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context["message"]):
         loop.default_exception_handler(context)

@@ -1,7 +1,7 @@
-"""The parameters of each fragment as float32 in host memory: their own memory if it is float32 there, else a copy.
+"""Each fragment's parameters as float32 in host memory: the original memory if it is float32 on the host, else a copy.
 
 Each torch call and each freed tensor releases the GIL. So each operation makes one call for all tensors of a fragment,
-and views are kept.
+and this module keeps views.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from atoll.fragments.segments import FragmentShape, SegmentAddresses
 
 @dataclass(frozen=True, slots=True)
 class FragmentMemory:
-    """Views on the parameters of a run of frames.
+    """Views of the parameters in a run of frames.
 
     at: addresses and strides of the parameters; the views are valid while these stay the same.
-    pieces: flat views on the parameters. turned: each non-contiguous parameter and its contiguous copy; views are on
-    the copy. staged: flat views on each row of staging memory. direct: the parameters' own memory, if it is contiguous
+    pieces: flat views of the parameters. turned: each non-contiguous parameter and its contiguous copy; views show
+    the copy. staged: flat views of each row of staging memory. direct: the parameters' own memory, if it is contiguous
     float32 on the host.
     """
 

@@ -1,8 +1,8 @@
 """The local parameters of every fragment at a step boundary: takes pseudo-gradients and adopts newer anchors.
 
-Only the training thread uses this module. It calls torch and numpy as rarely as possible, because each call releases
-the GIL. A busy thread returns the GIL only after `sys.getswitchinterval`. For float32 parameters on the host, adopting
-and taking make one such call each.
+Only the training thread uses this module. The code calls torch and numpy as rarely as possible, because each call
+releases the GIL. A busy thread returns the GIL only after `sys.getswitchinterval`. For float32 parameters on the host,
+adopting and taking make one such call each.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class LocalParameters:
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
-                f"training has diverged: {error} in fragment {number}, and was not sent; restart this learner, which "
-                "then continues from the run's parameters, and lower its learning rate if the error recurs"
+                f"training has diverged: {error} in fragment {number}; restart this learner, which then "
+                "continues from the run's parameters, and lower its learning rate if the error recurs"
             ) from error
 
     def adopt(self, prepared: PreparedAnchor, tokens: int, steps: int, *, apart: bool = False) -> int:
@@ -80,7 +80,7 @@ class LocalParameters:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Context of all adoptions of a boundary. After an interruption inside it, the learner cannot continue."""
+        """Context for all adoptions of a boundary. After an exception inside it, the learner cannot continue."""
         self.torn = True
         yield
         self.torn = False

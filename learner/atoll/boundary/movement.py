@@ -5,9 +5,9 @@ step boundary, before and after the optimizer's step, and at the beginning of th
 
 - written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step.
   For example, weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
-- undone: a step takes back an earlier adoption, or half of it, and is otherwise an ordinary step. The cause is that
-  the optimizer keeps copies of the parameters: float32 masters (undone at the first step) or averages (some steps
-  later). A gradient may also lead back. `Reversal` describes the difference.
+- undone: a step reverses all or half of an earlier adoption, and is otherwise an ordinary step. The cause is that the
+  optimizer keeps copies of the parameters: float32 masters (undone at the first step) or averages (some steps later).
+  A gradient may also point back. `Reversal` describes the difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # number of steps whose sizes are remembered
-RELIABLE = 8  # steps that must be known before a write after a step is judged: the first projection may be large
+RELIABLE = 8  # number of steps before writes after a step are judged, because the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
 ROUNDINGS = 4.0  # swapping values out and in may change them by this many relative roundings of their type
 JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
@@ -30,7 +30,7 @@ JUDGED_PART = 0.01  # or, before the first step, more than this fraction of the 
 JUDGED_VALUES = 16  # and at least this many values, because a few may move by chance
 WATCHED = 16  # number of steps after an adoption that are examined
 LATER_STEPS = 3.0  # steps after the first are examined if they exceed this many usual steps
-# Largest difference between a reversal and the adoption, relative to the adoption; the second is before the first step.
+# Largest difference between a reversal and the adoption, relative to the adoption. FIRST_REST: before the first step.
 REST, FIRST_REST = 0.4, 0.25
 EPSILON = float(np.finfo(np.float32).eps)
 VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not chance
@@ -38,14 +38,14 @@ VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not c
 
 @dataclass(frozen=True, slots=True)
 class Reversal:
-    """Criteria for a step that takes an adoption back, as opposed to a gradient that leads back. All must hold.
+    """Criteria for a step that reverses an adoption, as opposed to a gradient that points back. All must hold.
 
-    part: least and largest fraction of the adoption that the step takes back.
-    evidence: the step goes at least this many times as far back as any remembered step went along the adoption.
+    part: smallest and largest fraction of the adoption that the step reverses.
+    evidence: along the adoption, the step moves back at least this many times as far as any remembered step moved.
     rest: the rest of the step is at most this many times the largest remembered step. The rest is the step without the
     adoption, or in later steps, without the fraction.
 
-    Measured for steps that take back such a fraction of a judged adoption (256 values are read, seeds from 0):
+    Measured for steps that reverse such a fraction of a judged adoption (256 values are read, seeds from 0):
 
                  first step: evidence, rest    later step: evidence, rest
         copies   at least 18, at most 2.5      at least 5.9, at most 1.1
@@ -54,11 +54,11 @@ class Reversal:
 
     Copies: 54 runs of 60 steps. Adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
     bfloat16. Merging: pairs with copies that merge only with each other. 152 of 158 reversals by masters meet the
-    criteria. Those of Lookahead are too small relative to its own steps. Honest: pairs that merge, in 300 runs of 75
-    steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights), and 40 of AdamW in which the core was
+    criteria. Lookahead's reversals are too small relative to its own steps. Honest: pairs that merge. 300 runs have 75
+    steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights). 40 runs use AdamW, and the core is
     restored from a backup. AdamW's step is then 100 times its usual step. The rest is then 0.2 to 10 times the
-    adoption, vs. at most 0.34 with copies. If all steps of a model go along one direction, there is no rest, and
-    evidence decides.
+    adoption, vs. at most 0.34 with copies. If all steps of a model have one direction, there is no rest, and evidence
+    decides.
     """
 
     part: tuple[float, float]
@@ -66,16 +66,16 @@ class Reversal:
     rest: float
 
     def looks_so(self, moved: F32, given: _Given) -> bool:
-        """Whether a step takes back part[0] to part[1] of an adoption. moved: the step, float32 (values,)."""
+        """Whether a step reverses part[0] to part[1] of an adoption. moved: the step, float32 (values,)."""
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
-AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 masters; above half, because weight clipping may take half back
+AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 masters; above half, because weight clipping may reverse half
 LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Movement(IntEnum):
-    """The verdict on a movement, the worst last. UNDONE: a step undid an adoption. COPIES: steps undid several."""
+    """A verdict on a movement; the worst is last. UNDONE: a step undid an adoption. COPIES: several steps did."""
 
     FINE = 0
     WRITTEN = 1
@@ -87,8 +87,8 @@ class Movement(IntEnum):
 class BoundaryRows:
     """The interval from the end of a boundary to the beginning of the next, as indices of rows.
 
-    before, after: rows around the optimizer's steps. If no step was seen, the whole interval counts as one. leaving:
-    the learner leaves, and no step was announced.
+    before, after: rows around the optimizer's steps. If no step was seen, the whole interval is treated as one step.
+    leaving: the learner leaves, and the interval has no announced step.
     """
 
     start: int
@@ -111,7 +111,7 @@ class Adoption:
 class _Given:
     """A watched adoption. change: float32 (values,), 0 in other fragments.
 
-    places, values: bool, those of the adopted fragments. size: norm of the change. usual: norm of a usual step there.
+    places, values: bool, True in adopted fragments. size: norm of the change. usual: norm of a usual step there.
     rounded: norm that rounding may cause. judged: the change is large enough to judge. age: steps since the adoption.
     """
 
@@ -145,7 +145,7 @@ class MovementDetector:
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
-        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: refers to these rows."""
+        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: indices of these rows."""
         with np.errstate(all="ignore"):  # `LocalParameters.take` reports values that are not finite
             return self._look(rows, happened)
 
@@ -155,7 +155,7 @@ class MovementDetector:
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
         whole = self._norms(moved)
-        # Most cycles need no closer look. numpy takes as long for one cycle as for all of them.
+        # Most cycles need no closer look. One numpy call for all cycles is as fast as a call for one cycle.
         beside: list[bool] = np.any(
             (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
         ).tolist()
@@ -218,7 +218,7 @@ class MovementDetector:
         change = (after - before) * self._of(places, after)
         fresh = [given for given in self._watched if given.age == 0]
         self._watched = [given for given in self._watched if given.age > 0]
-        # An optimizer with copies takes back all adoptions since its last step at once.
+        # An optimizer with copies reverses all adoptions since its last step at once.
         for given in fresh:
             self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)
@@ -242,16 +242,16 @@ class MovementDetector:
                 self._watch(np.where(self._of(own, after), change, np.float32(0.0)), own, after, part=True)
 
     def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
-        """Returns which values of a row belong to these places."""
+        """Returns a mask of a row's values at these places, bool (values,)."""
         return np.repeat(places, np.diff(self._edges, append=len(row)))
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
         """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
 
         moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of the change.
-        later: the change is large enough to take back an adoption that is older than one step.
+        later: the change is large enough to reverse an adoption that is older than one step.
         """
-        other = step  # only the rest of an undetected small reversal counts, so that reversals do not become usual
+        other = step  # remember only the rest of an undetected small reversal, so that reversals do not become usual
         for given in list(self._watched):
             if given.age == 0 and not whole[given.places].any():  # for example, a gradient scaler skipped the step
                 continue
@@ -271,7 +271,7 @@ class MovementDetector:
         return Movement.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
-        """Whether a step is the reversal of an adoption, plus an ordinary step."""
+        """Whether a step consists of an adoption's reversal and an ordinary step."""
         kind, unit = AT_ONCE if given.age == 1 else LATER, given.change / given.size
         if not kind.looks_so(moved, given):
             return False

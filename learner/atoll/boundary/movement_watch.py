@@ -17,7 +17,7 @@ from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
     Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
-    "before entering the learner, swap weights only between two steps, restore the best weights after leaving",
+    "before entering the learner, swap weights only between two steps, and restore the best weights after leaving",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
     "the parameters: name copies with Learner(copies=...) if this recurs",
     Movement.COPIES: "the optimizer undoes adopted updates because it steps its own copies of the parameters (float32 "
@@ -81,7 +81,7 @@ class MovementWatch:
         return max(verdict, self._settled())
 
     def glance(self) -> Movement:
-        """Returns the verdict on movements that can be judged without waiting, in groups of AT_ONCE; else FINE."""
+        """Judges movements in groups of AT_ONCE, if that needs no wait. Returns the verdict, or FINE."""
         if self._waiting is None and len(self._happened) >= AT_ONCE:
             self._collect()
         return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
@@ -126,11 +126,11 @@ class MovementWatch:
             return
         if self._after == NONE:
             self._after = self._read()
-        else:  # several optimizers or steps: the last row counts
+        else:  # several optimizers or steps: use the last row
             self._rows[self._after] = self._samples.read()
 
     def _has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer updates sampled parameters. False during CUDA graph capture: replays call no hooks."""
+        """Whether an optimizer updates sampled parameters. False in CUDA graph capture: replays call no hooks."""
         if self._samples.recorded():
             return False
         if optimizer is self._last:

@@ -1,4 +1,4 @@
-"""Keeps an optimizer's copies of the parameters in step with them: float32 masters, slow or averaged weights.
+"""Applies adoptions to an optimizer's copies of the parameters: float32 masters, slow or averaged weights.
 
 An optimizer that steps its own copies and writes them to the parameters would undo each adoption at its next step.
 Copies in the state of the learner's optimizers are detected: tensors with a parameter's shape and nearly its values.
@@ -15,13 +15,13 @@ import torch
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # largest relative distance of a copy; that of a momentum is around 1
+NEAR = 0.1  # largest relative distance of a copy from its parameter; a momentum has around 1
 LOOKED_AT = 4096  # number of values that are compared
 
 
 @dataclass(slots=True)
 class OptimizerCopies:
-    """Finds copies. named: returns (parameter, copy) pairs. Called each time, because optimizers create state late."""
+    """Finds copies. named: returns (parameter, copy) pairs; called each time, because optimizers create state late."""
 
     optimizers: Sequence[torch.optim.Optimizer]
     named: Pairs = tuple
@@ -31,7 +31,7 @@ class OptimizerCopies:
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
-        """Context of a change of parameters. Copies change by the same amount, or become equal if `restart`."""
+        """Context for a change of parameters. Copies change by the same amount. restart: they become equal instead."""
         pairs = self._of(parameters)
         before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
         yield

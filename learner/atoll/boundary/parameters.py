@@ -22,8 +22,8 @@ from atoll.errors import LearnerError
 log = structlog.get_logger()
 
 AVERAGES = (
-    "the running averages of BatchNorm are not shared, and an exported model has the initial ones: recompute them "
-    "there with torch.optim.swa_utils.update_bn(loader, model)"
+    "the running averages of BatchNorm are not shared, and an exported model has the initial averages: recompute them "
+    "in that model with torch.optim.swa_utils.update_bn(loader, model)"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -152,7 +152,7 @@ class Parameters:
 
 
 def _check_whole(model: nn.Module) -> None:
-    """Raises LearnerError for FSDP1. It shards flat parameters, and reading them is a collective that would hang."""
+    """Raises LearnerError for FSDP1, whose flat parameters can be read only in a collective, which would hang."""
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise LearnerError(

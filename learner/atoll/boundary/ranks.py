@@ -1,4 +1,4 @@
-"""The processes of one learner: a single one, or all ranks of a torch.distributed job.
+"""The processes of one learner: a single process, or all ranks of a torch.distributed job.
 
 Under torchrun, every rank calls `Learner.step()`, and rank 0 connects to the core. One small all-reduce per step sums
 the tokens and distributes rank 0's decision. Adoptions are broadcast, so that all ranks apply them at the same step.
@@ -44,7 +44,7 @@ class RankGroup(Protocol):
     is_leader: bool
 
     def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Agrees on what to do. Every rank calls this at every step. Tokens are summed; other arguments are rank 0's.
+        """Agrees on the next actions. Every rank calls this at every step. Sums tokens; other arguments are rank 0's.
 
         adopt: at most AT_ONCE fragments.
         """

@@ -12,7 +12,7 @@ from atoll.stats import Counters
 
 
 class RoundAnswers:
-    """Answers rounds on the rank that connects to the core. submit: gives a pseudo-gradient to the agent, idempotent.
+    """Answers rounds on the rank that connects to the core. submit: passes a pseudo-gradient to the agent; idempotent.
 
     A signal handler may raise at any line. `hand_over` at the next boundary completes interrupted work.
     """
@@ -28,7 +28,7 @@ class RoundAnswers:
         self._taken: Submission | None = None
 
     def answer(self) -> None:
-        """Answers each due round in order. Raises LearnerError, see `take`."""
+        """Answers each due round in order. Raises LearnerError like `take`."""
         due = self._exchange.todo.due
         while due:
             track = self._local.tracks[due[0].fragment]

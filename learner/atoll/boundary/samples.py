@@ -13,8 +13,8 @@ from torch import nn
 
 from atoll.fragments.segments import I64, gather
 
-PLACES = 8  # total number of places; with more fragments, one per fragment
-VALUES = 256  # total number of values
+PLACES = 8  # number of places; if there are more fragments, each has one place
+VALUES = 256  # number of values in all places
 MIN_VALUES = 8  # values per place if there are many fragments
 MAX_PLACES = VALUES // MIN_VALUES
 
@@ -25,7 +25,7 @@ class ParameterSamples:
     """Places in all fragments, or in MAX_PLACES of them. values: trainable parameters in the order of the layout.
 
     edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
-    type. parameters: those that have places.
+    type. parameters: parameters with places.
     """
 
     def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[FragmentLayout]) -> None:
@@ -127,7 +127,7 @@ def _chosen(fragment: FragmentLayout, count: int) -> list[tuple[Piece, int]]:
 
 
 def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Returns values from flat element `start` on. If the tensor is not contiguous, they are from one row only."""
+    """Returns values from flat element `start` on. If the tensor is not contiguous, all are from one row."""
     if tensor.is_contiguous():
         return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]
     while tensor.dim() > 1:

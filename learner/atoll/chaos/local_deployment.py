@@ -1,4 +1,4 @@
-"""The processes that `atoll chaos` runs: a core and reference learners, or those of a Procfile."""
+"""The processes that `atoll chaos` runs: a core and reference learners, or the processes of a Procfile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def procfile(path: Path, address: str) -> Deployment:
             continue
         found = LINE.fullmatch(line.strip())
         if found is None or found[1] in commands:
-            raise DemoError(f"{path}, line {number} is not a new `name: command`: write one, and use each name once")
+            raise DemoError(f"line {number} of {path} is not `name: command`, or repeats a name: correct this line")
         commands[found[1]] = shlex.split(found[2])
     if CORE not in commands or len(commands) < 2:
         raise DemoError(f"{path} lacks a core or a learner: add a line `core: ...` and a line for each learner")

@@ -22,7 +22,7 @@ class KillRecord:
     """A kill and the recovery from it, in seconds. None: not recovered yet.
 
     A learner recovers in phases: prepared (interpreter, imports, model, data), joining, first step.
-    serving_s: from a core's start to its first answer. all_back_s: from then until the core saw every learner again.
+    serving_s: from a core's start to its first answer. all_back_s: from that answer until every learner reported again.
     """
 
     at_s: float
@@ -42,7 +42,7 @@ class KillRecord:
 
 @contextmanager
 def observing(address: str) -> Iterator[Observer]:
-    """Context of an observer of the core at this address, HOST:PORT."""
+    """Context with an observer of the core at this address, HOST:PORT."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         yield Observer(channel)
 
@@ -53,7 +53,7 @@ class Observer:
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = rpc.OperatorStub(channel)
         self.hits: list[KillRecord] = []
-        self._learners_waiting: dict[str, tuple[KillRecord, int]] = {}  # name -> its last death, incarnation before
+        self._learners_waiting: dict[str, tuple[KillRecord, int]] = {}  # name -> last kill, incarnation before it
         self._core_waiting: KillRecord | None = None
         self._core_answered_at: float | None = None
         self.status = pb.StatusReply()  # the newest answer
@@ -71,7 +71,7 @@ class Observer:
         self._core_answered_at = None
 
     def look(self) -> bool:
-        """Asks for the status once. Returns whether the core answered."""
+        """Requests the status once. Returns whether the core answered."""
         try:
             self.status = self._stub.Status(pb.StatusRequest(), timeout=ASK_S)
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""Runs `atoll chaos`: starts a deployment, injects scheduled failures, restarts killed processes, prints a summary."""
+"""Runs `atoll chaos`: starts a deployment, injects failures, restarts killed processes, and prints a summary."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from atoll.demo.display import Progress
 from atoll.demo.processes import Child, Children, DemoError, children
 
 TICK_S = 0.1
-READY_S = 180.0  # limit on the start of all learners
-LEAVE_S = 90.0  # limit on the leaving of all learners at the end
-BACK_S = 120.0  # limit on the return of a core at the end
+READY_S = 180.0  # limit on the time until all learners train
+LEAVE_S = 90.0  # at the end, limit on the time until all learners have left
+BACK_S = 120.0  # at the end, limit on the time until the core answers again
 
 
 def run_chaos(settings: ChaosSettings) -> None:
@@ -54,7 +54,7 @@ def run_chaos(settings: ChaosSettings) -> None:
             if settings.procfile is None:
                 observer.export(str(directory / "last.safetensors"))
         if settings.procfile is None:
-            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - loads torch only after the children have ended
+            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - loads torch after the children have ended
 
             summary["validation_loss"] = loss_of_file(directory / "last.safetensors", settings.size, None)
     console.print(summary_table(summary))
@@ -83,8 +83,8 @@ class Chaos:
         self._observer = observer
         self._progress = progress
         self._alive: dict[str, Child] = {}
-        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> when its next process starts, and why
-        self._paused: dict[str, float] = {}  # name -> until
+        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> start of its next process, and the kill before
+        self._paused: dict[str, float] = {}  # name -> end of its pause
         self._done: list[Fault] = []
 
     def run(self, faults: list[Fault]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class ScheduleError(UserError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """A failure, `at_s` seconds after all learners train. kill: SIGKILL and restart. pause: `for_s` seconds SIGSTOP."""
+    """A failure `at_s` seconds after all learners train. kill: SIGKILL and restart. pause: SIGSTOP for `for_s` s."""
 
     at_s: float
     what: str

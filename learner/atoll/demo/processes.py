@@ -36,7 +36,7 @@ class Child:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """Sends SIGKILL and waits until the process has ended. It neither leaves the run nor flushes its files."""
+        """Sends SIGKILL and waits until the process has ended. The process neither leaves the run nor flushes files."""
         self.process.kill()
         self.process.wait()
 
@@ -47,7 +47,7 @@ class Child:
 
 
 class Children:
-    """All child processes, by name. directory: where their logs are written."""
+    """All child processes, by name. directory: for their logs."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -81,7 +81,7 @@ class Children:
         return child
 
     def interrupt(self) -> None:
-        """Raises KeyboardInterrupt. While a child is being started, it waits: that child would outlive this process."""
+        """Raises KeyboardInterrupt, but later if a child is being started: the child would outlive this process."""
         if self._starting:
             self._interrupted = True
             return
@@ -142,9 +142,9 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Context of a group of children, which are killed when the block ends. SIGTERM ends the block like Ctrl-C.
+    """Context with a group of children, which are killed when the block ends. SIGTERM ends the block like Ctrl-C.
 
-    It sets both handlers because a process that a script starts in the background ignores SIGINT.
+    The context sets both handlers, because a process that a script starts in the background ignores SIGINT.
     """
     group = Children(directory)
     before = {number: signal.signal(number, lambda *_: group.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}

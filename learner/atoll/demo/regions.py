@@ -23,7 +23,7 @@ SERIES = {
 
 @dataclass(slots=True)
 class Region:
-    """One region. address: its front's. counts: the relay's file of byte counts. before: bytes of killed fronts."""
+    """One region. address: the front's. counts: the relay's file of byte counts. before: counted by killed fronts."""
 
     name: str
     relay: Child

@@ -25,8 +25,8 @@ from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
 from atoll.reference.settings import TrainSettings
 
 SLOW_DOWN = (1.0, 1.15, 1.35)  # slow-down factors of learners in turn, so that their speeds differ
-FRAGMENTS = 8  # a model of 1M parameters is too small for 24
-KILL_FRONT_AT = 0.2  # fraction of the run's tokens; the same for the next three
+FRAGMENTS = 8  # a model of 1M parameters is too small for 24 fragments
+KILL_FRONT_AT = 0.2  # fraction of the run's tokens, as in the next three constants
 KILL_LEARNER_AT = 0.3
 CUT_AT = 0.4
 KILL_CORE_AT = 0.6
@@ -37,7 +37,7 @@ ANSWER_S = 20.0
 
 @dataclass(slots=True)
 class Killed:
-    """Number of processes of each kind that were killed so far, and number of links that were cut."""
+    """Number of killed processes of each kind, and number of cut links, so far."""
 
     learner: int = 0
     core: int = 0
@@ -154,7 +154,7 @@ def _check(learners: list[Child], *servers: Child) -> None:
 
 
 def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Asks until the core answers, because its restart breaks connections. Raises DemoError after ANSWER_S seconds."""
+    """Retries until the core answers, because a restart breaks connections. Raises DemoError after ANSWER_S seconds."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:

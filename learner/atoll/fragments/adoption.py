@@ -3,7 +3,7 @@
 Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
-    q was merged                  L' = A' - (D - q), but A' - D if the work was given up since it was taken
+    q was merged                  L' = A' - (D - q), but A' - D if the work was given up after q was taken
     q in flight, refused, or none L' = A' - D            ("rebase"; "overwrite" sets D = 0)
     q too stale                   L' = A'                (D = 0: the work is given up)
 
@@ -28,7 +28,7 @@ class Fate:
     """The fate of the contribution in flight at the adopted version: unknown, merged, or given up.
 
     q: the values that were sent, if the contribution was merged. drop: the outstanding work is given up, because it is
-    too stale or of another generation. restores: that of the adopted anchor, see Track.
+    too stale or of another generation. restores: of the adopted anchor (see Track).
     """
 
     q: Coded | None = None
@@ -52,14 +52,14 @@ class Track:
     """The state of one fragment at the learner.
 
     shape: the fragment's shape in the run's codec.
-    version, anchor: the last adopted ones.
+    version, anchor: the last adopted version and its anchor.
     origin: the vector that D is measured from. For float32 parameters, it is the anchor.
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at that moment. Later tokens and steps are outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None: nothing is in flight.
     overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
-    restores: number of restores of the run to a checkpoint that this process had seen when the anchor arrived. Work
-    from before the latest restore is not sent.
+    restores: how many restores to a checkpoint this process had seen when the anchor arrived. Work from before the
+    latest restore is not sent.
     """
 
     shape: FragmentShape
@@ -84,7 +84,7 @@ class Track:
         return PseudoGradient(coded, *self.flying, self.base_version, self.restores)
 
     def later(self, steps: int) -> bool:
-        """Whether there is work that is newer than the contribution in flight. steps: the learner's counter."""
+        """Whether the learner has work that is newer than the contribution in flight. steps: the learner's counter."""
         return self.flying is not None and self.steps_from + self.flying[1] < steps
 
     def refused(self) -> int:

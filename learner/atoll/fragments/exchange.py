@@ -1,4 +1,4 @@
-"""The one place where the training thread and the agent exchange data. Its lock is never held during work or IO."""
+"""The one place where the training thread and the agent exchange data. Neither holds the lock during work or IO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.fragments.adoption import Fate, PseudoGradient
 
 log = structlog.get_logger()
 
-# The training thread waits in pieces: if the kernel delivers a signal to another thread, this one does not wake.
+# The training thread waits in short intervals, because a signal that another thread receives does not wake it.
 PIECE_S = 0.5
 AT_ONCE = 8  # limit on adoptions, and on answered rounds, at one step boundary
 
@@ -54,8 +54,7 @@ class Submission:
 class BoundaryWork:
     """The work of a step boundary: fragments to release, then anchors to adopt, then rounds to answer.
 
-    The boundary removes each item when it is done, so that an exception in between, such as in a signal handler, loses
-    no item.
+    The boundary removes each item once the item is done. So no item is lost if, for example, a signal handler raises.
     """
 
     released: deque[int] = field(default_factory=deque)
@@ -67,7 +66,7 @@ class BoundaryWork:
 
 
 class ThreadExchange:
-    """Data from the agent for the next step boundary, and from the step boundary for the agent.
+    """Data that the agent and the step boundary pass to each other.
 
     `something` may be read without the lock. A step without work reads only `something` and `todo`.
     """
@@ -87,7 +86,7 @@ class ThreadExchange:
         self.something = False
         self.paused = ""  # who paused the run, and why; training waits. "": the run is not paused
         self.excused = (
-            False  # do not wait while paused: the learner will leave. A signal handler sets it without the lock
+            False  # the learner will leave, so it does not wait while paused; set by a signal handler without the lock
         )
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
@@ -95,7 +94,7 @@ class ThreadExchange:
     # ------------------------------------------------------------------------------ the agent's side
 
     def offer(self, prepared: PreparedAnchor) -> None:
-        """Offers an anchor for adoption. It replaces a waiting anchor of the same fragment, and keeps its fate."""
+        """Offers an anchor for adoption. It replaces the fragment's waiting anchor, but keeps that anchor's fate."""
         with self._lock:
             waiting = self._prepared.get(prepared.fragment)
             if waiting is not None:
@@ -113,7 +112,7 @@ class ThreadExchange:
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
-        """Removes and returns rounds that waited this long without a step boundary. Each boundary takes AT_ONCE."""
+        """Removes and returns rounds that waited longer without a step boundary. A boundary answers AT_ONCE rounds."""
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
@@ -172,7 +171,7 @@ class ThreadExchange:
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
 
-        fates: wait for work of a step boundary instead, because a fate may allow another contribution.
+        fates: instead wait until a step boundary has work, because a fate may allow another contribution.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
@@ -183,7 +182,7 @@ class ThreadExchange:
 
     @property
     def stands(self) -> bool:
-        """Whether a step boundary must wait because the run is paused."""
+        """Whether step boundaries must wait because the run is paused."""
         return bool(self.paused) and not self.excused
 
     def wait_resumed(self, timeout_s: float) -> None:

@@ -99,7 +99,7 @@ def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(error: OSError) -> None:
-    """Makes os.walk raise. Otherwise it would skip an unreadable folder, and the text would silently differ."""
+    """Makes os.walk raise. It would otherwise skip an unreadable folder, and the text would differ silently."""
     raise error
 
 

@@ -213,8 +213,8 @@ def inner_step(
 class Leaving:
     """Context that handles SIGTERM and SIGINT. During joining, they end the wait for a core. Later, they set `asked`.
 
-    The loop should check `asked`, and end after its step to leave cleanly. The old handlers return after the block. Set
-    `learner` once the learner has joined.
+    The loop should check `asked`, and end after its step to leave cleanly. The block's end restores the old handlers.
+    Set `learner` once the learner has joined.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:  # noqa: ANN401 - n
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = declare(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # to read, data, kept
+        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # to read, keep, data
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
@@ -91,7 +91,7 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Prefetches the block after the next, so that memory loads while a kernel passes over a block twice.
+    """Prefetches the block after the next. It loads while a kernel passes twice over the current block.
 
     at: index of the current block's first value. Does nothing beyond the end of `values`.
     """

@@ -17,7 +17,7 @@ _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
 def empty(length: int) -> NDArray[np.float32]:
-    """Returns `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view on it exists."""
+    """Returns `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view of it exists."""
     size = 4 * length
     if size < MIN_BYTES:
         return np.empty(length, np.float32)
@@ -26,7 +26,7 @@ def empty(length: int) -> NDArray[np.float32]:
         block = _free[size].pop()
     except IndexError:
         block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a fork must not share it
-        with contextlib.suppress(AttributeError, OSError):  # a hint that not every system accepts
+        with contextlib.suppress(AttributeError, OSError):  # some systems do not accept this hint
             block.madvise(mmap.MADV_HUGEPAGE)
     vector = np.frombuffer(block, np.float32, length)
     weakref.finalize(vector, _give_back, size, block).atexit = False  # each view keeps the vector alive

@@ -40,7 +40,7 @@ class FrameError(ValueError):
 
 
 class NotFiniteError(FrameError):
-    """The frame is well-formed, but its values are impossible. The learner's training has diverged."""
+    """The frame is well-formed, but has invalid values or scales. The learner's training has diverged."""
 
 
 # ------------------------------------------------------------------------------------------------- whole frames
@@ -55,7 +55,7 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a frame before compression. It is never a view on the values.
+    """Returns the content of a frame before compression. It is never a view of the values.
 
     values: float32 (span.length,), contiguous. Raises CodecError if a value is not finite.
     """
@@ -136,7 +136,7 @@ def compress(content: Content) -> bytes:
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a payload. Checks the declared size first, so that a zip bomb takes no memory.
+    """Returns the content of a payload. Checks the declared size first, so that a zip bomb needs no memory.
 
     Raises FrameError if the payload is not valid.
     """

@@ -1,12 +1,13 @@
 """Quantises blocks of values: chooses a block's scale, and computes its codes.
 
 int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped. int4 has too few codes
-for that rule: the largest of several hundred values says little about the others. An entropy coder needs a step in
-proportion to their root mean square s. A uniform step loses 0.25 bits vs. the rate-distortion bound, for any
-distribution (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193). So the scale is 0.48 s, but at least an eighth of
-the largest value, to limit clipping. Values are scaled down slightly before rounding: the mean of the values that share
-a code is below the code, and smaller codes compress better. The errors of clipping and rounding stay in the sender's
-own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures the distance to the bound.
+for that rule: the largest of several hundred values says little about the others. An entropy coder works best if the
+quantisation step is proportional to the values' root mean square s. For any distribution, a uniform step loses 0.25
+bits vs. the rate-distortion bound (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193). So the scale is 0.48 s, but at
+least an eighth of the largest value, to limit clipping. Values are scaled down slightly before rounding: the mean of
+the values that share a code is below the code, and smaller codes compress better. Clipping and rounding errors stay in
+the sender's own values (see `atoll.fragments.segments`). `benchmarks.data_plane.kernels` measures the distance to the
+bound.
 """
 
 from __future__ import annotations

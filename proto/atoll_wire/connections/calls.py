@@ -1,8 +1,8 @@
-"""The errors that every call raises, and the only way to open a streaming call.
+"""The errors that any call may raise, and the only way to open a streaming call.
 
-A streaming call is counted until it has ended, and ends with the block that opened it. A call that is neither read nor
-cancelled stays open on both sides, and a connection has room for few calls. gRPC cancels a call with its task only if
-the task is waiting for that call. `tests/test_tidy.py` checks that all code opens streaming calls in this way.
+A streaming call ends with the block that opened it, and is counted until then. A call that is neither read nor
+cancelled stays open on both sides, and a connection has room for few calls. If a task is cancelled, gRPC cancels only
+the call for which the task is waiting. `tests/test_tidy.py` checks that all code opens streaming calls in this way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _open = set[tuple[str, Streaming]]()  # open calls of this process; gRPC reports
 
 @contextlib.contextmanager
 def open_stream(method: str, call: C) -> Iterator[C]:
-    """Context of a streaming call. The end of the block cancels the call. The block may raise LinkLost."""
+    """Context with a streaming call. The end of the block cancels the call. The block may raise LinkLost."""
     mine = (method, call)
     _open.add(mine)
     call.add_done_callback(lambda _: _ended(mine))
@@ -92,6 +92,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Context of writes that ignores the end of the call. Reading from the call raises the reason."""
+    """Context for writes that ignores the end of the call. Reading from the call raises the reason."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

@@ -1,4 +1,4 @@
-"""A pool of connections of one kind to one address. It opens another connection when all carry their share of calls."""
+"""A pool of connections of one kind to one address. The pool opens another if all carry their share of calls."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ConnectionPool:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
-        """Context of a connection for one call. Raises LinkLost on a closed pool."""
+        """Context with a connection for one call. Raises LinkLost on a closed pool."""
         connection = self.take()
         try:
             yield connection

@@ -39,7 +39,7 @@ async def upload(
     called with the number of each frame that was passed to gRPC. known: the core should already have all frames.
     Raises AioRpcError and LinkLost.
     """
-    # The wait may be long. It comes first, so that the core does not reserve memory for a waiting contribution.
+    # This wait may be long. The offer follows it, so that the core reserves no memory for a waiting contribution.
     carrier = None if known else await link.up.take()
     header = head()
     with link.offers.use() as connection, link.up.carrying() as carried:
@@ -249,8 +249,8 @@ OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames of an update or a fragment, each once and in any order. Raises AioRpcError and LinkLost.
 
-    wanted: frame indices, ascending. took: called with each frame that arrives and its stream's header. These frames
-    stay valid if the rest fails: a later call can ask for the others. Returns False if a stream broke the protocol.
+    wanted: frame indices, ascending. took: called with each received frame and its stream's header. If the rest fails,
+    these frames stay valid, and a later call can fetch the others. Returns False if a stream broke the protocol.
     """
     stripes = min(link.down.count, len(wanted))
     tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]

@@ -20,7 +20,7 @@ from atoll_wire.security.transport import TransportSecurity
 
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
 QUICK_CALLS = 48  # on one connection; a core allows 64
-MAX_CARRIERS = 64  # limit on connections; slow learners use more of them
+MAX_CARRIERS = 64  # limit on connections that carry one stream each
 DEAD_S = 20.0  # a closing link cancels a call without a frame for this long; a float32 message has up to 8 MiB
 
 OPTIONS = [
@@ -75,7 +75,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def of(self, call: Call) -> Iterator[Callable[[], None]]:
-        """Context of a call that carries frames. Yields a function to call for each frame."""
+        """Context for a call that carries frames. Yields a function to call for each frame."""
 
         def moved() -> None:
             self._moved_at[call] = self._clock.monotonic()

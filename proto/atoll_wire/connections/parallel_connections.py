@@ -22,7 +22,7 @@ MIN_CONNECTIONS = 1
 FAR_CONNECTIONS = 8  # first number of connections if round trips are long; then more are tried
 MAX_CONNECTIONS = 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
-FAR_S, ANSWERS = 0.01, 8  # windows matter above this round trip in seconds, the shortest of the last ANSWERS answers
+FAR_S, ANSWERS = 0.01, 8  # windows matter if even the shortest of the last ANSWERS round trips took FAR_S seconds
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of transfer and this many arrivals
 HURT = 0.95  # below this fraction of the rate with half the connections, there are too many connections
 REST_S = 30.0  # seconds before more connections are tried again
@@ -45,7 +45,7 @@ class ConnectionCount:
         self._busy_s = 0.0
         self._arrivals = 0
         self._before: float | None = None  # bytes/s with half as many connections
-        self._changed = self._leapt = False  # changed: frames in flight began with the earlier number of connections
+        self._changed = self._leapt = False  # changed: some frames in flight began with the earlier number
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
@@ -175,7 +175,7 @@ class ParallelConnections:
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[TransferProgress]:
-        """Context of an upload or a fetch. Yields the object that records the progress."""
+        """Context for an upload or a fetch. Yields the object that records the progress."""
         carried = TransferProgress(self)
         self._carrying += 1
         try:

@@ -141,7 +141,7 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Lays out tensors in `fragments` fragments. 0: use 24, or as many as the tensors allow.
+    """Lays out tensors in `fragments` fragments. 0: use 24 fragments, or as many as the tensors allow.
 
     Raises LayoutError if a fragment would be empty, or if tensors are malformed.
     """

@@ -1,7 +1,7 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
 Both messages have `Frame`s as field 2. A frame is encoded once for all its receivers, in protobuf's format.
-Concatenated frames are a message. Messages in this form are read as views on their bytes. protobuf reads other forms.
+Concatenated frames are a message. This module reads such messages as views of their bytes. protobuf reads other forms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class WireFrame:
-    """A frame like `pb.Frame`, whose payload is a view on the received message."""
+    """A frame like `pb.Frame`, whose payload is a view of the received message."""
 
     index: int
     crc32c: int
@@ -107,7 +107,7 @@ def _read(message: bytes) -> FrameBatch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
+    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, even for more than TENSORS tensors."""
     most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
     return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
 
@@ -253,7 +253,7 @@ class FrameStub(rpc.OuterStub):
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
     """Adds the service to a server, with this module's readers and writers.
 
-    Use this instead of the generated function, not after it: gRPC versions differ in which of two handlers they use.
+    Use this instead of the generated function, not after it: gRPC versions differ in which of two handlers they call.
     """
     handlers = {}
     for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:

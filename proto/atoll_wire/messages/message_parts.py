@@ -38,7 +38,7 @@ class MessageAssembler:
         self.size_bytes = 0
 
     def take(self, message: bytes) -> bytes | None:
-        """Takes a message or a piece. Returns the whole message once it is complete, else None.
+        """Accepts a message or a piece. Returns the whole message once it is complete, else None.
 
         Raises DecodeError if the pieces exceed the limit, or if a message follows an unfinished one.
         """

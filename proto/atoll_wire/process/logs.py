@@ -25,7 +25,7 @@ class _Lossy(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             if self._lost:
-                self._file.write(f"{self._lost} lines of this log were lost because of write errors\n")
+                self._file.write(f"{self._lost} lines of this log were lost because of write errors: check the disk\n")
             self._file.write(text)
             self._file.flush()
             self._lost = 0

@@ -116,7 +116,7 @@ class Logs(Settings):
         configure(self.log_level, json=self.log_json)
 
 
-# ------------------------------------------------------------------------------------------------- what is declared
+# ------------------------------------------------------------------------------------------------- declared settings
 
 
 @dataclass(frozen=True, slots=True)

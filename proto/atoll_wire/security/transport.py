@@ -54,7 +54,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class TransportSecurity:
-    """How a process connects and serves. tls: directory of certificates. plaintext: allow it beyond loopback."""
+    """Opens connections and serves. tls: directory of certificates. plaintext: allow plain text beyond loopback."""
 
     tls: Path | None = None
     plaintext: bool = False
@@ -120,7 +120,7 @@ def read(directory: Path) -> CertificateFiles:
 
 @dataclass(slots=True)
 class _Known:
-    """The last valid contents of a directory. stamp: of these files. seen: of the files that were read last."""
+    """The last valid contents of a directory. stamp: of these contents. seen: stamp of the newest files read."""
 
     pem: CertificateFiles
     stamp: Stamp
