@@ -11,7 +11,7 @@ FAST := not slow and not root and not k8s and not compose and not observe and no
 .PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel clean
 
 help: ## show this
-	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": give another with PYTHON=...")'
@@ -51,6 +51,10 @@ pictures: $(READY) ## of the dashboard over a demo, for README and docs: needs D
 
 dashboards: $(READY) ## write Grafana's dashboards
 	@$(BIN)/python docker/grafana/make.py
+
+reference: $(READY) ## write the generated parts of docs/reference: commands, run settings, HTTP, metrics
+	@$(BIN)/python docs/hooks.py
+	@$(BIN)/python -m tests.observing.table
 
 test-k8s: $(READY) ## the chart by Helm's own engine, and the overlays
 	@$(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)

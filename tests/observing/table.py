@@ -19,7 +19,7 @@ Each core, front and learner with `--metrics-listen HOST:PORT` serves these metr
 - `atoll_learner_*` is what the core saw of a learner. `atoll_local_*` is what the learner's own process measured.
 - Each process also exports `process_*`: memory, CPU time and open files.
 
-This page is generated from the code by `python -m tests.observing.table`.
+This page is generated from the code by `make reference`.
 """
 UNITS = {
     "seconds": "s",

@@ -148,7 +148,9 @@ class Joining:
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(
-                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has a different model: {difference}'
+                Status.FAILED_PRECONDITION,
+                f'learner "{request.learner[:80]}" has a different model: {difference}; build the run\'s model, or start '
+                "a core with another --dir",
             )
         if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
