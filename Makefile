@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
 
 help: ## show this
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'

@@ -26,6 +26,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 ROOT = Path(__file__).parent.parent
 OUTSIDE = [
     *ROOT.glob("*.md"),
+    ROOT / "CITATION.cff",
+    ROOT / "LICENSE",
     *ROOT.glob("records/*/README.md"),
     *ROOT.glob("records/**/*.svg"),
     *ROOT.glob("records/**/*.json"),
