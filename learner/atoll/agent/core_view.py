@@ -19,7 +19,7 @@ from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard; see ArrivalEstimator
-KEPT = 1024  # limit on declined rounds that are not reported yet, and on such adoptions
+KEPT = 1024  # limit on unreported declined rounds, and on unreported adoptions
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises the error that ended a fetch. If cancelled, the fetches continue."""
+        """Waits for the first anchors. Raises the error that ended a fetch. Cancellation does not stop the fetches."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:

@@ -60,8 +60,8 @@ class PartialFetch:
     def next(self, target: int) -> FrameRequest | None:
         """Returns the next request, or None when all frames have one version. target: the newest announced version.
 
-        Updates for received frames come first, because the core keeps only a few updates. The learner fetches frames
-        that are too old again.
+        Updates for received frames come first, because the core keeps only a few updates. If a frame is too old, the
+        learner fetches it again.
         """
         missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
