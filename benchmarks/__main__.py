@@ -43,7 +43,7 @@ def of_syncs(report: Report) -> None:
         mine = sync.measure(learners, "124m", syncs)
         peer = before.and_then(
             torchft_sync.measure(python, learners, "124m", syncs // 2)
-        )  # before and after ours, since the machine's speed changes
+        )  # before and after Atoll's, because the machine's speed changes
         wall, cpu = mine.median(lambda s: s.wall_s), mine.median(lambda s: s.cpu_s)
         name = f"outer sync of 124M, {learners} learners"
         spread = f"{min(s.wall_s for s in mine.syncs):.2f} to {max(s.wall_s for s in mine.syncs):.2f} s"
@@ -63,7 +63,7 @@ def of_syncs(report: Report) -> None:
 
 
 def of_step(report: Report) -> None:
-    """`Learner.step()` when no round is due and nothing is to be adopted."""
+    """`Learner.step()` when no round is due and no update waits to be adopted."""
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
     learner._rank_group = SingleRank()  # entered, with an idle agent

@@ -10,7 +10,7 @@ PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["pro
 
 
 def needs(extra: str) -> Iterator[str]:
-    """Yields the dependencies of an extra; "": those of all processes."""
+    """Yields the dependencies of an extra; "": the dependencies that all processes need."""
     for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         own = re.fullmatch(r"atoll\[(.+)\]", line)
         for name in own[1].split(",") if own else ():

@@ -158,7 +158,7 @@ EXPRESSIONS = [
     ),
 ]
 
-# Places where the expression is another's name. A line that contains one of these texts is not searched.
+# Lines in which the expression is a foreign name. A line that contains one of these texts is not searched.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "docker/compose.test.yaml": ("USER nobody", "-o nobody"),
     "CHANGELOG.md": ("AtollLearnerStands", "Stats.stands", "`everybody`, `nobody`"),
@@ -225,7 +225,7 @@ def places(expression: Expression) -> Iterator[tuple[str, int, str]]:
 
 
 def report(expression: Expression) -> list[str]:
-    """A line for each place: where it is, and what to do."""
+    """A line for each place, with the location and the fix."""
     return [
         f"{name}:{number}: {line[:120]} [{expression.reason}; as in {expression.instead!r}, not {expression.found!r}]"
         for name, number, line in places(expression)
@@ -271,7 +271,7 @@ def test_what_must_be_searched_is_searched():
 
 
 def main() -> None:
-    """Prints every place, and ends with 1 if there is one."""
+    """Prints every place, and exits with 1 if there are any."""
     found = [line for expression in EXPRESSIONS for line in report(expression)]
     print(*found, sep="\n")
     sys.exit(1 if found else 0)

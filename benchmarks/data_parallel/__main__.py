@@ -7,11 +7,11 @@ rank). A failure is the SIGKILL of one rank. The other ranks cannot continue wit
 restarted, and continues from its last checkpoint.
 
 goodput = useful rank-seconds / provisioned rank-seconds. Useful is time in steps whose result is in the final model; a
-repeated step counts once. Waiting for other ranks inside a step counts as useful, which favours the synchronous job.
-So does that a failure is detected at once, and that a spare machine is available at once. Provisioned is all time after
-all ranks have read their text and built their model for the first time, as a learner of Atoll is provisioned from its
-first join. The first start of interpreters comes before that (first_start_s); later ones count (interpreter_start_s of
-provisioned_s). See also `accounts.balance`.
+repeated step counts once. Waiting for other ranks inside a step counts as useful. Failures are detected at once, and a
+spare machine is always available. All three favour the synchronous job. Provisioned is all time after all ranks have
+read their text and built their model for the first time, as a learner of Atoll is provisioned from its first join. The
+first start of interpreters comes before that (first_start_s); later ones count (interpreter_start_s of provisioned_s).
+See also `accounts.balance`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=whole_number, default=4)
-    parser.add_argument("--seconds", type=positive_seconds, help="ends the job, after the current step")
+    parser.add_argument("--seconds", type=positive_seconds, help="ends the job after the current step")
     parser.add_argument(
         "--tokens",
         type=whole_number,
@@ -88,14 +88,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.seconds is None and options.tokens is None:
-        parser.error("nothing would end the job: give --seconds or --tokens")
+        parser.error("the job would never end: give --seconds or --tokens")
     if options.kills is not None and options.mtbf is not None:
         parser.error("--kills and --mtbf both say when to kill: give one")
     if any(kill.rank >= options.ranks for kill in options.kills or ()):
-        parser.error(f"--kills names a rank that is not there: 0 to {options.ranks - 1}")
+        parser.error(f"--kills names an unknown rank: give 0 to {options.ranks - 1}")
     if options.json is not None:
         try:
-            options.json.touch()  # an error now, not after minutes of training
+            options.json.touch()  # fail now, not after minutes of training
         except OSError as error:
             parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another path")
     return options

@@ -1,6 +1,6 @@
 """The parent of a synchronous job: starts its ranks, kills one when a failure is due, and restarts all of them.
 
-It ends each child by its pid, for whatever reason it ends itself. It does not import torch: all CPUs are for the ranks.
+The parent always ends its children by pid before it exits. It does not import torch, so that all CPUs serve the ranks.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Job:
         for rank, code in zip(self._ranks, codes, strict=True):
             if code not in {None, 0}:
                 lines = rank.log.read_text(errors="replace").strip().splitlines()
-                raise JobError(f"rank {rank.number} ended with status {code}: {lines[-1] if lines else 'no word'}")
+                raise JobError(f"rank {rank.number} ended with status {code}: {lines[-1] if lines else 'empty log'}")
         heard = max(rank.life.last_seen_age_s for rank in self._ranks)
         if time.monotonic() - heard > SILENCE_S:
             raise JobError(f"no rank has recorded anything for {SILENCE_S:.0f} s: take a smaller --preset")

@@ -1,6 +1,6 @@
 """Codec and merge on one CPU, vs. this machine's copy bandwidth and eager torch, on vectors larger than the cache.
 
-Each figure is the median of several passes. Ratios are taken pass by pass, so that both sides see the same machine.
+Each figure is the median of several passes. Ratios are computed per pass, so both sides see the same machine speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of `make bench`: rows with a limit, and what could not be measured."""
+"""Results of `make bench`: rows with limits, and measurements that were not possible."""
 
 from __future__ import annotations
 

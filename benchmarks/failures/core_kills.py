@@ -30,7 +30,7 @@ from rich.table import Table
 
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
-STEPS_BEFORE = 20  # of the slowest learner, before the first kill
+STEPS_BEFORE = 20  # inner steps of the slowest learner before the first kill
 APART_S = 3.0  # least time between two kills
 MAX_WAIT_S = 120.0  # until learners train, and until their last contributions are settled
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -126,7 +126,7 @@ def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
             if child.process.poll():
                 raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
         if time.monotonic() > deadline:
-            raise DemoError(f"the run did not get on within {MAX_WAIT_S:.0f} s: {learners[0].tail()}")
+            raise DemoError(f"the run made no progress within {MAX_WAIT_S:.0f} s: {learners[0].tail()}")
         time.sleep(0.2)
 
 

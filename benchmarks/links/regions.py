@@ -1,4 +1,4 @@
-"""Measures a run in three regions behind long links, as a user would run it.
+"""Measures a run in three regions behind long links, as a user would start it.
 
 python -m benchmarks.links.regions [--json PATH] [--seeds 3]
 
@@ -47,8 +47,8 @@ COPIES = (0.98, 1.02)
 class Outcome:
     """The result of one run. copies: how often each front fetched the published updates; link_bytes: up and down.
 
-    pace: inner steps of the learners that were cut off, relative to the others' and to before the cut, until they were
-    heard again; 1: no step was lost. merged_after: contributions of all learners since the link was restored.
+    pace: inner steps of the learners that were cut off, relative to the others' and to before the cut, until they
+    reported again; 1: no step was lost. merged_after: contributions of all learners since the link was restored.
     """
 
     seed: int

@@ -71,7 +71,7 @@ class Sites:
         return [IP, "netns", "exec", namespace, *words]
 
     def remove(self) -> None:
-        """Removes all of it, also what `make` made only in part."""
+        """Removes all objects, even if `make` failed halfway."""
         for number in range(len(self.names)):
             Path(f"/run/netns/{self.home}.{self.device(number)}.up").unlink(missing_ok=True)
         for name in (self.home, *self.names.values()):

@@ -1,4 +1,4 @@
-"""Other systems, each used as its documentation says, in an environment of its own. None of their code is here.
+"""Other systems, each used as documented, in its own environment. This package contains none of their code.
 
 May import: data_plane.
 """

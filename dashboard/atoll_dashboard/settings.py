@@ -21,7 +21,7 @@ class DashboardSettings(Certificates):
     listen: Annotated[Address, Field(description="Address of the page. Port 0: any free port.")] = "127.0.0.1:7080"
     plaintext: Annotated[
         bool,
-        Field(description="Allow plain HTTP on an address other than loopback. Everyone who reaches it can read."),
+        Field(description="Allow plain HTTP on an address other than loopback. Anyone who can reach it can read."),
     ] = False
     hosts: Annotated[
         tuple[str, ...],

@@ -100,7 +100,7 @@ def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Extra compute for half of the training: training time relative to a run without it."""
+    """Extra compute for half of the training: training time relative to a run without extra compute."""
     from atoll_forecast.paper.claims import scavenging_claims
 
     title = "Extra compute for half of the tokens: time relative to none"

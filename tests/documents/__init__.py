@@ -1,1 +1,1 @@
-"""The documents for people: fences run, commands and options exist, and quoted messages are those of the code."""
+"""Tests of the documents: fences run, commands and options exist, and quoted messages match the code."""

@@ -18,7 +18,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One fence. reason: why it is not run as written, from the comment above it; title: the file that it is."""
+    """One fence. reason: why it is not run as written, from the comment above it; title: the file's name."""
 
     page: str
     line: int
@@ -43,6 +43,6 @@ def fences(path: Path) -> Iterator[Fence]:
 
 
 def all_fences(*languages: str) -> list[Fence]:
-    """Those of all pages, in some languages or in all."""
+    """The fences of all pages, in the given languages or in all."""
     found = [fence for path in PAGES for fence in fences(path)]
     return [fence for fence in found if not languages or fence.language in languages]

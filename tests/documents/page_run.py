@@ -1,7 +1,7 @@
-"""Runs a page's bash fences as a reader would: in order, in one directory, with a terminal for each that goes on.
+"""Runs a page's bash fences as a reader would: in order, in one directory, with terminals for those that keep running.
 
-A fence whose last command serves or trains until Ctrl-C keeps its terminal; the page goes on when it says that it is
-there. At the end of the page each gets Ctrl-C, and must end without an error.
+A fence whose last command serves or trains until Ctrl-C keeps its terminal. The page continues when this command
+reports that it runs. At the end of the page, each terminal gets Ctrl-C, and each command must exit without an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PageRun:
             process.wait()
 
     def run(self, fence: Fence) -> str:
-        """Runs one fence, in a terminal of its own if it lasts. Returns what it printed. Raises AssertionError."""
+        """Runs one fence, in its own terminal if it keeps running. Returns its output. Raises AssertionError."""
         log = self.directory / f"fence-{fence.line}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -63,9 +63,9 @@ class PageRun:
         return log.read_text()
 
     def interrupt(self) -> None:
-        """Ctrl-C in every terminal, the newest first. Raises AssertionError when one ends with an error."""
+        """Ctrl-C in every terminal, the newest first. Raises AssertionError if one exits with an error."""
         for fence, process, log in reversed(self.terminals):
-            background = process.poll() is not None  # what it left behind with &, where Ctrl-C does not reach
+            background = process.poll() is not None  # processes started with &, which Ctrl-C does not reach
             signalled(process, signal.SIGTERM if background else signal.SIGINT)
             code = process.wait(END_S)
             assert code in (0, 130, -signal.SIGINT), f"{fence} ended with {code}:\n{log.read_text()}"
@@ -74,11 +74,11 @@ class PageRun:
         end = time.monotonic() + WAIT_S
         while not THERE.search(log.read_text()):
             assert process.poll() in (None, 0), f"{fence} ended with {process.returncode}:\n{log.read_text()}"
-            assert time.monotonic() < end, f"{fence} does not say that it is there:\n{log.read_text()}"
+            assert time.monotonic() < end, f"{fence} does not report that it runs:\n{log.read_text()}"
             time.sleep(0.1)
 
 
 def signalled(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Sends a signal to all processes of a terminal, those that it left in the background included."""
+    """Sends a signal to all processes of a terminal, including those in the background."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

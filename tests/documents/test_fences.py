@@ -36,7 +36,7 @@ def test_every_fence_names_its_language():
 
 @pytest.mark.parametrize("fence", all_fences("python"), ids=str)
 def test_what_python_imports_is_there(fence: Fence):
-    body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # the reader's own loop goes there
+    body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # stands for the reader's own loop
     for node in ast.walk(ast.parse(fence.text + body)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0].startswith("atoll"):
             module = importlib.import_module(node.module or "")
@@ -105,7 +105,7 @@ def command() -> Any:
 
 
 def unknown_words(words: list[str]) -> str:
-    """The first subcommand or option that `atoll` does not have; empty when it has all."""
+    """The first subcommand or option that `atoll` lacks; empty if it has all."""
     at = command()
     rest = list(words)
     while isinstance(at, TyperGroup) and rest and not rest[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Each page's commands run as written, from its top to its end, in a copy of the checkout: minutes long."""
+"""Each page's commands run as written, from top to end, in a copy of the checkout. This takes minutes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_fence_that_fails_is_found(tmp_path: Path):
 
 
 def copied(to: Path) -> Path:
-    """What git would check out, with the changes that are not committed."""
+    """The files that git would check out, with uncommitted changes."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )

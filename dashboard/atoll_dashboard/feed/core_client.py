@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 class CoreClient:
-    """A client of a core or a front. token: the dashboard's own, for reading; actions use their caller's.
+    """A client of a core or a front. token: the dashboard's own, only for reading; actions use the operator's.
 
     Every method raises grpc.aio.AioRpcError, LinkLost, and TransportSecurityError for certificates.
     """

@@ -33,7 +33,7 @@ ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
 MANY_REGIONS = 16
-AT_ONCE = 4  # calls to the core at a time, besides polls
+AT_ONCE = 4  # concurrent calls to the core, in addition to polls
 T = TypeVar("T")
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
@@ -95,7 +95,7 @@ class RunFeed:
                 continue  # no page was opened meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next poll, or after a second, since displayed ages change too."""
+        """Returns after the next poll, or after a second, because displayed ages change, too."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await self._looked.wait()
@@ -240,7 +240,7 @@ class RunFeed:
         return sorted({each.region for each in self.seen.status.learners})
 
     def regions(self) -> list[Region]:
-        """All regions. In each, learners in trouble come first."""
+        """All regions. In each region, learners with problems come first."""
         members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
         for each in self.seen.status.learners:
             members[each.region].append(each)
@@ -284,7 +284,7 @@ class RunFeed:
 
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
-    """An error of a call as one line with the fact and the fix."""
+    """One line with the fact and the fix for a failed call."""
     if not is_unreachable(error):
         return f"the core at {address} refused the call: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()

@@ -13,7 +13,7 @@ from atoll_dashboard.models.api_models import Run
 TOKENS_WINDOW_S = 10.0
 BYTES_WINDOW_S = 60.0
 RECENT_S = 300.0
-MIN_RECENT_S = 60.0  # the first joins of a run say nothing about its goodput
+MIN_RECENT_S = 60.0  # before that, the first joins of a run hide its goodput
 LONG_WINDOW_S, LONG_EVERY_S, MIN_LONG_S = 3600.0, 10.0, 60.0  # for the cost per day
 LEARNER_POINTS = 240
 TOKENS = "tokens"
@@ -38,7 +38,7 @@ class RunRates:
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Whether a status is of another run or generation, or of a restored backup. Rates must then start again."""
+        """Whether a status is from another run or generation, or a restored backup. Rates must then start again."""
         last = self._last
         if last is None:
             return False
@@ -67,7 +67,7 @@ class RunRates:
         return self._seconds.grown("useful") / provisioned
 
     def remember(self, status: pb.StatusReply, run: Run) -> None:
-        """Adds a point to each history. run: of the same poll."""
+        """Adds a point to each history. run: from the same poll."""
         self.history.add(
             status.at,
             {

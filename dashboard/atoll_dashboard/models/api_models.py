@@ -98,7 +98,7 @@ class Run(BaseModel):
     goodput: Goodput
     tokens_trained: int
     tokens_merged: float
-    total_tokens: int  # that the run is to train; 0: not known
+    total_tokens: int  # the run's target; 0: not known
     tokens_per_s: float
     loss: float | None
     merges: int
@@ -122,7 +122,7 @@ class Dot(BaseModel):
 
 
 class Region(BaseModel):
-    """A region on the map. dots: at most 48 of its learners, those in trouble first. Counts include all learners."""
+    """A region on the map. dots: at most 48 of its learners, those with problems first. Counts include all learners."""
 
     region: str
     learners: dict[LearnerState, int]

@@ -1,6 +1,6 @@
 // The confirmation dialog of each operator action.
 
-/** The model can be gigabytes. With a ticket the browser itself downloads it, and no URL contains the token. */
+/** The model can have gigabytes. With a ticket, the browser downloads it, and no URL contains the token. */
 function download({ url }) {
   const link = document.createElement("a");
   if (!/^api\/model\?/.test(url)) throw new Error("the download link is not one of this dashboard");

@@ -1,4 +1,4 @@
-// Operator actions. Each asks for confirmation, and needs a token, which is kept in memory only.
+// Operator actions. Each asks for confirmation and needs a token, which the page keeps only in memory.
 
 import { action, Refused } from "./api.js";
 import { h, set, show, text } from "./dom.js";

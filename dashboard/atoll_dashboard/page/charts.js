@@ -170,7 +170,7 @@ function drawGrid(grid, scale, show, width) {
   });
 }
 
-/** A line with gaps where nothing is known. */
+/** A line with gaps where values are unknown. */
 function pathOf(at, column, scale) {
   let pen = "M";
   let path = "";

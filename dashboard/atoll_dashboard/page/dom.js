@@ -1,4 +1,4 @@
-// Nodes are made once and updated. Data becomes text, never markup: names come from strangers.
+// Nodes are made once and updated. Data becomes text, never markup, because names come from untrusted processes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -54,7 +54,7 @@ export function swap(one, other, first) {
   show(gone, false);
 }
 
-/** A sign from the symbols of index.html. It is hidden from screen readers, because text stands next to it. */
+/** A sign from the symbols of index.html. It is hidden from screen readers, because the text next to it says the same. */
 export function sign(name) {
   const use = s("use", { href: `#sign-${name}` });
   return s("svg", { class: `sign sign-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, use);

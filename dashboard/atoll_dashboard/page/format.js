@@ -41,7 +41,7 @@ export function rate(value) {
   return known(value) ? `${bytes(value)}/s` : UNKNOWN;
 }
 
-/** price: with as many digits as it has, for prices per GB are fractions of a cent at times. */
+/** price: all digits are shown, because prices per GB can be fractions of a cent. */
 export function money(value, price = false) {
   if (!known(value)) return UNKNOWN;
   if (price) return CURRENCY + value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
@@ -58,7 +58,7 @@ export function percent(part, of) {
   return `${fixed[value >= 99.95 || value === 0 ? 0 : value >= 9.95 ? 1 : 2].format(value)} %`;
 }
 
-/** How long, with at most two units. */
+/** A duration, with at most two units. */
 export function span(seconds) {
   if (!known(seconds)) return UNKNOWN;
   const value = Math.max(0, seconds);
@@ -77,19 +77,19 @@ function pair(value, large, largeUnit, small, smallUnit) {
   return rest > 0 ? `${first} ${rest} ${smallUnit}` : first;
 }
 
-/** How long, coarse: for words that should not change each second. */
+/** A duration, rounded so that the text does not change every second. */
 export function about(seconds) {
   return known(seconds) ? span(seconds < 60 ? seconds : Math.floor(seconds / 60) * 60).replace(/\.\d/, "") : UNKNOWN;
 }
 
-/** A short time to the hundredth: for rounds. */
+/** A short duration with two decimals, for rounds. */
 export function exact(seconds) {
   return known(seconds) ? `${fixed[2].format(seconds)} s` : UNKNOWN;
 }
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
-/** The time of the day here; with the date when that is not today. */
+/** The local time of day, with the date if it is not today. */
 export function clock(at, tenths = false) {
   if (!known(at)) return UNKNOWN;
   const time = new Date(at * 1000);
@@ -103,7 +103,7 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-/** A line that may hold a thousand names. */
+/** A text, cut to a maximum length. */
 export function clipped(line, letters = 180) {
   if (line.length <= letters) return line;
   const start = line.slice(0, letters);

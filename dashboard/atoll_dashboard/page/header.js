@@ -66,7 +66,7 @@ export function makeHeader() {
     text(more, wrong.length > 1 ? `and ${wrong.length - 1} more` : "");
   }
 
-  /** Announces a change of the problems to screen readers, not every second. */
+  /** Announces problems to screen readers when they change, not every second. */
   function tell(wrong, old, run) {
     const key = JSON.stringify([wrong.map((each) => each.key), old !== "", run === undefined]);
     if (key === told) return;

@@ -16,7 +16,7 @@ const CAUSE_WORDS = {
   other: "other",
 };
 
-/** An unknown cause, of a newer core, is shown by its own name. */
+/** A cause that only a newer core knows is shown by its name. */
 export function causeWords(cause) {
   return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
 }

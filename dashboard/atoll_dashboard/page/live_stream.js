@@ -1,6 +1,6 @@
-// The stream of the current state. It reconnects automatically, and knows the age of its data.
+// The stream of the current state. It reconnects automatically and knows the age of its data.
 
-const QUIET_S = 10; // a message comes every second; after this long without one the stream is dead
+const QUIET_S = 10; // messages arrive every second; without one for this long, the stream is dead
 const AGAIN_S = 3;
 
 const seconds = () => performance.now() / 1000;
@@ -61,7 +61,7 @@ export function startFeed(listener, onCore) {
       broken("the dashboard sends nothing");
       open();
     } else if (source.readyState === EventSource.CLOSED && seconds() - openedAt > AGAIN_S) {
-      open(); // browsers give up after another kind of answer, such as a proxy's 502
+      open(); // browsers do not reconnect after other answers, such as a proxy's 502
     }
     listener(feed);
   }

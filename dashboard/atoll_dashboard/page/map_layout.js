@@ -60,7 +60,7 @@ export function dotPlaces(count, pitch) {
   });
 }
 
-/** Whether there is no room for rates next to the links. If so, captions show them. */
+/** Whether rates do not fit next to the links. If so, captions show them. */
 export const crowded = (width, count) => width < 600 || count > 6;
 
 /** Columns and rows of the grid around the core, for many islands. */

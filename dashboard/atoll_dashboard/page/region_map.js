@@ -1,4 +1,4 @@
-// The map: the core is in the middle, regions are islands around it, learners are dots on their island.
+// The map, with the core in the middle, regions as islands around it, and learners as dots on the islands.
 
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
 import { about, count, rate } from "./format.js";
@@ -8,7 +8,7 @@ import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-/** At most 16 islands in the order of their names: regions in trouble first, then the largest. The rest is summed. */
+/** At most 16 islands in the order of their names: regions with problems first, then the largest. Other regions are summed. */
 function islandsOf(regions) {
   if (regions.length <= MOST_ISLANDS) return regions;
   const silent = (region) => Math.sign(region.learners.silent ?? 0);

@@ -2,7 +2,7 @@
 
 const VIEWS = ["overview", "learners", "rounds", "receipts", "fragments", "checkpoints", "events"];
 
-/** {view, name, query}. An unknown address is the overview. */
+/** {view, name, query}. An unknown address opens the overview. */
 export function place(hash = location.hash) {
   const [path, tail = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
   const query = Object.fromEntries(new URLSearchParams(tail));

@@ -95,7 +95,7 @@ class OperatorAction:
 def operator_action(request: Request) -> OperatorAction:
     """Returns the action with the caller's own token. The dashboard's token is for reading only. Raises HTTPException.
 
-    The page sends the token in its own header, since a proxy may use `Authorization`.
+    The page sends the token in its own header, because a proxy may use `Authorization`.
     """
     feed: RunFeed = request.app.state.feed
     shown = request.headers.get(AUTHORIZATION, "")

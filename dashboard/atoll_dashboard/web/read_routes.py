@@ -143,7 +143,7 @@ async def checkpoints(feed: FeedOfRequest) -> list[Checkpoint]:
 
 @router.get("/events")
 async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 200) -> list[Event]:
-    """Events since the dashboard was started, and the events that the core had kept before, newest first."""
+    """Events since the dashboard was started, and earlier events that the core kept, newest first."""
     newer = [each for each in feed.events if each.number > after]
     return newer[::-1][:limit]
 

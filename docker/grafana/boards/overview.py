@@ -38,7 +38,7 @@ def _at_a_glance() -> list[Panel]:
               "percentunit", "run:atoll_goodput:ratio_15m", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Goodput of the run", "Useful share of the provisioned learner-seconds since the run began.",
               "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
-        value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
+        value("Rounds at their deadline", "Share of the rounds in the last half hour that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("WAN cost per month",
@@ -59,7 +59,7 @@ def _learners() -> Panel:
     columns = [
         Column("state", parts.rank("learner, region"), colored=True, mappings=parts.state_words()),
         Column("last heard", f"1000 * {heard}", "dateTimeAsIso"),
-        Column("not heard for", f"time() - {heard}", "s"),
+        Column("last message, age", f"time() - {heard}", "s"),
         Column("lost in this time range", f"clamp_min(max by (learner) (delta({lost}[$__range])), 0)", "s"),
         Column("lost in the run", f"max by (learner) ({lost})", "s"),
         Column("loss", "max by (learner) (atoll_learner_loss)", "none", decimals=3),
@@ -112,7 +112,7 @@ def _over_time() -> list[Panel]:
     return [
         states("Learner states", "State of each learner over time.",
                parts.rank("learner"), "{{learner}}", parts.state_words()),
-        lines("Goodput", "Useful share of the provisioned learner-seconds: in 15 minutes, and in the whole run.",
+        lines("Goodput", "Useful share of the provisioned learner-seconds, in 15 minutes and in the whole run.",
               "percentunit", {"15 minutes": "run:atoll_goodput:ratio_15m", "the run": "max(atoll_goodput_ratio)"},
               span=12, most=1, limits=steps(RED, (0.8, GREEN))),
         lines("Loss", "Latest training loss of each learner, and the median of live learners.", "none",

@@ -60,7 +60,7 @@ def state_words() -> list[Any]:
 
 
 def steps(first: str, *more: tuple[float, str]) -> dashboard.ThresholdsConfig:
-    """Thresholds. first: the colour of the lowest values; more: (value, colour) from that value on."""
+    """Thresholds. first: the colour of the lowest values; more: (value, colour), used from that value upwards."""
     found = [models.Threshold(None, first), *(models.Threshold(value, color) for value, color in more)]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
 

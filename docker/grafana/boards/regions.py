@@ -30,7 +30,7 @@ def _numbers() -> list[Panel]:
               f"sum(region:atoll_wan_bytes:rate_5m{{{HERE}}})", steps(GREEN)),
         value("WAN bytes per month", "Payload bytes of all regions in 30 days at the rate of the last day.", "decbytes",
               "run:atoll_wan_bytes:month_1d", steps(GREEN)),
-        value("WAN cost per month", "Cost of these bytes at the price above. Red: more than 1000 USD.", "currencyUSD",
+        value("WAN cost per month", "Cost of these 30 days at the price above. Red: more than 1000 USD.", "currencyUSD",
               "run:atoll_wan_bytes:month_1d / 1e9 * $price", steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
         value("WAN budget used", "Bytes of 30 days at the rate of the last day, as a share of --wan-budget-gb.",
               "percentunit",
@@ -64,8 +64,8 @@ def _core() -> list[Panel]:
              {"{{region}}": cost}),
         lines("By codec", "Payload bytes per second by codec. Whole fragments are float32.", "Bps",
               {"{{codec}} {{direction}}": codec}, stacked=True),
-        lines("Compression", "Size as float32 divided by the size on the wire, without whole fragments.", "none",
-              {"{{direction}}": "atoll_compression_ratio"}),
+        lines("Compression", "Size of payloads as float32, divided by their size on the wire. Whole fragments are left "
+              "out.", "none", {"{{direction}}": "atoll_compression_ratio"}),
         lines("Learners by region", "Number of learners in each region, by state.", "none",
               {"{{region}} {{state}}": there}, stacked=True),
     ]  # fmt: skip

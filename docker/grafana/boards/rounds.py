@@ -30,11 +30,11 @@ def _numbers() -> list[Panel]:
     return [
         value("Merges per minute", "Mean of the last five minutes.", "none",
               "60 * sum(rate(atoll_merges_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
-        value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
+        value("Rounds at their deadline", "Share of the rounds in the last half hour that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
-        value("Rounds that lapse", "Share of the last half hour's rounds that had nothing to merge.", "percentunit",
-              "max(run:atoll_rounds_lapsed:ratio_30m) or vector(0)",
+        value("Rounds that lapse", "Share of the rounds in the last half hour that had nothing to merge.",
+              "percentunit", "max(run:atoll_rounds_lapsed:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("Tokens merged", "Share of the trained tokens that were merged.", "percentunit",
               "max(atoll_token_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
@@ -60,7 +60,10 @@ def _rounds() -> list[Panel]:
     }
     stages = {
         "Until the quorum": ("From a round's opening until enough learners have answered.", "quorum_wait"),
-        "Grace window": ("From the quorum until the round closes. Learners keep training meanwhile.", "grace_wait"),
+        "Grace window": (
+            "From the quorum until the round closes. Learners keep training during this time.",
+            "grace_wait",
+        ),
         "Merge": ("From a round's close until its outer step is computed.", "merge"),
         "Publish": ("From the outer step until the update is durable and can be fetched.", "publish"),
         "Adopt": ("From publication until a learner reports that it has adopted the update.", "adopt"),
@@ -82,13 +85,13 @@ def _contributions() -> list[Panel]:
     fates = {"{{fate}}": "60 * sum by (fate) (rate(atoll_contributions_total[$__rate_interval]))"}
     return [
         lines("Contributions by fate",
-              "Per minute: accepted, then merged or refused. turned_away: not accepted, sent again later.", "none",
+              "Contributions per minute. turned_away: not accepted; the learner sends it again later.", "none",
               fates),
         lines("Pending", "Contributions that are acknowledged but not merged yet.", "none",
               {"pending": "sum(atoll_contributions_pending)"}),
         lines("Staleness", "Outer steps between the base version of a contribution and its merge.", "none",
               quantiles("atoll_staleness_outer_steps")),
-        lines("Weights", "Share of a contribution in its outer step. Late contributions have less weight.",
+        lines("Weights", "Weight of a contribution in its outer step. Late contributions have less weight.",
               "percentunit",
               quantiles("atoll_contribution_weight"), most=1),
         lines("Tokens per second", "Trained tokens and merged tokens.", "none",

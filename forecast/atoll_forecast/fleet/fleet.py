@@ -1,6 +1,6 @@
 """A whole run in virtual time, with the real syncer, simulated steps, link delays and failures.
 
-The fleet does not train. It tells a `Work` what happens to each learner's parameters, in order. So the same fleet runs
+The fleet does not train. It tells a `Work` what happens to each learner's parameters, in order. The same fleet runs
 simulations without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock, so that a
 seed always gives the same events.
 """
@@ -256,7 +256,7 @@ class Fleet:
         def asked(learner: FleetLearner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
-            if learner.waits:  # it waits at a step boundary, and other learners may wait for its answer
+            if learner.waits:  # the learner waits at a step boundary, and others may wait for its answer
                 self._answer_one(learner)
 
         return asked

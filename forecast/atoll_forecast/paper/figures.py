@@ -1,4 +1,4 @@
-"""Figures of the paper and its announcement (arXiv 2604.21428; 23 April 2026), only to compare with."""
+"""Figures of the paper and its announcement (arXiv 2604.21428; 23 April 2026), for comparison."""
 
 from __future__ import annotations
 

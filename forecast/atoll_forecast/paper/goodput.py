@@ -49,7 +49,7 @@ def simulate(
     """Simulates a fleet of equal learners. hours: simulated time; 2.4 million chips take a second or two."""
     random = Random(f"{seed}/{chips}/{learners}/{elastic}")  # noqa: S311 - not a secret
     of_each = [_learner(chips / learners, failures, elastic, hours * 3600, random) for _ in range(learners)]
-    idle = math.prod(1 - running for _, running in of_each)  # they fail independently
+    idle = math.prod(1 - running for _, running in of_each)  # learners fail independently
     return Expected(sum(useful for useful, _ in of_each) / learners, 1 - idle)
 
 

@@ -25,7 +25,7 @@ from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
 LINK_SHARE = 0.7  # part of a link's rate that a plan may use: links carry other traffic, and their rate varies
 MIN_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
 MAX_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
-BLOCKED_S = 1.3e-9  # of a step boundary, per parameter taken and adopted, on a CPU
+BLOCKED_S = 1.3e-9  # seconds of a step boundary, per parameter taken and adopted, on a CPU
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # per round without payloads: headers, receipts (records/wan)
 DISK_BYTES = 4 * 12.0 + 4.0  # per parameter: four snapshots, and the first parameters' file
 LEARNER_BYTES = 7.4  # of host memory per parameter
@@ -62,7 +62,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class RegionLoss:
-    """The loss of a whole region. pace: part that remains. silent_s: after how long rounds stop waiting for it."""
+    """The loss of a whole region. pace: part that remains. silent_s: time after which rounds stop waiting for it."""
 
     region: str
     pace: float
@@ -159,7 +159,7 @@ def _warnings(
         yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they recover"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
-        yield f"{each_s:.0f} contributions per second: no core was measured with so many: use fewer --fragments"
+        yield f"{each_s:.0f} contributions per second: no core was measured at this rate: use fewer --fragments"
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
         yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has only one core: train fewer parameters"
 

@@ -85,7 +85,7 @@ securityContext:
   readOnlyRootFilesystem: true
 {{- end }}
 
-{{/* The Secret as a directory. With subPath new certificates would not reach a running process. */}}
+{{/* The Secret as a directory. With subPath, new certificates would not reach a running process. */}}
 {{- define "atoll.tlsVolume" -}}
 - name: tls
   secret:
