@@ -198,7 +198,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
         ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["too long a name"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["too many dimensions"]),
-        ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not say how it is merged"]),
+        ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not declare its kind of merge"]),
     ],
 )  # fmt: skip
 def test_a_join_that_cannot_be_is_refused(running, change, status, words):
