@@ -116,7 +116,7 @@ def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
 
-@bad('a row of the ledger\'s table "contributions" does not match its checksum', recovers=True)
+@bad("a row of the ledger table contributions does not match its checksum", recovers=True)
 def contribution_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
 
@@ -131,7 +131,7 @@ def contribution_of_a_merge_is_gone(directory: Path) -> None:
     sql(directory, "DELETE FROM contributions WHERE rowid=(SELECT max(rowid) FROM contributions)")
 
 
-@bad('a row of the ledger\'s table "merges" does not match its checksum')
+@bad("a row of the ledger table merges does not match its checksum")
 def merge_has_another_checksum(directory: Path) -> None:
     sql(directory, "UPDATE merges SET theta=theta+1 WHERE version=(SELECT max(version) FROM merges)")
 
@@ -141,22 +141,22 @@ def merge_is_gone(directory: Path) -> None:
     sql(directory, "DELETE FROM merges WHERE version=(SELECT max(version)-1 FROM merges)")
 
 
-@bad('a row of the ledger\'s table "learners" does not match its checksum')
+@bad("a row of the ledger table learners does not match its checksum")
 def learner_has_another_incarnation(directory: Path) -> None:
     sql(directory, "UPDATE learners SET incarnation=incarnation+7 WHERE name='a'")
 
 
-@bad('a row of the ledger\'s table "snapshots" does not match its checksum')
+@bad("a row of the ledger table snapshots does not match its checksum")
 def snapshot_covers_other_versions(directory: Path) -> None:
     sql(directory, "UPDATE snapshots SET versions='[[0, 7777], [1, 7777]]'")
 
 
-@bad('a row of the ledger\'s table "meta" does not match its checksum')
+@bad("a row of the ledger table meta does not match its checksum")
 def run_has_another_learning_rate(directory: Path) -> None:
     sql(directory, "UPDATE meta SET value=replace(value, '0.85', '0.8') WHERE key='settings'")
 
 
-@bad('a row of the ledger\'s table "tallies" does not match its checksum')
+@bad("a row of the ledger table tallies does not match its checksum")
 def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 

@@ -163,6 +163,6 @@ def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:
-            text = f'a row of the ledger\'s table "{table}" does not match its checksum'
+            text = f"a row of the ledger table {table} does not match its checksum"
             raise LedgerError(f"{text} ({row[:named_by]}): restore a backup")
         yield row
