@@ -1,4 +1,4 @@
-"""`python -m atoll_server`: the subcommands for cores, fronts and certificates, where `atoll` is not installed."""
+"""`python -m atoll_server`: the subcommands for cores, fronts and certificates, for use where `atoll` is missing."""
 
 import sys
 

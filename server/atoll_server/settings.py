@@ -1,4 +1,4 @@
-"""Settings of a run and of a core process. They are validated once, at startup, and are plain values afterwards."""
+"""Settings of a run and of a core process. They are validated once, at startup, and then are plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_server.access.quotas import Quotas
 
 
 class Quorum(BaseModel):
-    """The fewest contributions that may close a round: a number of learners, or a share of the live learners."""
+    """The smallest number of contributions that may close a round, or their share of the live learners."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,12 +27,12 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """K for `live` learners: at most `live`, at least one."""
+        """K for `live` learners: at most `live`, and at least one."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
     def __str__(self) -> str:
-        """The text that `parse` reads back."""
+        """Text that `parse` converts back."""
         return f"{100 * self.share:g}%" if self.learners is None else str(self.learners)
 
     @classmethod
@@ -49,7 +49,7 @@ class Quorum(BaseModel):
 
 
 class RunSettings(Settings):
-    """Settings that all learners of a run share. The core keeps them with the run, and each Join reply has them."""
+    """Settings that all of a run's learners share. The core keeps them with the run and sends them in Join replies."""
 
     command: ClassVar[str] = "core"
     panel: ClassVar[str] = "Run settings (kept with the run; a new value replaces the kept one)"
@@ -60,16 +60,16 @@ class RunSettings(Settings):
     ] = 0
     overlap_steps: Annotated[
         float, Field(gt=0, le=1000, description="tau: inner steps that a sync may take."), Option(name="overlap")
-    ] = 4.0  # a learner answers and adopts only at the end of a step
+    ] = 4.0  # at least some steps, since a learner answers and adopts only at the end of a step
     quorum: Annotated[
         Quorum, Field(description="K: number or share of live learners: 3, 0.5 or 50%."), Option(metavar="<text>")
     ] = Quorum()
     grace_ratio: Annotated[
         float,
-        Field(ge=0, lt=1, description="gamma: part of the slack that a round waits after its quorum. 0: no wait."),
+        Field(ge=0, lt=1, description="gamma: fraction of the slack that a round waits after its quorum. 0: no wait."),
     ] = 0.8
     staleness_exponent: Annotated[
-        float, Field(ge=0, le=10, description="a: a late contribution's weight falls as staleness^-a.")
+        float, Field(ge=0, le=10, description="a: factor staleness^-a on the weight of a late contribution.")
     ] = 0.5
     max_staleness: Annotated[
         int, Field(ge=0, le=1_000_000, description="Largest accepted staleness, in outer steps.")
@@ -78,11 +78,11 @@ class RunSettings(Settings):
     outer_momentum: Annotated[float, Field(ge=0, lt=1, description="Outer Nesterov momentum.")] = 0.85
     outer_warm_up: Annotated[
         int,
-        Field(ge=0, le=1_000_000, description="Outer steps of a fragment until its momentum reaches --outer-momentum."),
+        Field(ge=0, le=1_000_000, description="Outer steps until a fragment's momentum reaches --outer-momentum."),
     ] = 25  # early pseudo-gradients point in different directions
     outer_cool_down: Annotated[
         float,
-        Field(ge=0, le=1, description="Last part of --total-tokens, over which outer steps become plain means."),
+        Field(ge=0, le=1, description="Last fraction of --total-tokens, in which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
         int, Field(ge=0, le=1 << 60, description="Tokens that all learners together will train. 0: unknown.")
@@ -95,10 +95,10 @@ class RunSettings(Settings):
         float,
         Field(ge=0, le=1e6, description="Scale larger contributions down to this many times the usual norm. 0: none."),
     ] = 10.0
-    codec: Annotated[Codec, Field(description="Encoding of values, in both directions.")] = Codec.INT4
-    # Retention is kept with the run, so that a start without these options deletes nothing.
-    keep_snapshots: Annotated[int, Field(ge=2, description="Snapshots kept.")] = (
-        3  # a payload is deleted only when two snapshots cover it
+    codec: Annotated[Codec, Field(description="Encoding of values in both directions.")] = Codec.INT4
+    # Retention is kept with the run, so that a start without these options deletes no data.
+    keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (
+        3  # a payload is deleted only after two snapshots cover it
     )
     record: Annotated[
         bool,
@@ -106,14 +106,14 @@ class RunSettings(Settings):
     ] = False
 
     def heat(self, tokens: int) -> float:
-        """1 during the run; falls to 0 over the last `outer_cool_down` of its tokens. tokens: tokens trained so far."""
+        """1 during the run. Falls to 0 over the last `outer_cool_down` of its tokens. tokens: trained so far."""
         if not self.total_tokens:
             return 1.0
         left = max(0.0, 1 - tokens / self.total_tokens)
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
-        """Learning rate and momentum of the outer step to a version. age: outer steps. heat: 0 is a plain mean."""
+        """Learning rate and momentum for the outer step to a version of this age. heat: 0 gives a plain mean."""
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
@@ -132,7 +132,7 @@ class RunSettings(Settings):
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
-        """A copy with the given settings replaced; None keeps a setting. Raises SettingsError for invalid ones."""
+        """A copy with the given settings replaced. None keeps a setting. Raises SettingsError for invalid values."""
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
@@ -140,18 +140,18 @@ class Serving(Certificates, Metrics):
     """Settings of every process that serves the protocol."""
 
     def check_reach(self, *addresses: str) -> None:
-        """Raises SettingsError when an address or the metrics would be served to a network in plain text."""
+        """Raises SettingsError if an address or the metrics would be served to a network in plain text."""
         self.security.check(addresses)
         metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
 
 
 class ServerLimits(Settings):
-    """Limits of a server for all callers together."""
+    """A server's limits for all callers together."""
 
     panel: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "limit"
 
-    calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls, of any kind.")] = 16_384
+    calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls of all kinds.")] = 16_384
     message_bytes: Annotated[
         Bytes,
         Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message that is received; Atoll splits larger ones."),
@@ -159,25 +159,26 @@ class ServerLimits(Settings):
 
 
 class Limits(ServerLimits):
-    """Limits of a core. A call above a limit ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
+    """A core's limits. A call above a limit ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
 
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
-    tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Trainable tensors of the model.")] = TENSORS
+    tensors: Annotated[int, Field(ge=1, le=TENSORS, description="The model's trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
-    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Trainable parameters of the model.")] = 1 << 36
-    tokens: int = 1 << 50  # largest number that a learner may report; also the limit of its steps
+    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="The model's trainable parameters.")] = 1 << 36
+    tokens: int = 1 << 50  # limit on a learner's reported tokens, and on its reported steps
     model_bytes: Annotated[Bytes, Field(ge=1, le=1 << 50, description="Size of the first parameters' file.")] = 1 << 40
     spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
     ] = 64 << 30
     learner_spool_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions, until their fate.")
+        Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions that wait for a merge.")
     ] = 16 << 30
-    norm_window: int = 32  # number of contributions of a fragment whose median is the usual norm
+    norm_window: int = 32  # number of a fragment's contributions whose median norm is the usual norm
     headroom_bytes: Annotated[
-        Bytes, Field(ge=1 << 20, le=1 << 50, description="Disk space kept free for the ledger, beyond a snapshot.")
+        Bytes,
+        Field(ge=1 << 20, le=1 << 50, description="Disk space to keep free for the ledger, in addition to a snapshot."),
     ] = 64 << 20
-    receipts: int = 10_000  # in one answer
+    receipts: int = 10_000  # limit on the receipts in one answer
     contents_bytes: Annotated[
         Bytes,
         Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read others from disk."),
@@ -197,11 +198,11 @@ class Limits(ServerLimits):
     turn_s: Annotated[
         float, Field(gt=0, le=1e6, description="Seconds to send all first parameters while another learner waits.")
     ] = 600.0  # doubles with each turn of the same name
-    notifications: int = 4096  # kept for followers; a follower that is further behind gets the full state
+    notifications: int = 4096  # limit on those kept for followers; a follower further behind gets the full state
 
 
 class CoreSettings(Serving):
-    """Settings of one core process."""
+    """One core process's settings."""
 
     command: ClassVar[str] = "core"
 
@@ -224,16 +225,14 @@ class CoreSettings(Serving):
     wan_budget_gb: Annotated[
         float,
         Field(
-            ge=0, le=1e9, description="WAN traffic in GB per month, up and down; more raises an alert. 0: no budget."
+            ge=0, le=1e9, description="WAN budget in GB per month, up plus down; an alert fires above it. 0: no budget."
         ),
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory for the core (default: all). A model that needs more is refused."),
+        Field(gt=0, description="Memory for the core (default: all). A model that needs more memory is refused."),
     ] = None
-    standby: Annotated[
-        bool, Field(description="Wait while another core uses the directory; take over when that core ends.")
-    ] = False
+    standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
 
@@ -243,7 +242,7 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError when an address would serve the run in plain text, or --init cannot be read."""
+        """Raises SettingsError if an address would serve a network in plain text, or if --init cannot be read."""
         self.check_reach(*self.listen)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")

@@ -111,12 +111,12 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, this version reads 6: use the version that made it")
+@bad("has schema 99, but this version reads 6: use the version that made it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
 
-@bad("a row of contributions does not match its checksum", recovers=True)
+@bad("a row of the ledger table contributions does not match its checksum", recovers=True)
 def contribution_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
 
@@ -131,7 +131,7 @@ def contribution_of_a_merge_is_gone(directory: Path) -> None:
     sql(directory, "DELETE FROM contributions WHERE rowid=(SELECT max(rowid) FROM contributions)")
 
 
-@bad("a row of merges does not match its checksum")
+@bad("a row of the ledger table merges does not match its checksum")
 def merge_has_another_checksum(directory: Path) -> None:
     sql(directory, "UPDATE merges SET theta=theta+1 WHERE version=(SELECT max(version) FROM merges)")
 
@@ -141,27 +141,27 @@ def merge_is_gone(directory: Path) -> None:
     sql(directory, "DELETE FROM merges WHERE version=(SELECT max(version)-1 FROM merges)")
 
 
-@bad("a row of learners does not match its checksum")
+@bad("a row of the ledger table learners does not match its checksum")
 def learner_has_another_incarnation(directory: Path) -> None:
     sql(directory, "UPDATE learners SET incarnation=incarnation+7 WHERE name='a'")
 
 
-@bad("a row of snapshots does not match its checksum")
+@bad("a row of the ledger table snapshots does not match its checksum")
 def snapshot_covers_other_versions(directory: Path) -> None:
     sql(directory, "UPDATE snapshots SET versions='[[0, 7777], [1, 7777]]'")
 
 
-@bad("a row of meta does not match its checksum")
+@bad("a row of the ledger table meta does not match its checksum")
 def run_has_another_learning_rate(directory: Path) -> None:
     sql(directory, "UPDATE meta SET value=replace(value, '0.85', '0.8') WHERE key='settings'")
 
 
-@bad("a row of tallies does not match its checksum")
+@bad("a row of the ledger table tallies does not match its checksum")
 def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("the run uses protocol 77, this core 2: use the version that began the run")
+@bad("the run uses protocol 77, but this core uses 2: use the version that began the run")
 def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
@@ -234,22 +234,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("snapshot cannot be used, trying without it: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])

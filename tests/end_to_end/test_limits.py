@@ -18,7 +18,7 @@ def test_a_core_lets_as_many_names_in_and_takes_as_large_messages_as_it_is_told(
         train(running.address, "a", steps=10)
         second = Trainee(running.address, "b", lambda _: True)
         second.start()
-        with pytest.raises(atoll.LearnerError, match=r"this run has 1 learner names.*--limit-learners"):
+        with pytest.raises(atoll.LearnerError, match=r"the run has 1 learner names.*--limit-learners"):
             second.done()
         with grpc.insecure_channel(running.address) as channel:
             probe = rpc.DoctorStub(channel).Probe(iter([pb.ProbeRequest(padding=bytes(1 << 19))]))

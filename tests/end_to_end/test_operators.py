@@ -44,7 +44,7 @@ def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the
         shown = atoll("receipts", "--server", running.address, "--last", "5").stdout
         assert shown.count("merged") == 5
     wrong = atoll("receipts", "--dir", str(running.directory), "--fate", "eaten")
-    assert wrong.stderr == 'error: --fate "eaten" is not a fate: give pending, merged or refused\n'
+    assert wrong.stderr == 'error: --fate "eaten" is invalid: give pending, merged or refused\n'
 
 
 def test_pages_of_receipts_lose_nothing_between_them(tmp_path):

@@ -142,7 +142,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(steps=1 << 60), INVALID, ["steps"]),
         (_set(seq=1 << 63), INVALID, ["seq above"]),
         (_set(digest=b"short"), INVALID, ["digest of 5 bytes"]),
-        (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
+        (_set(digest=bytes(32)), INVALID, ["differ from the size or digest in its header"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run uses INT4"]),
         (_set(fragment=77), INVALID, ["fragment 77 does not exist"]),
         (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["begins at version 1000000", "from a backup"]),
@@ -196,9 +196,9 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"tensors": tensors(nn.Linear(3, 3))}, grpc.StatusCode.FAILED_PRECONDITION, ["a different model", 'missing "0.weight"']),
         ({"tensors": [pb.Tensor(name="n", shape=[1 << 60], dtype="float32", kind=1)]}, INVALID, ["parameters: at most"]),
         ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
-        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["too long a name"]),
+        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["is too long"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["too many dimensions"]),
-        ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not say how it is merged"]),
+        ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not declare its kind of merge"]),
     ],
 )  # fmt: skip
 def test_a_join_that_cannot_be_is_refused(running, change, status, words):

@@ -106,7 +106,7 @@ def test_what_cannot_be_changed_is_named(recorded, change):
 
 def test_what_is_set_twice_is_named(recorded):
     code, _, error = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "outer_lr=0.7")
-    assert (code, error) == (1, "error: --set outer_lr is given twice: give each once\n")
+    assert (code, error) == (1, "error: --set outer_lr is given twice: give each name once\n")
 
 
 @pytest.mark.parametrize("command", [("replay",), ("checkpoint", "export", "out.safetensors", "--dir")])

@@ -9,7 +9,7 @@ import urllib.request
 
 from tests.end_to_end.world import Trainee, core, eventually, train
 
-STANDING = "standing by"
+STANDING = "standby: this core takes over"
 
 
 def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tmp_path):

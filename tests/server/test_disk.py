@@ -84,7 +84,7 @@ def test_more_or_other_bytes_than_declared_are_refused(spool):
     other = part_file(spool, payloads, digest=bytes(32))
     for index, payload in enumerate(payloads):
         other.write([WireFrame(index, crc32c(payload), payload)])
-    with pytest.raises(FrameError, match="not those that its header declared"):
+    with pytest.raises(FrameError, match="differ from the size or digest in its header"):
         other.check()
     growing.discard()
     assert len(list(spool.directory.rglob("*.part"))) == 1  # the same key, begun again, has a file of its own
@@ -179,7 +179,7 @@ def test_what_is_said_of_a_damaged_row_has_no_secret(tmp_path):
     run_ledger.put_meta(db, "session_key", "5ec4e7")
     for table, read in (("meta", run_ledger.get_meta), ("learners", run_ledger.learners)):
         db.execute(f"UPDATE {table} SET checksum=checksum+1")  # noqa: S608 - constants
-        with pytest.raises(LedgerError, match=f"a row of {table} does not match") as error:
+        with pytest.raises(LedgerError, match=f"a row of the ledger table {table} does not match") as error:
             read(db)
         assert not {"5ec4e7", "77"} & set(re.findall("[0-9a-f]+", str(error.value)))
 

@@ -52,11 +52,11 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
 def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():
     (line,) = told_of({"a": 10, "b": 10_000})
     assert line.startswith(
-        "b reports 10,000 tokens per step, the other learners' median is 10, so its work outweighs theirs."
+        "b reports 10,000 tokens per step vs. the other learners' median of 10, so its work outweighs theirs."
     )
     assert len(told_of({"a": 10, "b": 12, "c": 10_000})) == 1
     (line,) = told_of({"samples": 8, "b": 8192, "c": 8192})
-    assert line.startswith("samples reports 8 tokens per step, the other learners' median is 8,192, so its work")
+    assert line.startswith("samples reports 8 tokens per step vs. the other learners' median of 8,192, so its work")
 
 
 def test_other_hardware_and_learners_that_are_gone_are_no_trouble():

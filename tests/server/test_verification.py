@@ -73,7 +73,10 @@ def parameters(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (change("UPDATE contributions SET tokens=7 WHERE seq=2400"), "a row of contributions does not match"),
+        (
+            change("UPDATE contributions SET tokens=7 WHERE seq=2400"),
+            "a row of the ledger table contributions does not match",
+        ),
         (change("UPDATE contributions SET fate='refused' WHERE seq=2400"), "does not match its checksum"),
         (change("UPDATE contributions SET learner=CAST(x'e1' AS TEXT) WHERE seq=2400"), "UTF-8"),
         (page, "is damaged"),

@@ -1,6 +1,6 @@
 """Callers of a core or a front: their identities, rights and quotas, and the refusal of calls.
 
-Has certificates, operator tokens, quotas and limits on readers. `audit_log` records joins, refusals and operator
+Contains certificates, operator tokens, quotas and limits on readers. `audit_log` records joins, refusals and operator
 actions.
 
 May import: nothing.

@@ -1,8 +1,8 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
-A separate thread writes it. A refusal that repeats within a minute is only counted. At most LINES_PER_MINUTE lines
-are written for one address's refusals of a kind, and for one learner; then one line has the number left out. A peer
-therefore cannot push other lines out of the files. Operator actions are always written.
+A separate thread writes it. A refusal that repeats within a minute is counted, not written again. LINES_PER_MINUTE
+limits the lines per learner, and those per address and kind of refusal. One more line then states how many lines were
+left out. A peer therefore cannot push other lines out of the files. Operator actions are always written.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from atoll_wire.process.clock import Clock
 log = structlog.get_logger()
 
 FILE_BYTES, FILES = 16 << 20, 4
-WAITING = 4096  # limit on lines that wait for the thread; further lines are only counted
+WAITING = 4096  # limit on lines that wait for the thread; further lines are counted and dropped
 AGAIN_S = 60.0
-KNOWN = 1024  # refusals that are watched for repetition
-LINES_PER_MINUTE = 30  # for one address's refusals of a kind, or for one learner: 64 MiB last for half a day or more
+KNOWN = 1024  # limit on the refusals whose repetitions are counted
+LINES_PER_MINUTE = 30  # per learner, or per address and kind of refusal: 64 MiB last for half a day or more
 
 
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
-        """Logs the line that could not be written, since the disk is full or gone."""
+        """Logs the line that could not be written, for example because the disk is full."""
         log.error("the audit log cannot be written: check the disk", line=record.getMessage())
 
 
@@ -56,7 +56,7 @@ class AuditLog:
         self._lost = 0
         self._seen: dict[
             tuple[str, ...], tuple[float, int]
-        ] = {}  # when a refusal was last written, and how often it came since then
+        ] = {}  # when a refusal was last written, and the number of repetitions since then
         self._minutes: dict[str, _Minute] = {}  # by peer or learner
         self._looked_at = clock.monotonic()
         self._thread: threading.Thread | None = None
@@ -80,12 +80,12 @@ class AuditLog:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """Records that a learner joined or left. The number of lines per minute is limited."""
+        """Records that a learner joined or left. LINES_PER_MINUTE applies."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
-        """Records a refusal. Repetitions are counted, and lines per minute are limited. peer: ADDRESS:PORT."""
+        """Records a refusal. Repetitions are counted, and LINES_PER_MINUTE applies. peer: ADDRESS:PORT."""
         if self._thread is None:
             return
         address = peer.rpartition(":")[0]
@@ -103,7 +103,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Whether another line may be written now; counts it either way. who: the limit's owner."""
+        """Whether another line may be written now. Counts the line in either case. who: the limit's owner."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
@@ -118,7 +118,7 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes a line with each number of lines left out in minutes that began by `until`; drops these minutes."""
+        """Writes how many lines were left out in each minute that began by `until`, and drops these minutes."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})
@@ -143,7 +143,7 @@ class AuditLog:
             self._lost += 1
 
     def close(self) -> None:
-        """Writes all lines that wait, and ends the thread."""
+        """Writes all waiting lines, and ends the thread."""
         if self._thread is not None:
             self._settle()
             self._tell_left_out(math.inf)

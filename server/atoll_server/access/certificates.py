@@ -1,6 +1,6 @@
 """Certificates for a run's processes: the run's own certificate authority, and the certificates that it issues.
 
-A certificate has its owner's identity as a URI, `atoll://ROLE/NAME`, and the host names under which it may serve.
+A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
-ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name contains it
+ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name contains "+"
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(
     minutes=5
-)  # a certificate is valid from this long before now, since another machine's clock may be behind
-LONGEST = 64  # characters of a common name
+)  # the validity begins this long before now, since another machine's clock may be behind
+LONGEST = 64  # limit on the characters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES]}
 
 
 def init(directory: Path) -> Path:
-    """Makes an authority: `ca.pem`, which every process gets, and `ca-key.pem`, which stays secret.
+    """Makes an authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
     Returns the path of `ca.pem`. Raises CertificateError.
     """
@@ -50,7 +50,7 @@ def init(directory: Path) -> Path:
 
 
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
-    """Makes or renews a process's directory: authority, certificate and key. Returns its path.
+    """Makes or renews a process's directory with authority, certificate and key. Returns the directory's path.
 
     hosts: the host names under which the process may serve. days: days of validity. Raises CertificateError.
     """
@@ -146,7 +146,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Only the owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

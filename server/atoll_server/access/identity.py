@@ -1,4 +1,4 @@
-"""PURE: a caller's identity: the contents of its certificate, and the learners that it may speak for."""
+"""PURE: a caller's identity: the contents of its certificate, and the learners that it may act as."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a call. role: None in plain text, where callers have no certificates. peer: its address."""
+    """A call's sender. role: None in plain text, where callers have no certificates. peer: the caller's address."""
 
     role: Role | None
     name: str
@@ -22,7 +22,7 @@ class Caller:
         return f"{self.role.value} {self.name} at {self.peer}" if self.role is not None else self.peer
 
     def speaks_for(self, learner: str) -> None:
-        """Raises Refused unless the caller may use this learner's name; a front may use any."""
+        """Raises Refused unless the caller may use this learner's name. A front may use any name."""
         if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
         assert self.role is not None

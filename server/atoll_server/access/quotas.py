@@ -1,7 +1,7 @@
-"""PURE: how much of a core or a front one caller may use, and how much of that is left.
+"""PURE: the quotas of one caller at a core or a front, and their current use.
 
-A peer is a certificate, or an address if there is no certificate. It is known before anything is read. A learner is
-known by its session, once a call's first message has arrived.
+A peer is a certificate, or an address if there is no certificate. The peer is known before any message is read. The
+learner is known from its session, once a call's first message has arrived.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ LIMITS = (
     "joins_per_s",
     "spoilt_per_s",
     "stalled",
-)  # as metrics name them
+)  # names used by metrics
 FRONT_FACTOR = (
-    16  # factor on quotas of a peer that may speak for many learners: a front, or an address without a certificate
+    16  # factor on quotas of a peer that may act as many learners: a front, or an address without a certificate
 )
 
 
 class Quotas(Settings):
     """Limits for each peer or learner. A call that reaches a limit waits, or is refused with RESOURCE_EXHAUSTED.
 
-    `atoll_limited_total` counts both by limit.
+    `atoll_limited_total` counts waits and refusals by limit.
     """
 
     panel: ClassVar[str] = "Quotas of one caller"
     prefix: ClassVar[str] = "quota"
 
-    window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before they are read
-    first_calls: int = 12  # a peer's calls whose first message is being read; incomplete messages take memory
-    first_waiting: int = 80  # a peer's calls that wait for one of these places
+    window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
+    first_calls: int = 12  # a peer's calls whose first message is being read; incomplete messages use memory
+    first_waiting: int = 80  # a peer's further calls that wait until their first message can be read
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
@@ -50,49 +50,50 @@ class Quotas(Settings):
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # uploads of first parameters; a newer upload ends an older one
-    probes: int = 4  # probes of `atoll doctor`
-    reflections: int = 4  # on loopback only
-    other_calls: int = 4  # calls of a peer or learner to each other method; these calls have one message
-    frame_bytes: int = (2 << 20) + (64 << 10)  # size of a message with frames that is joined from pieces
+    probes: int = 4  # calls of `atoll doctor`
+    reflections: int = 4  # calls of gRPC reflection, which is available only on loopback
+    other_calls: int = 4  # calls of a peer or learner to each other method, whose requests are one message
+    frame_bytes: int = (2 << 20) + (64 << 10)  # largest message with frames that may arrive in pieces
     joining_bytes: Annotated[
-        Bytes, Field(ge=64 << 10, le=1 << 30, description="Size of a Join, which grows with the model's tensors.")
-    ] = 10 << 20  # a peer may send one Join in pieces at a time
-    assembling: int = 4  # a learner's or peer's messages that may be joined from pieces at a time
-    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second of a peer.")] = 300.0
-    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls of a peer that may arrive at once.")] = 600.0
-    joins_per_s: Annotated[float, Field(gt=0, le=1e6, description="Joins in pieces per second of a peer.")] = (
-        0.5  # the cost of each grows with its number of tensors
+        Bytes,
+        Field(ge=64 << 10, le=1 << 30, description="Size of a Join, which grows with the model's number of tensors."),
+    ] = 10 << 20  # a peer may send only one Join in pieces at a time
+    assembling: int = 4  # a learner's or peer's messages that may arrive in pieces at a time
+    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="A peer's calls per second.")] = 300.0
+    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="A peer's calls that may arrive at once.")] = 600.0
+    joins_per_s: Annotated[float, Field(gt=0, le=1e6, description="A peer's Joins in pieces per second.")] = (
+        0.5  # the cost of a Join grows with its number of tensors
     )
     joins_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Joins in pieces of a peer that may arrive at once.")
+        float, Field(ge=1, le=1e6, description="A peer's Joins in pieces that may arrive at once.")
     ] = 6.0
-    spoilt_per_s: float = 0.5  # calls of a learner or peer that end because of a wrong checksum
+    spoilt_per_s: float = 0.5  # a learner's or peer's calls that end because of a wrong checksum
     spoilt_burst: float = 5.0
     messages_per_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Messages per second of a learner, over all its streams of one method.")
+        float, Field(gt=0, le=1e6, description="A learner's messages per second, over all its streams of one method.")
     ] = 1000.0
     messages_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Messages of a learner to one method that may arrive at once.")
+        float, Field(ge=1, le=1e6, description="A learner's messages to one method that may arrive at once.")
     ] = 2000.0
-    reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="Reports per second of a learner.")] = (
+    reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="A learner's reports per second.")] = (
         20.0  # a learner sends four per second
     )
-    reports_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Reports of a learner that may arrive at once.")
-    ] = 40.0
+    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="A learner's reports that may arrive at once.")] = (
+        40.0
+    )
     max_wait_s: Annotated[
-        float, Field(ge=0, le=3600, description="Longest wait of a caller above a rate; a longer one is refused.")
+        float, Field(ge=0, le=3600, description="Longest wait of a caller above a rate; longer waits are refused.")
     ] = 10.0
     stalled_s: Annotated[
-        float, Field(gt=0, le=3600, description="Seconds within which a caller must read a piece of a reply.")
+        float, Field(gt=0, le=3600, description="Seconds within which a caller must read each piece of a reply.")
     ] = 120.0  # 18 kbit/s
 
     def streams(self, method: str) -> int:
-        """Limit on the open calls of one learner or peer to a method."""
+        """Limit on a learner's or peer's open calls to a method."""
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
     def _read(self) -> dict[str, int]:
-        """Quotas of methods that read further messages after the first one."""
+        """Quotas on calls to methods that read further messages after the first one."""
         return {
             "Push": self.pushes,
             "Report": self.reports,
@@ -105,9 +106,9 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """Upper bound in bytes on the incomplete messages that one learner can make this process hold.
+        """Upper bound in bytes on one learner's incomplete messages in this process's memory.
 
-        methods: names of all methods of the server.
+        methods: names of all the server's methods.
         """
         read = self.first_calls + sum(self._read().values())
         unread = self.first_waiting + sum(self.streams(each) for each in methods if each not in self._read())
@@ -116,7 +117,7 @@ class Quotas(Settings):
 
 
 class RateBucket:
-    """A token bucket: a rate with bursts. Times are monotonic seconds."""
+    """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -125,7 +126,7 @@ class RateBucket:
         self._at = 0.0
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Takes `cost` from the bucket; returns the seconds to wait until that is within the rate."""
+        """Takes `cost` from the bucket. Returns the seconds to wait until the rate allows this cost."""
         self._fill(now)
         self._left -= cost
         return max(0.0, -self._left / self._per_s)
@@ -144,13 +145,13 @@ T = TypeVar("T")
 
 
 class NoSlotError(Exception):
-    """No slot is free: each is taken by a call that is too young to be ended, or that has not left yet."""
+    """No slot is free. Each slot belongs to a call that is too young to be ended, or that is still ending."""
 
 
 class CallSlots(Generic[T]):
-    """Slots of one owner. When all are taken, a new call gets the oldest call's slot.
+    """One owner's slots. When all are taken, a new call gets the oldest call's slot.
 
-    Calls that a learner left behind on dead connections therefore never keep it out.
+    A learner's old calls on dead connections therefore never block its new calls.
     """
 
     def __init__(self, most: int) -> None:
@@ -162,7 +163,7 @@ class CallSlots(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a slot; returns the call that must end to free it, or None. Raises NoSlotError.
+        """Takes a slot. Returns the call that must end to free the slot, or None. Raises NoSlotError.
 
         young_s: a call younger than this keeps its slot.
         """

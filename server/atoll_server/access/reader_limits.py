@@ -1,4 +1,4 @@
-"""PURE: limits on the versions that learners read at a time, so that a stalled reader cannot fill the memory."""
+"""PURE: limits on the versions that learners read at a time, so that stalled readers cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = 2  # versions of one thing that a learner may read, since its streams may begin before and after a merge
-MAX_OLD = 8  # old versions of all things together that are kept only for their readers
+MAX_OF_ONE = 2  # versions of one thing per learner, since its streams may begin before and after a merge
+MAX_OLD = 8  # old versions, over all things, that are kept only for their readers
 
 
 class _Reader(NamedTuple):
@@ -20,9 +20,9 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Limits the versions of one thing that a learner reads to MAX_OF_ONE, and the old versions of all things.
+    """Limits the versions that learners read: to MAX_OF_ONE per learner and thing, and to `most_old` old versions.
 
-    most_old: limit on old versions that are read, over all things. A version is old once there is a newer one.
+    most_old: limit over all things. A version is old once there is a newer one.
     """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:
@@ -35,7 +35,7 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """Context in which a learner reads a thing's newest version. end: ends the read when a limit is reached."""
+        """Context in which a learner reads a thing's newest version. end: called to end the read at a limit."""
         self._count += 1
         number, self._newest[thing] = self._count, version
         self._readers[number] = _Reader(learner, thing, version, end)

@@ -1,4 +1,4 @@
-"""Tokens of operators, in a file of names and SHA-256 sums. The tokens themselves are not stored."""
+"""Operators' tokens, in a file with names and SHA-256 sums. The tokens themselves are not stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class OperatorTokens:
-    """The tokens in a file. The file is read again when it changes, so that removed names are no longer accepted."""
+    """The tokens in a file. A changed file is read again, so that removed names are no longer accepted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,13 +33,13 @@ class OperatorTokens:
         self._stamp, self._sums = self._read()
 
     def name_of(self, token: str) -> str | None:
-        """The name of the operator with this token, or None. A changed file that is invalid changes nothing."""
+        """The name of the operator with this token, or None. An invalid new file does not replace the old tokens."""
         if self._stamp != (now := self._look()):
             try:
                 self.load()
             except SettingsError as error:
                 self._stamp = now
-                log.error("changed operator tokens cannot be used: the previous tokens stay valid", error=str(error))
+                log.error("the changed operator tokens are invalid: the previous tokens stay valid", error=str(error))
         found = hashlib.sha256(token.encode()).hexdigest()
         matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None
@@ -60,13 +60,13 @@ class OperatorTokens:
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(
-                f"--operator-tokens {self._path}: each line must be a name and a SHA-256 sum, see atoll token"
+                f"--operator-tokens {self._path}: each line must be a name and a SHA-256 sum (see atoll token)"
             )
         return stamp, {line[0]: line[1] for line in lines}
 
 
 def new(path: Path, name: str) -> str:
-    """Adds a name to the file, or gives the name a new token; returns the token. Raises SettingsError."""
+    """Adds a name to the file, or gives an existing name a new token. Returns the token. Raises SettingsError."""
     if not NAME.fullmatch(name):
         raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
@@ -84,7 +84,7 @@ def new(path: Path, name: str) -> str:
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The name of the calling operator; "" if callers need neither a certificate nor a token. Raises Refused."""
+    """The calling operator's name; empty if callers need neither a certificate nor a token. Raises Refused."""
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))

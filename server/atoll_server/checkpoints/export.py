@@ -1,8 +1,8 @@
 """The published model as a safetensors file that `load_state_dict(strict=True)` accepts.
 
-Trainable tensors are written at one set of fragment versions, in the model's own types. Each tied name has its own
-copy. Frozen tensors and buffers have their values from the first parameters. The metadata names the ones that may have
-changed since.
+Trainable tensors are written at one set of fragment versions, in the model's own types. Each tied name gets its own
+copy. Frozen tensors and buffers have the values of the first parameters. The metadata names those that may have changed
+since.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll_server.merging.merge import FragmentState
 
 
 def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
-    """Writes the whole published model; returns the size in bytes. states: the states of all fragments."""
+    """Writes the whole published model. Returns the file's size in bytes. states: the states of all fragments."""
     owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
     heads = []
     for name in list(initial.entries) + [name for name in owners if name not in initial.entries]:
@@ -47,7 +47,7 @@ def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states
 
 
 def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:
-    """The pieces of one tensor in order, from the fragments that have them."""
+    """One tensor's pieces in order, from the fragments that contain them."""
     pieces = [
         (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
     ]

@@ -1,7 +1,7 @@
-"""Restores a run's state from its directory: the newest sound snapshot, then a verified replay of each later merge.
+"""Restores a run's state from its directory: the newest readable snapshot, then a verified replay of all later merges.
 
-A core uses this code at start, and an export without a core uses it too. With from_start, it also proves that a run's
-ledger reproduces its parameters byte for byte.
+A core uses this code when it starts, as does an export without a core. With from_start, the replay also proves that a
+run's ledger reproduces its parameters byte for byte.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's state as restored from a directory, the updates of the replayed merges, and the sound snapshots.
+    """A run's state as restored from a directory, the replayed merges' updates, and the readable snapshots.
 
     states: states of the fragments in this directory. snapshots: those of this generation's history, `line`. undone:
-    snapshots of work that a rollback undid. They can be restored, but the state does not follow from them.
+    snapshots of work that a rollback undid. An operator can restore them, but this state does not continue them.
     """
 
     layout: Layout
@@ -59,9 +59,9 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The values of the run's tables that a shard needs to restore its fragments. The rest is in the shard's tables.
+    """Values from the run's tables that a shard needs to restore its fragments. The rest is in the shard's tables.
 
-    line: history of the generation to restore. initial_sha256: digest of the first parameters' file, in hex.
+    line: the generation's history. initial_sha256: digest of the first parameters' file, in hex.
     """
 
     line: Line
@@ -70,12 +70,12 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Reads it from the run's values in the ledger. generation: None is the current one. Raises LedgerError."""
+        """Reads these from the run's values in the ledger. generation: None for the current one. Raises LedgerError."""
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout with which the run began. Raises LedgerError when this version of Atoll plans another layout."""
+    """The layout with which the run began. Raises LedgerError if this version of Atoll plans another layout."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -109,9 +109,9 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Reads the first parameters again. Raises TensorFileError when they changed. ending: once set, the check ends.
+    """Reads the first parameters again. Raises TensorFileError if they changed. ending: once set, the check ends.
 
-    It reads the file without a memory map, where an unreadable page would end the process. Here it raises OSError.
+    It does not use a memory map, where an unreadable page would end the process. A failed read raises OSError.
     """
     digest, offset = hashlib.sha256(), 0
     with contextlib.closing(disk.open(path)) as file:
@@ -132,11 +132,11 @@ def restore(
     from_start: bool = False,
     owned: Collection[int] | None = None,
 ) -> Restored:
-    """Rebuilds the state of a generation, and compares each replayed merge's checksums with the ledger's.
+    """Rebuilds a generation's state, and compares each replayed merge's checksums with the ledger's.
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
-    this directory; None for all fragments of the run.
-    Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
+    this directory; None for all of the run's fragments.
+    Raises LedgerError, SpoolError or TensorFileError, with the name of the damaged item.
     """
     line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
@@ -164,15 +164,13 @@ def restore(
 def _newest_sound(
     snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[FragmentLayout], disk: Disk
 ) -> dict[int, FragmentState] | None:
-    """The newest readable snapshot's state; None if none is readable. Removes unreadable snapshots from the list."""
+    """The newest readable snapshot's state; None without one. Removes newer, unreadable snapshots from the list."""
     while snapshots:
         try:
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
         except SnapshotError as error:
             # An older snapshot and a longer replay give the same state.
-            structlog.get_logger().error(
-                "a snapshot cannot be used, trying without it: check the disk", error=str(error)
-            )
+            structlog.get_logger().error("a snapshot cannot be used and is ignored: check the disk", error=str(error))
             snapshots.pop()
     return None
 
@@ -180,7 +178,7 @@ def _newest_sound(
 def merge_again(
     db: sqlite3.Connection, spool: Spool, generation: int, fragment: FragmentLayout, state: FragmentState, row: MergeRow
 ) -> MergeResult:
-    """Replays one merge of the ledger. state: the version before it. `check_merge` verifies the result."""
+    """Replays one merge from the ledger. state: the version before the merge. `check_merge` verifies the result."""
     stored = []
     for learner, incarnation, seq, _, _ in row.shares:
         key = ContributionKey(learner, incarnation, fragment.index, seq)
@@ -201,13 +199,13 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
     found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
         raise LedgerError(
-            f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, the ledger has "
+            f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, but the ledger has "
             f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
         )
 
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
-    """The ledger's row of a merged contribution. Raises LedgerError when it is missing."""
+    """A merged contribution's row in the ledger. Raises LedgerError if it is missing."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
@@ -215,7 +213,7 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKe
 
 
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
-    """Removes damaged snapshots from the ledger, and files of snapshots that are not in the ledger.
+    """Removes damaged snapshots from the ledger, and deletes snapshot files that the ledger does not list.
 
     Returns whether any snapshot was damaged.
     """

@@ -1,7 +1,7 @@
 """Rollback of a run to an older checkpoint, where a new generation begins.
 
-Only rows of the ledger are written, in one transaction, so that a crash leaves the old generation or the new one. Work
-after the checkpoint stays in the ledger under its generation, for receipts, but no longer counts.
+One transaction of the ledger makes the whole change, so that a crash leaves the old generation or the new one. Work
+after the checkpoint stays in the ledger under its generation, for receipts, but is no longer part of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run at a checkpoint. generation: it continues from the checkpoint. began: whether this call began it."""
+    """A run at a checkpoint. generation: continues from the checkpoint. began: whether this call began it."""
 
     row: SnapshotRow
     generation: int
@@ -40,8 +40,8 @@ class RolledBack:
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the run in a directory to a checkpoint, unless it is already there.
 
-    Raises SettingsError when there is no run, a core uses the directory, or the checkpoint is missing or damaged.
-    Raises LedgerError when the ledger is damaged.
+    Raises SettingsError if there is no run, a core uses the directory, or the checkpoint is missing or damaged.
+    Raises LedgerError if the ledger is damaged.
     """
     if not disk.exists(directory / LEDGER):
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
@@ -67,7 +67,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
     meta = run_ledger.get_meta(db)
     if "fingerprint" not in meta:
         raise SettingsError(
-            f"the run in {directory} has no parameters yet, and so no checkpoint: start a learner first"
+            f"the run in {directory} has no parameters and thus no checkpoint yet: start a learner first"
         )
     rows = shard_ledger.snapshots(db)
     row = next((each for each in rows if each.id == checkpoint), None)
@@ -96,7 +96,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """Text that lists the checkpoints that can be restored."""
+    """Text that lists the checkpoints that the operator can restore."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -104,19 +104,19 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Whether nothing was sent in this generation."""
+    """Whether no contribution was acknowledged or refused in this generation."""
     return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
-    """Refuses contributions of the old generation that wait for their merge, so that each gets a receipt."""
+    """Refuses the old generation's pending contributions, so that each gets a receipt."""
     why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before its merge"
     waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes the new generation's sums and accounts, with only the merged tokens of its history."""
+    """Writes the new generation's sums and accounts. They include only tokens merged in its history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
@@ -133,7 +133,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
         for _, sent, _ in lineage.merged(db, line, fragment.index, 0):
             counted[sent.key.learner, sent.key.incarnation, fragment.index] += sent.tokens
     for sender, totals_row in sums.items():
-        # Without a sequence number, since this learner has sent nothing in this generation.
+        # No sequence number, since this learner has sent no contribution in this generation.
         shard_ledger.put_totals(
             db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0)
         )

@@ -1,7 +1,7 @@
-"""Snapshot files: parameters, published parameters and momentum of every fragment, each at its own version.
+"""Snapshot files: every fragment's parameters, published parameters and momentum, at the fragment's own version.
 
 Fragments never interact, so a snapshot needs no common version. Each fragment is written between two of its merges.
-The file is durable before the ledger has the snapshot's row.
+The file is durable before the snapshot's row is written to the ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SnapshotError(UserError):
 
 
 def snapshot_path(directory: Path, snapshot_id: int) -> Path:
-    """The path of a snapshot's file."""
+    """The path of the snapshot's file."""
     return directory / "snapshots" / f"{snapshot_id:08d}.safetensors"
 
 
@@ -82,7 +82,7 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a snapshot, and checks it against its row in the ledger. Raises SnapshotError if missing or damaged."""
+    """Reads a snapshot and compares it with its row in the ledger. Raises SnapshotError if missing or damaged."""
     states = {}
     try:
         file = open_tensors(path, disk)

@@ -1,7 +1,7 @@
 """The safetensors format, written as a stream and read through a memory map.
 
-The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. The format is eight
-bytes of length, a JSON header, and raw little-endian data. Tests compare this module with the library.
+The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. A file consists of
+an eight-byte length, a JSON header, and raw little-endian data. Tests compare this module with the library.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BYTES = {
     "F8_E5M2": 1,
     "C64": 8,
 }
-FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # types of trainable tensors
+FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # trainable tensors have one of these types
 MAX_HEADER_BYTES = 100_000_000  # the library's limit
 MAX_DIMENSIONS = 64  # torch's limit
 
 
 class Sink(Protocol):
-    """The target of `write_header` and `write_data`."""
+    """A target for `write_header` and `write_data`."""
 
     def write(self, data: bytes | memoryview, /) -> object:
         """Appends all of the data."""
@@ -58,7 +58,7 @@ class TensorFileError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place of one tensor in its file. dtype: the format's own name, such as "BF16"."""
+    """One tensor's place in its file. dtype: the format's own name, such as "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """An open file. `data` is its memory map, which reads only the accessed parts."""
+    """An open file. `data` is its memory map, so that only accessed parts are read."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -76,17 +76,17 @@ class TensorFile:
     data: NDArray[np.uint8]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor as they are in the file."""
+        """A tensor's bytes as stored in the file."""
         entry = self.entries[name]
         return self.data[entry.start : entry.stop]
 
     def forget(self) -> None:
-        """Releases the memory of the parts that were read. A later access reads the file again."""
+        """Releases the memory of parts that were read. Later accesses read the file again."""
         if isinstance(self.data.base, mmap.mmap):
             self.data.base.madvise(mmap.MADV_DONTNEED)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """A trainable tensor as a flat float32 vector. It is exact, since float32 includes bfloat16 and float16."""
+        """A trainable tensor as a flat float32 vector. The values are exact: float32 includes bfloat16 and float16."""
         dtype, raw = self.entries[name].dtype, self.raw(name)
         if dtype == "F32":
             return raw.view("<f4")
@@ -98,7 +98,7 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Checks every offset in a file's header, then maps the file. Raises TensorFileError when it is invalid."""
+    """Checks every offset in a file's header, then maps the file. Raises TensorFileError if the file is invalid."""
     try:
         opened = disk.open(path)
     except OSError as error:
@@ -114,7 +114,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
             base = 8 + length
             entries = {name: _entry(item, base, size) for name, item in header.items()}
             if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
-                raise ValueError("its tensors overlap")  # otherwise a copy of the file could have any size
+                raise ValueError("its tensors overlap")  # otherwise an export, which copies tensors, could be huge
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
     data = disk.map(path) if size > base else np.empty(base, np.uint8)
@@ -126,7 +126,9 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
     if not all(type(number) is int for number in (*shape, start, stop)):
         raise ValueError(f"shape {shape} and offsets {start}:{stop} must be whole numbers")
     if len(shape) > MAX_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
-        raise ValueError("a tensor has too many dimensions, or invalid ones")  # their product could take hours
+        raise ValueError(
+            "a tensor has too many dimensions, or invalid ones"
+        )  # their product could take hours to compute
     count = math.prod(shape)
     if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot have the offsets {start}:{stop}")
@@ -136,7 +138,7 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
 def write_header(
     file: Sink, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Writes the header of a file. tensors: (name, format dtype, shape). Their data must follow in this order.
+    """Writes a file's header. tensors: (name, format dtype, shape). The tensors' data must follow in this order.
 
     Returns the size of the whole file in bytes.
     """

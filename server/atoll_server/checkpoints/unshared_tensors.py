@@ -1,7 +1,7 @@
-"""Tensors of a model that change in training but are not shared. An export has their values from the run's start.
+"""A model's tensors that change in training but are not shared. An export contains their values at the run's start.
 
-They are the averages of BatchNorm and similar layers, recognised by their names, and tensors that the first learner
-listed. The list is in the metadata of the first parameters' file and of exports.
+These are the averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner listed.
+The list is in the metadata of the first parameters' file and of exports.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-LISTED = "atoll.initial"  # the metadata's key; a JSON list of names
+LISTED = "atoll.initial"  # key in the metadata; the value is a JSON list of names
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
-MAX_SHOWN = 80  # characters of a name that are shown
+MAX_SHOWN = 80  # limit on the shown characters of a name
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
 def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> list[str]:
-    """Names of a file's unshared tensors. names, metadata: the file's. trained: names of trained tensors."""
+    """Names of a file's unshared tensors. names, metadata: from the file. trained: names of trained tensors."""
     told = set(listed(metadata))
     return sorted(
         name for name in names if name not in trained and (name in told or name.rpartition(".")[2] in AVERAGES)
@@ -33,7 +33,7 @@ def warning(names: Collection[str]) -> str:
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"{first}{others}: not shared in training, so the file has the values from the run's start. The model may be "
-        f"useless with these values: recompute averages of BatchNorm with {REMEDY}"
+        f"useless with these values: recompute BatchNorm averages with {REMEDY}"
     )
 
 
@@ -46,7 +46,7 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """The names in a file's metadata; empty without a valid list, since a learner wrote the metadata."""
+    """The names in a file's metadata. Empty if the list is invalid, as a learner may have written any text."""
     if not isinstance(metadata, Mapping):
         return []
     try:

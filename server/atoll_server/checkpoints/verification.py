@@ -1,4 +1,4 @@
-"""Verifies, while the core serves, files that a start does not read: the run's history and its first parameters."""
+"""While the core serves, verifies data that a start does not read: the run's history and its first parameters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()
 
-ROWS = 1000  # rows that are read at a time
-REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read, as a multiple of its duration; limit in seconds
-MAX_WAIT_S = 1.0  # longest wait at the end, by which small files are read
+ROWS = 1000  # number of rows read at a time
+REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read as a multiple of the read's duration, and its limit in seconds
+MAX_WAIT_S = 1.0  # longest wait for the thread at the end, in which it can finish small files
 
 DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row with a flipped bit raises the last two
 
 
 class RunVerifier:
-    """Reads files in a background thread. say: called with a description of each damaged file."""
+    """Reads files in a background thread. say: called with a description for each damaged file."""
 
     def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class RunVerifier:
         self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
-        """Starts the thread. initial_sha256: digest in hex; empty while the run has no parameters."""
+        """Starts the thread. initial_sha256: the first parameters' digest in hex; empty before they exist."""
         checks = [self._rows, self._pages]
         if initial_sha256:
             checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))
@@ -45,7 +45,7 @@ class RunVerifier:
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread. The next start of a core begins again."""
+        """Ends the thread. After its next start, the core verifies everything again."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(MAX_WAIT_S)
@@ -69,7 +69,7 @@ class RunVerifier:
                     return
 
     def _pages(self) -> None:
-        """Checks all pages of a large ledger. A start has already read the pages of a small one."""
+        """Checks all pages of a large ledger. A start has already checked those of a small one."""
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
             if database.large(db) and not self._ending.is_set():
                 database.check_pages(db, self._directory / LEDGER)

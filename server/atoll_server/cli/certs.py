@@ -1,4 +1,4 @@
-"""`atoll certs`: make and show certificates."""
+"""`atoll certs` makes and shows certificates."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def issue_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="A unique name. A learner joins with this name. A learner's name may end in *, such as eu-*, to cover all names with that prefix."
+            help="A unique name. A learner joins under this name. A learner's name may end in *: eu-* covers all names that begin with eu-."
         ),
     ],
     host: Annotated[
-        list[str], typer.Option(help="A host name or address of this core or front. You may give it several times.")
+        list[str], typer.Option(help="A host name or address of this core or front. You may repeat this option.")
     ] = [],  # noqa: B006 - typer copies it
-    days: Annotated[float, typer.Option(help="Days until it expires.", min=0.001, max=3650.0)] = 365.0,
+    days: Annotated[float, typer.Option(help="Days until the certificate expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
 ) -> None:
-    """Make or renew the certificate directory of a process, which you give to it as --tls."""
+    """Make or renew the certificate directory of a process. Give the process this directory as --tls."""
     from atoll_wire.security.certificate import Role, read_certificate
 
     from atoll_server.access.certificates import issue

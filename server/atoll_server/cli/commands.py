@@ -1,7 +1,7 @@
 """Subcommands of `atoll` for operators of a core: core, status, receipts, pause, resume, evict, checkpoint, token,
 replay.
 
-Each imports its dependencies when it runs, so that `atoll --help` is fast and a front's image stays small.
+Each imports its dependencies only when it runs, so that `atoll --help` is fast and a front's image stays small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll_wire.errors import UserError, need
 from atoll_wire.process import lazy_commands
 
 KEEPING = ("numba", "zstandard")
-REACH = "How a core is reached"
+REACH = "Connection to a core"
 Server = Annotated[str, typer.Option(help="Address of a core or a front.", metavar="HOST:PORT", rich_help_panel=REACH)]
 Tls = Annotated[
     Path | None,
@@ -94,9 +94,9 @@ def pause_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Shown to learners and operators.")] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Reason, which is shown to learners and operators.")] = "no reason given",
 ) -> None:
-    """Pause the run until `atoll resume`: learners wait in step() and no round opens. A restarted core stays paused."""
+    """Pause the run until `atoll resume`. Learners wait in step(), and no round opens. A restarted core stays paused."""
     from atoll_server.cli.operator_client import pause
 
     pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
@@ -122,7 +122,7 @@ def receipts_command(
     ] = None,
     learner: Annotated[str, typer.Option(help="Show only contributions of this learner.")] = "",
     fate: Annotated[str, typer.Option(help="Show only contributions with this fate: pending, merged or refused.")] = "",
-    last: Annotated[int, typer.Option(help="Number of contributions to show, newest first.", min=1)] = 50,
+    last: Annotated[int, typer.Option(help="Number of newest contributions to show.", min=1)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the fate of contributions: merged (version, weight), refused (reason), or pending."""
@@ -142,13 +142,13 @@ def evict_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Shown to the learner and recorded.")] = "by an operator",
+    reason: Annotated[str, typer.Option(help="Reason, which is recorded and shown to the learner.")] = "by an operator",
     undo: Annotated[bool, typer.Option("--undo", help="Let it join again.")] = False,
     tokens: Annotated[
-        int | None, typer.Option(min=0, help="Number of its reported tokens that count, if its reports were false.")
+        int | None, typer.Option(min=0, help="Number of its reported tokens to keep, if its reports were false.")
     ] = None,
 ) -> None:
-    """Evict a learner. It stops, its pending contributions are refused, and its name cannot join again."""
+    """Evict a learner. It stops, and its name cannot join again. The core refuses its pending contributions."""
     from atoll_server.cli.operator_client import evict
 
     evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
@@ -156,11 +156,11 @@ def evict_command(
 
 def token_command(
     name: Annotated[str, typer.Argument(help="Name of the operator, for the audit log.")],
-    file: Annotated[Path, typer.Option(help="The token file, which you give to the core as --operator-tokens.")] = Path(
+    file: Annotated[Path, typer.Option(help="The token file. Give it to the core as --operator-tokens.")] = Path(
         "operator-tokens"
     ),
 ) -> None:
-    """Make a token for an operator. It replaces the operator's earlier token. The core needs --operator-tokens FILE."""
+    """Make a token, which replaces the operator's earlier one. The core needs --operator-tokens FILE."""
     from atoll_server.access.tokens import new
 
     print(new(file, name))
@@ -176,7 +176,7 @@ def checkpoint_list(
         typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"),
     ] = None,
 ) -> None:
-    """List the snapshots on a core's disk. Each of them can be restored."""
+    """List the snapshots on a core's disk. You can restore each of them."""
     if directory is not None:
         need("checkpoint list --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import list_from_directory
@@ -200,7 +200,7 @@ def checkpoint_restore(
     """Restore a run to an older checkpoint. A new generation begins there, and learners continue from it.
 
     A core keeps the newest snapshots (--keep-snapshots, default 3), and takes one when it stops. After a restore, the
-    snapshots of the old generation stay until the new generation has two. You can undo the restore until then.
+    old generation's snapshots stay until the new generation has two. Until then, you can undo the restore.
     """
     need("checkpoint restore", "server", *KEEPING)
     from atoll_server.cli.run_directory import restore_checkpoint
@@ -252,7 +252,7 @@ def replay_command(
         list[str],
         typer.Option(
             "--set",
-            help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. You may give it several times.",
+            help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. You may repeat this option.",
             metavar="NAME=VALUE",
         ),
     ] = [],  # noqa: B006 - typer copies it
@@ -266,7 +266,7 @@ def replay_command(
         ),
     ] = None,
 ) -> None:
-    """Repeat every merge of a recorded run from its ledger, byte for byte, or with other outer settings."""
+    """Repeat every merge of a recorded run from its ledger: byte for byte, or with other outer settings."""
     need("replay", "server", *KEEPING)
     from rich.progress import Progress
 
@@ -282,7 +282,7 @@ def replay_command(
         )
     if changes:
         print(
-            f"{done.merges:,} merges repeated with {', '.join(changes)}: the result differs from the recorded one by {100 * done.apart:.3g} % of the distance that the run moved"
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the result differs from the recorded one by {100 * done.apart:.3g} % of the distance that the recorded run moved"
         )
         if out is None:
             print("to evaluate the result, write the model with --out PATH")

@@ -1,4 +1,4 @@
-"""Calls of the operator's subcommands to a core, over gRPC."""
+"""gRPC calls from the operators' subcommands to a core."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 10.0
 
 
 class OperatorError(UserError):
-    """The core could not be reached, or refused; the message is one line with the fix."""
+    """The core could not be reached, or refused the call. The message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OperatorTarget:
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
     """Context with a stub for a core.
 
-    Raises OperatorError when the core is unreachable or refuses; TransportSecurityError when a certificate is unusable.
+    Raises OperatorError if the core is unreachable or refuses; TransportSecurityError if a certificate is unusable.
     """
     address = remote.address
     remote.security.check([address])
@@ -74,14 +74,14 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def pause(remote: OperatorTarget, reason: str) -> None:
-    """Pauses the run, or with an empty reason resumes it."""
+    """Pauses the run. With an empty reason, resumes it."""
     with operator(remote) as stub:
         stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
     print(f"the run is paused: {reason}" if reason else "the run is resumed")
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner, or with an empty reason lets it join again. tokens: its reported tokens that count."""
+    """Evicts a learner. With an empty reason, lets it join again. tokens: its number of reported tokens to keep."""
     with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
@@ -103,7 +103,7 @@ def take_checkpoint(remote: OperatorTarget) -> None:
 
 
 def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool) -> None:
-    """Writes the published model to a file; leaves no file when the stream breaks."""
+    """Writes the published model to a file. Leaves no file if the stream breaks."""
     part = out.with_name(out.name + ".part")
     try:
         request = pb.ExportCheckpointRequest(initial=initial)

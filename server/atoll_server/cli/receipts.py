@@ -1,4 +1,4 @@
-"""`atoll receipts`: the fate of contributions, from a core or from a run's directory."""
+"""`atoll receipts` shows the fates of contributions, from a core or from a run's directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll_server.storage.database import read_ledger
 
 
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Receipts from a core, newest first; makes several calls if its answers are limited. last: number of receipts."""
+    """The newest `last` receipts from a core, newest first. Makes several calls if the core limits its answers."""
     found: list[pb.LoggedReceipt] = []
     wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED
     with operator(remote) as stub:
@@ -35,7 +35,7 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Receipts from a run's ledger, newest first; a core may be using it. last: number of receipts."""
+    """The newest `last` receipts from a run's ledger, newest first. A core may be using the ledger."""
     path = directory / LEDGER
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
@@ -48,7 +48,7 @@ def _fate(name: str) -> Fate:
     for fate in FATES:
         if fate == name:
             return fate
-    raise OperatorError(f'--fate "{name}" is not a fate: give pending, merged or refused')
+    raise OperatorError(f'--fate "{name}" is invalid: give pending, merged or refused')
 
 
 def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:

@@ -26,7 +26,7 @@ from atoll_server.storage.spool import Spool, SpoolError
 
 WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
 
-Tell = Callable[[int, int], None]  # merges so far, merges in total
+Tell = Callable[[int, int], None]  # arguments: number of merges so far, and in total
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Replayed:
 
     identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. Without
     one, the compared state comes from the same ledger. apart: distance between the two sets of published parameters,
-    divided by the distance that the recorded run moved from its first parameters.
+    as a fraction of the distance from the recorded run's first parameters to its last.
     """
 
     layout: Layout
@@ -51,8 +51,8 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
     """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, checks the ledger's checksums.
 
     With changes, the contributions stay as recorded: their learners trained on the recorded anchors. A core may use
-    the directory meanwhile; merges that it makes during the replay are left out. generation: its merges and those of
-    its ancestors are repeated; None is the current one.
+    the directory meanwhile. The replay leaves out merges that the core makes during the replay. generation: the replay
+    repeats its merges and those of its ancestors; None for the current one.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
@@ -96,7 +96,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings with the requested changes. Only settings of the merge itself may change."""
+    """The run's settings with the requested changes. Only the merge's own settings may change."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}
@@ -106,7 +106,7 @@ class _WhatIf:
             if not equals or name not in WHAT_IF:
                 raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
             if name in given:
-                raise SettingsError(f"--set {name} is given twice: give each once")
+                raise SettingsError(f"--set {name} is given twice: give each name once")
             given[name] = value.strip()
         self._names = given.keys()
         self._settings = recorded.changed(**given)

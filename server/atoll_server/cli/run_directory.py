@@ -26,10 +26,10 @@ from atoll_server.storage.disk import DISK
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """The state that a core would start with. from_start: replays the whole ledger, which needs --record.
+    """The state with which a core would start. from_start: replays the whole ledger, which needs --record.
 
-    check: also reads the whole file of the first parameters and compares its digest, since an export copies tensors
-    from it. generation: None is the current one. Raises SettingsError when the generation does not exist.
+    check: also compares the first parameters' file with its digest, since an export copies tensors from this file.
+    generation: None for the current one. Raises SettingsError if the generation does not exist.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
@@ -45,7 +45,7 @@ def read_run(
 
 @contextmanager
 def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
-    """Opens the ledger of a run that has parameters, read-only. Raises SettingsError, LedgerError."""
+    """Opens, read-only, the ledger of a run that has parameters. Raises SettingsError, LedgerError."""
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
@@ -56,7 +56,7 @@ def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 def list_from_directory(directory: Path) -> None:
-    """Prints the checkpoints of a run's directory."""
+    """Prints the checkpoints in a run's directory."""
     with ledger_of(directory) as db:
         print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)])
 
@@ -69,7 +69,7 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
         print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
         return
     print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
-    print("start the core: learners continue from the checkpoint and discard what they trained after it")
+    print("start the core: learners continue from the checkpoint and discard later work")
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
@@ -79,7 +79,7 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
 
 
 def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model at these states, completely or not at all; prints a line. Raises SettingsError."""
+    """Writes the published model at these states, completely or not at all. Prints a line. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""`atoll status`: prints the status once, or refreshes it every second."""
+"""`atoll status` prints the status once, or refreshes it every second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watch_status(remote: OperatorTarget) -> None:
 
 
 def _watch(remote: OperatorTarget) -> None:
-    """Keeps the last state on the screen, with its age, while the core does not answer."""
+    """While the core does not answer, keeps the last state on the screen and shows its age."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)

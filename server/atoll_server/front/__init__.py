@@ -1,4 +1,4 @@
-"""A front, the gateway of one region. It serves and calls the core's service, and keeps nothing that it cannot lose.
+"""A front, the gateway of one region. It serves and calls the core's service. The loss of its state loses no work.
 
 `fetch_cache` keeps updates, `core_connection` dials the core, and `pass_through` forwards operators' calls.
 

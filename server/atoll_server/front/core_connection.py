@@ -1,4 +1,4 @@
-"""A front's connections to one address, which it redials when they are dead, and its view of each shard there."""
+"""A front's connections to one address, with the redial of dead ones, and its view of each shard there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.front.known_sessions import KnownSessions
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-AGAIN_S = 5.0  # least seconds from one dial to the next after a failure
+AGAIN_S = 5.0  # shortest time between two dials after a failure
 
 Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
 FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
@@ -40,20 +40,20 @@ class CoreConnection:
         self._opened_at, self._suspected = self.clock.monotonic(), False
 
     async def look(self) -> None:
-        """Dials again when that is due, and closes idle connections. Call it every WATCH_S seconds."""
+        """Dials again if a dial is due, and closes idle connections. Call this method every WATCH_S seconds."""
         now = self.clock.monotonic()
         if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
-            why = "there are new certificates" if self.link.stale else "the core did not answer"
+            why = "the certificates have changed" if self.link.stale else "the core did not answer"
             log.warning(f"{why}: dialling again", core=self.address)
             self.again()
         await self.link.rest()
 
     def suspect(self, link: Link) -> None:
-        """Records that a call over this link lost its connection. The link's other connections may be dead too."""
+        """Records that a call lost its connection. The link's other connections may be dead too."""
         self._suspected |= link is self.link
 
     def again(self) -> None:
-        """Dials new connections for all later calls. On the old ones, waiting calls end and transfers continue."""
+        """Dials new connections for later calls. On the old connections, waiting calls end and transfers continue."""
         self._retire()
         self._open()
 
@@ -71,8 +71,9 @@ class CoreConnection:
 class UpstreamShard:
     """A front's view of one shard. Several shards may be at one address.
 
-    fragments: its fragments; None for all at the address. up: whether its last call was answered. sessions: those it
-    answered recently. counts: number of frames per fragment. newest: newest known version per fragment.
+    fragments: the shard's fragments; None for all at the address. up: whether the shard answered its last call.
+    sessions: those that it answered recently. counts: number of frames per fragment. newest: newest known version per
+    fragment.
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
@@ -86,13 +87,13 @@ class UpstreamShard:
 
     @property
     def link(self) -> Link:
-        """The current connections to its address."""
+        """The current connections to the shard's address."""
         return self.core_connection.link
 
     def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
-        """Takes in a shard's message. versions: pairs of fragment and version.
+        """Records a shard's message. versions: pairs of fragment and version. log: see Notification.
 
-        log: see Notification. Returns False if the log has changed, since versions of the old log may not exist.
+        Returns False if the log has changed, since the old log's versions may no longer exist.
         """
         same = log == self._log
         if not same:
@@ -107,5 +108,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed because its connection broke: neither the core nor this front ended it."""
+    """Whether a call failed because its connection broke, and neither the core nor this front ended the call."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

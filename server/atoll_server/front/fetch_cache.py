@@ -1,6 +1,6 @@
-"""A cache of fetches that a front makes once for all learners of its region. It stores frames in bounded memory.
+"""A cache of fetches that a front makes once for all its region's learners. It stores frames in bounded memory.
 
-An interrupted fetch leaves the frames that arrived. The next fetch asks the core only for the others.
+After an interrupted fetch, the frames that arrived stay. The next fetch requests only the others from the core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies an update or a whole fragment, whose bytes do not change while its shard keeps its log.
+    """Identifies an update or a whole fragment. Its bytes do not change while its shard keeps the same log.
 
     crc32c: checksum of a whole fragment; 0 for an update.
     """
@@ -32,15 +32,15 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """The item does not fit, since items that are being read or fetched use the memory."""
+    """The item does not fit, since items in use fill the memory."""
 
 
 class CorruptFetchError(Exception):
-    """The core sent another version or something that was not requested. Fetch again."""
+    """The core sent another version, or frames that were not requested. Fetch again."""
 
 
 class CachedFetch:
-    """One item of the cache, complete or not. messages: its encoded frames; b"" for a frame that has not arrived."""
+    """One cached item, complete or not. messages: its encoded frames; b"" for a frame that has not arrived."""
 
     def __init__(self, place: CacheKey, count: int, make_room: Callable[[CachedFetch, int], None]) -> None:
         self.place = place
@@ -54,16 +54,16 @@ class CachedFetch:
 
     @property
     def size_bytes(self) -> int:
-        """The size that its header declares; 0 before the header has arrived."""
+        """The size that the item's header declares; 0 before the header has arrived."""
         return self.header.size_bytes
 
     @property
     def idle(self) -> bool:
-        """Whether neither a learner nor a fetch uses it."""
+        """Whether neither a learner nor a fetch uses the item."""
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Returns the frames that the caller must fetch: they have not arrived, and no other fetch brings them."""
+        """Returns the frames that the caller must fetch. Excludes frames that have arrived or that a fetch brings."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
@@ -82,13 +82,13 @@ class CachedFetch:
         self._tell()
 
     def failed(self, claimed: Iterable[int], error: Callable[[], Exception]) -> None:
-        """Records that a fetch of these frames failed. Readers waiting for them raise `error()`. Other frames stay."""
+        """Records that a fetch of these frames failed. Readers that wait for them raise `error()`."""
         self._error = error
         self._coming.difference_update(claimed)
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
-        """Waits for the item's header. Raises the same errors as `read`."""
+        """Waits for the item's header and returns it. Raises the same errors as `read`."""
         while not self.header.frames:
             if not self._coming:
                 raise self._error()
@@ -96,7 +96,7 @@ class CachedFetch:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yields messages with these frames when they arrive.
+        """Yields messages with these frames as they arrive.
 
         Raises CacheFullError, CorruptFetchError, LinkLost, or the core's AioRpcError.
         """
@@ -120,7 +120,7 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Items by key. When memory is full, drops idle items, least recently used first. limit_bytes: limit on frames."""
+    """Items by key. In full memory, drops idle items, the least recently used first. limit_bytes: limit on frames."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -128,20 +128,20 @@ class FetchCache:
 
     @property
     def size_bytes(self) -> int:
-        """The sum of all items' declared sizes."""
+        """The sum of the items' declared sizes."""
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """Returns the item with this key, complete or not, or None. It becomes the most recently used item."""
+        """Returns the item with this key, complete or not, or None. The item becomes the most recently used one."""
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)
         return item
 
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
-        """Adds an empty item for `count` frames; keeps at most UPDATES_KEPT versions of a fragment.
+        """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
 
-        The limit in bytes is not sufficient, since an item takes some kilobytes in addition to its frames.
+        The limit in bytes is not sufficient, since an item needs some kilobytes in addition to its frames.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
@@ -155,7 +155,7 @@ class FetchCache:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Removes all items of these fragments; None for all fragments. Their current readers can finish."""
+        """Removes all items of these fragments (None: all fragments). Their current readers can finish."""
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

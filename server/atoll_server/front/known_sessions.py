@@ -1,4 +1,4 @@
-"""PURE: sessions that a shard has answered recently. A front lets the shard check every other session."""
+"""PURE: sessions that a shard answered recently. A front lets the shard check every other session."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from atoll_wire import outer_pb2 as pb
 
-KNOWN_S = 10.0  # seconds after the shard's last answer; a following learner gets an answer every second
+KNOWN_S = 10.0  # time since the shard's last answer; learners with a Follow call get an answer every second
 MOST = 16_384
 
 
 class KnownSessions:
-    """Sessions that a shard has accepted. A session with another token, run or generation is another session."""
+    """Sessions that a shard has accepted. Another token, run or generation makes another session."""
 
     def __init__(self) -> None:
         self._answered_at: OrderedDict[bytes, float] = OrderedDict()
@@ -25,7 +25,7 @@ class KnownSessions:
             self._answered_at.popitem(last=False)
 
     def refused(self, session: pb.Session) -> None:
-        """Removes a session that the shard refused or whose state is unknown."""
+        """Removes a session that the shard refused, or whose state is unknown."""
         self._answered_at.pop(_key(session), None)
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ MAX_NAMES, OTHERS = 1024, "others"
 
 
 class FrontMetrics:
-    """The metrics of one front, in a separate registry, so that a process may have several fronts."""
+    """One front's metrics. Each front has its own registry, so that a process may have several fronts."""
 
     def __init__(self, region: str) -> None:
         self.registry = CollectorRegistry()
@@ -50,10 +50,10 @@ class FrontMetrics:
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
-        """Records that the core knows this learner, which then gets its own series."""
+        """Records that the core knows this learner, so that the learner gets its own series."""
         if len(self._names) < MAX_NAMES:
             self._names.add(name)
 
     def learner(self, name: str, direction: str) -> Counter:
-        """The counter of a learner's bytes. Names that the core has not confirmed, or beyond MAX_NAMES, share one."""
+        """The counter of a learner's bytes. Names beyond MAX_NAMES, or not confirmed by the core, share one."""
         return self._learners.labels(name if name in self._names else OTHERS, direction)

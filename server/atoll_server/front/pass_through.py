@@ -1,4 +1,4 @@
-"""Calls that a front passes on without reading them: operators' calls, and the probes of `atoll doctor`."""
+"""Calls that a front passes on unread: operators' calls, and the probes of `atoll doctor`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _passing(
                         sending.cancel()
                         await asyncio.gather(
                             sending, return_exceptions=True
-                        )  # the call reads requests, and the rest is discarded below
+                        )  # the call reads requests; the rest is discarded below
         except Refused as refused:
             audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)

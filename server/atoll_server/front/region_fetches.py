@@ -1,4 +1,4 @@
-"""Fetches of a region's learners: each published update and whole fragment crosses the WAN once."""
+"""Fetches for a region's learners. Each published update and whole fragment crosses the WAN once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Caches fetches in bounded memory, and relays items that do not fit. limit_bytes: limit on frames."""
+    """Caches fetches in bounded memory, and relays items that do not fit. limit_bytes: limit on cached frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes = routes
@@ -45,7 +45,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """Yields the replies that the core would send. Raises the core's AioRpcError, LinkLost and Refused."""
+        """Yields the replies that the core would send. Raises LinkLost, Refused, or the core's AioRpcError."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -62,18 +62,18 @@ class RegionFetches:
                     return
                 except CorruptFetchError as error:
                     if begun:
-                        text = f"fragment {request.fragment} changed while it was sent: fetch it again"
+                        text = f"fragment {request.fragment} changed during the fetch: fetch it again"
                         raise Refused(Status.UNAVAILABLE, text) from error
                 except CacheFullError as error:
                     if begun:
-                        text = "this front has no memory for the item now: fetch it again"
+                        text = "this front has no memory for this fetch at present: fetch again"
                         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                     break
         async for reply in self._relay(request):
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Takes in a shard's message, see `UpstreamShard.told`. If the log changed, clears the shard's cached items."""
+        """Records a shard's message, see `UpstreamShard.told`. If the log changed, clears the shard's cached items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
@@ -87,14 +87,14 @@ class RegionFetches:
         known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
         there = self.cache.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
-            # The core checks the session. For a whole fragment, it gives the version and the fate of this work.
+            # The core checks the session. For a whole fragment, it states the version and the fate of this work.
             header = await self._header(request)
             shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
         wanted = wanted_frames(request, shard.counts[fragment])
         item = self.cache.find(place) or self.cache.begin(place, shard.counts[fragment])
         if claimed := item.claim(wanted):
-            task = asyncio.create_task(self._bring(request, item, claimed))  # continues after its learner leaves
+            task = asyncio.create_task(self._bring(request, item, claimed))  # continues even if its learner leaves
             self._bringing.add(task)
             task.add_done_callback(self._bringing.discard)
         begun = await item.begun()
@@ -118,7 +118,7 @@ class RegionFetches:
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: CachedFetch, claimed: Sequence[int]) -> None:
-        """Fetches frames into an item. On an error, readers that wait for them raise it."""
+        """Fetches frames into an item. After an error, the readers that wait for these frames raise it."""
         shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
@@ -136,7 +136,7 @@ class RegionFetches:
             self.cache.drop(item)  # the core now has another version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # concerns only this session; other waiting calls fetch for themselves
+            if error.code() in OF_THE_SESSION:  # concerns only this session; other waiting calls then fetch
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:
@@ -151,7 +151,7 @@ class RegionFetches:
             log.exception("a fetch failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
         finally:
-            if not item.header.frames:  # nothing arrived, so the item may not exist at the core
+            if not item.header.frames:  # no frame arrived, so the item may not exist at the core
                 self.cache.drop(item)
             self._metrics.cached.set(self.cache.size_bytes)
 

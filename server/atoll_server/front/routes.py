@@ -1,4 +1,4 @@
-"""Selects the shard to which a call is passed on. The core's reply to Join says where each fragment is."""
+"""Selects the shard to which a call is passed on. The core's reply to a Join states where each fragment is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 class Routes:
     """The shards that a front knows. core: handles Join, Initialise and operators' calls.
 
-    default: represents the core's shards until a Join names them.
+    default: used for the core's shards until a Join names them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Routes:
         return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:
-        """Takes over the shards that a Join names, and removes their addresses, since learners call them at this front.
+        """Adopts the shards that a Join names. Removes their addresses, since learners call shards through this front.
 
         reply: changed in place. Raises Refused for an address that this front must not call.
         """
@@ -86,13 +86,13 @@ class Routes:
         return self._shards[number] if mine else self.default
 
     def near(self, session: pb.Session) -> UpstreamShard:
-        """The first shard at the address where learners join; the default if there is none."""
+        """The first shard at the address where learners join; the default without one."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
         return next((shard for shard in shards if shard.core_connection is self.core), self.default)
 
     async def watch(self) -> None:
-        """Maintains all connections until it is cancelled."""
+        """Maintains all connections until this task is cancelled."""
         while True:
             await asyncio.sleep(WATCH_S)
             for core_connection in self._upstreams():

@@ -1,4 +1,4 @@
-"""One front as a process."""
+"""A front's process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # seconds for open calls to end, after followers were told to reconnect elsewhere
+GOODBYE_S = 2.0  # time for open calls to end, after the front told followers to reconnect elsewhere
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
-    """Runs a front until SIGTERM or SIGINT. announce: called with each address that it serves. Raises SettingsError."""
+    """Runs a front until SIGTERM or SIGINT. announce: called with each served address. Raises SettingsError."""
     settings.check()
     check_role(settings.security.tls, Role.FRONT)
     allocator.return_freed_memory()
@@ -85,8 +85,8 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """The owner of a session: the learner's name if a certificate allows it, otherwise the name and the token.
+    """A session's owner: the learner's name if a certificate allows this name, otherwise the name and the token.
 
-    Only the core can check a token, so callers with different tokens are different owners.
+    Only the core can check a token. At a front, callers with different tokens are therefore different owners.
     """
     return session.learner if who.role is not None else (session.learner, session.token)

@@ -1,4 +1,4 @@
-"""The gRPC service of a front. It passes learners' calls on to the core, which makes all decisions about a run."""
+"""A front's gRPC service. It passes learners' calls on to the core, which makes all decisions about a run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ QUICK_S = 20.0
 
 
 class Route:
-    """The shard to which a call is passed on. link: the shard's connections when it was chosen."""
+    """The shard to which a call is passed on. link: the shard's connections when the shard was chosen."""
 
     def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
 
     def to(self, shard: UpstreamShard) -> Link:
-        """Selects this shard; returns its current connections."""
+        """Selects this shard, and returns its current connections."""
         self.shard = shard
         self.address = shard.core_connection.address
         self.link = shard.link
@@ -50,7 +50,7 @@ class Route:
 
 
 class FrontService(rpc.OuterServicer):
-    """The Outer service for the learners of a region. cache_bytes: limit on cached updates and whole fragments."""
+    """The Outer service for a region's learners. cache_bytes: limit on cached updates and whole fragments."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
         self._routes = routes
@@ -68,7 +68,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ passed on as they are
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """Passes a Join on, and remembers the session and the shards that the core's reply names."""
+        """Passes a Join on. Remembers the session and the shards in the core's reply."""
         core = self._routes.core
         async with self._answering(context):
             self._may(context, request.learner)
@@ -178,7 +178,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ contributions
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Checks frames and passes them on. Only the core's replies say which frames it has."""
+        """Checks frames and passes them on. Only the core's replies say which frames the core has."""
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
@@ -208,7 +208,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
-        """Sends frames to the core while it takes them. Raises Refused for invalid frames."""
+        """Sends frames to the core as fast as the core accepts them. Raises Refused for invalid frames."""
         up = self._metrics.learner(header.session.learner, "up")
         with tolerate_ended_call():
             async for request in requests:
@@ -221,7 +221,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ updates
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
-        """Answers a Fetch from this front's cache, or with the core's replies."""
+        """Answers a Fetch from this front's cache or with the core's replies."""
         owner = self._routes.owner(request.session, request.fragment)
         async with self._answering(context, owner, request.session):
             self._may(context, request.session.learner)
@@ -232,7 +232,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ ends
 
     def _may(self, context: Context, learner: str) -> None:
-        """Raises Refused for a name that is not the caller's. The core relies on this check."""
+        """Raises Refused unless the caller may use this name. The core relies on this check."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
@@ -245,9 +245,9 @@ class FrontService(rpc.OuterServicer):
     async def _answering(
         self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
-        """Context of a call, which it ends with the shard's status or a refusal of this front.
+        """Context of a call. Ends the call with the shard's status, or with this front's refusal.
 
-        shard: None if it is not known yet. session: None if a failure says nothing about it.
+        shard: None if not known yet. session: None if a failure of this call says nothing about a session.
         """
         route = Route(shard or self._routes.default)
         try:
@@ -261,7 +261,7 @@ class FrontService(rpc.OuterServicer):
             if is_connection_lost(error):
                 self._answered(route.shard, up=False)
                 route.shard.core_connection.suspect(route.link)
-            if not is_atoll_status(error):  # from gRPC, or another server on the core's port; it must not end a learner
+            if not is_atoll_status(error):  # from gRPC or another server on the core's port: must not end a learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
@@ -281,7 +281,7 @@ class FrontService(rpc.OuterServicer):
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
     """Context that runs `sending` while the body awaits the call's replies. The end of one ends the other.
 
-    Raises the error of `sending` if that ended the call.
+    Raises the error of `sending` if this error ended the call.
     """
     task = asyncio.create_task(sending)
     task.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
@@ -297,12 +297,12 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or not in this header."""
+    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or beyond this header."""
     brought = frame_messages.frames_in(request)
     if header.control_only:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            "frames arrived over a stream that was declared control_only: send them over another",
+            "frames arrived over a stream that was declared control_only: send them over another stream",
         )
     if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
         text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"

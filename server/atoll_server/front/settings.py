@@ -25,7 +25,7 @@ class FrontSettings(Serving):
     audit_log: Annotated[Path | None, Field(description="File for refusals, as JSON lines.")] = None
     cache_mib: Annotated[
         int,
-        Field(ge=1, description="Memory for updates and whole fragments; larger items are passed on."),
+        Field(ge=1, description="Memory for updates and whole fragments; larger items are not cached."),
     ] = 48
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()
@@ -36,5 +36,5 @@ class FrontSettings(Serving):
         return self.cache_mib << 20
 
     def check(self) -> None:
-        """Raises SettingsError when an address would serve the run to a network in plain text."""
+        """Raises SettingsError if an address would serve the run to a network in plain text."""
         self.check_reach(*self.listen, self.core)

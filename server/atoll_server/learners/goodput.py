@@ -1,10 +1,10 @@
 """PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
 
-Provisioned time runs from a name's first join until it leaves or the run ends. It includes downtime, but not
-deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits what a
-learner reports: a learner cannot have trained for longer than it was joined. A process that was silent for longer
-than its steps explain was frozen. Tokens of a dead incarnation count only if the core acknowledged them. Times are
-wall-clock seconds, since accounts outlive a core process.
+Provisioned time runs from a name's first Join until the learner leaves or the run ends. It includes downtime, but not
+deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits reported
+times: a learner cannot have trained for longer than it was joined. A process was frozen during a silence that its steps
+do not explain. Tokens of a dead incarnation count only if the core acknowledged them. Times are wall-clock seconds,
+since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
 
 SILENT_S = 10.0
-RATE_STEPS = 4  # steps that a learner must have made before others are compared with it
-SLOW = 2.0  # a step during a silence may take this many times the usual step time
+RATE_STEPS = 4  # steps that a learner must have made before it has a rate
+SLOW = 2.0  # limit on a step's duration during a silence, as a multiple of the usual step time
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
 
 @dataclass(slots=True)
 class IncarnationCounters:
-    """Counters of one incarnation, as reported so far."""
+    """One incarnation's counters, as reported so far."""
 
     joined_at: float = 0.0
     steps: int = 0
@@ -35,17 +35,17 @@ class IncarnationCounters:
     joining_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
-    grown_at: float = 0.0  # when new steps were last reported; 0: never
+    grown_at: float = 0.0  # time of the last report with new steps; 0: none
     steps_paid: float = 0.0  # see plausibility.counted; 0: since the learner joined
     tokens_paid: float = 0.0
-    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen without noticing
+    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen, unknown to the learner
     undone_tokens: float = 0.0  # tokens whose merge a restored checkpoint undid; weighted like accepted_tokens
-    restored_to: int | None = None  # tokens that counted at a checkpoint restored since its last report
-    said_steps: int = 0  # as reported; `steps` and `tokens` have the counted part
+    restored_to: int | None = None  # counted tokens at a checkpoint that was restored after its last report
+    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """The number of `said` tokens that count now, and the time up to which the learner's time is used for them."""
+        """How many of the `said` tokens count now, and the time up to which they use the learner's time."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
@@ -55,7 +55,7 @@ class IncarnationCounters:
     def thrown_away_s(self, accepted: float | None = None) -> float:
         """Stepping time of tokens that will never be merged.
 
-        accepted: acknowledged tokens of a dead incarnation; None for a living one, which may get more acknowledged.
+        accepted: a dead incarnation's acknowledged tokens; None for a living one, whose further tokens may follow.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
@@ -69,8 +69,8 @@ class ShardSums:
     """Sums over a learner's contributions at one shard.
 
     merged_token_parameters: tokens of merged contributions times their fragment's parameters, so that sums are exact.
-    bytes_up: payload bytes of acknowledged contributions. parameters_up: parameters that these payloads stand for.
-    accepted_tokens: tokens in acknowledged contributions of the living incarnation, as a mean over the run's fragments
+    bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these payloads.
+    accepted_tokens: tokens in the living incarnation's acknowledged contributions, as a mean over the run's fragments
     weighted by parameters. accepted_before: the same for dead incarnations.
     """
 
@@ -83,7 +83,7 @@ class ShardSums:
 
 @dataclass(frozen=True, slots=True)
 class GoodputTotals:
-    """Learner-seconds of one learner or of all learners. lost_s: lost seconds by cause, see CAUSES."""
+    """Time of one learner or of all learners, in learner-seconds. lost_s: lost time by cause, see CAUSES."""
 
     useful_s: float
     provisioned_s: float
@@ -97,7 +97,7 @@ class GoodputTotals:
 
 @dataclass(slots=True)
 class TimeAccount:
-    """The time account of one learner, over all its incarnations."""
+    """One learner's time account, over all its incarnations."""
 
     first_joined_at: float
     heard_at: float
@@ -108,20 +108,20 @@ class TimeAccount:
     restarting_s: float = 0.0
     bytes_down: int = 0  # payload bytes of published updates
     bytes_whole: int = 0  # payload bytes of whole fragments and first parameters, in both directions
-    parameters_down: int = 0  # parameters that bytes_down stand for
+    parameters_down: int = 0  # number of parameters in these updates
     step_time_s: float | None = None  # duration of its inner steps, as last measured
-    silence_s: float = 0.0  # a silence above SILENT_S that no reported step explains yet
-    woke_at: float = 0.0  # when the last such silence ended
-    voided_tokens: int = 0  # reported tokens that an operator voided, which do not count
-    undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
+    silence_s: float = 0.0  # duration of a silence above SILENT_S that no reported step explains yet
+    woke_at: float = 0.0  # end of the last such silence
+    voided_tokens: int = 0  # reported tokens that do not count, because an operator voided them
+    undone_tokens: int = 0  # reported tokens that do not count, because a rollback undid them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # sum over dead incarnations; at most one element
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard counts again when it starts
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard sums again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
-        """A new incarnation joins. The time since the previous one was last heard is lost, unless that one had left.
+        """A new incarnation joins. The time since the previous one's last report is lost, unless that one had left.
 
-        now: wall-clock seconds. process_age_s: seconds since the new process started. returning: the name had joined.
+        now: wall-clock seconds. process_age_s: seconds since the new process started. returning: the name is known.
         """
         if returning:
             gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
@@ -139,9 +139,9 @@ class TimeAccount:
         self.current = IncarnationCounters(joined_at=now)
 
     def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
-        """Takes in a report's counters. Reported times are limited by the time since joining.
+        """Records a report's counters. Reported times cannot exceed the time since joining.
 
-        most: the rates up to which its steps and tokens count; None if all count.
+        most: limits on the counted steps and tokens per second; None for no limit.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -167,7 +167,7 @@ class TimeAccount:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
-        if was.restored_to is not None:  # it continued from parameters that the run no longer has
+        if was.restored_to is not None:  # the learner continued from parameters that the rollback undid
             self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
@@ -175,12 +175,12 @@ class TimeAccount:
     def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
         """Splits a silence into step time and frozen time, by the steps that began before its end.
 
-        stepping_s: reported time of the new steps. A report after the silence may have only steps that ended before
-        it; a later report then has the frozen step. A learner that was only cut off kept training, so its steps
-        explain the time.
+        stepping_s: reported time of the new steps. A report after the silence may contain only steps that ended before
+        the silence. A later report then contains the frozen step. A learner that merely lost its connection kept
+        training, so its steps explain the silence.
         """
         awake_s = now - self.woke_at
-        during_s = min(self.silence_s, stepping_s - awake_s)  # least part of the steps' time that lies in the silence
+        during_s = min(self.silence_s, stepping_s - awake_s)  # step time that must lie in the silence
         if during_s > 0.0 and self.step_time_s is not None:
             earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that the learner made before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
@@ -188,12 +188,12 @@ class TimeAccount:
             self.down_s += frozen_s
         if during_s > 0.0:
             self.silence_s -= during_s
-        if stepping_s + SILENT_S < awake_s:  # all steps reported from now on began after the silence
+        if stepping_s + SILENT_S < awake_s:  # all steps in later reports began after the silence
             self.silence_s = 0.0
 
     @property
     def merged_token_parameters(self) -> int:
-        """The sum over all shards, like the next two properties; see ShardSums."""
+        """Sum over all shards, like the next two properties (see ShardSums)."""
         return sum(sums.merged_token_parameters for sums in self.by_shard.values())
 
     @property
@@ -205,23 +205,23 @@ class TimeAccount:
         return sum(sums.parameters_up for sums in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
-        """Reported tokens that do not count: voided or undone ones."""
+        """Reported tokens that do not count, because they were voided or undone."""
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Reported tokens that count: neither voided nor undone."""
+        """Reported tokens that count, since they were neither voided nor undone."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
     def void_tokens(self, tokens: int) -> None:
-        """Reduces its reported tokens to `tokens`; voided tokens never count again."""
+        """Reduces the learner's reported tokens to `tokens`. Voided tokens never count again."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
         """Resets the account to an older checkpoint. tokens: this learner's counted tokens at the checkpoint.
 
-        undone_tokens: merged tokens of its current process that the rollback undid, as a mean over fragments weighted
-        by parameters.
+        undone_tokens: the current process's merged tokens that the rollback undid, as a mean over fragments weighted by
+        parameters.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
@@ -231,13 +231,13 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """This learner's sums at a shard, which are added if missing. The caller changes them."""
+        """This learner's sums at a shard, which the caller may change. Adds them if they are missing."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """Counts tokens of an acknowledged contribution. Negative tokens undo that after a later refusal.
+        """Counts an acknowledged contribution's tokens. After a later refusal, negative tokens undo the count.
 
-        tokens: weighted by the fragment's part of all parameters. current: whether the living incarnation sent them.
+        tokens: weighted by the fragment's share of all parameters. current: whether the living incarnation sent them.
         """
         sums = self.at(shard)
         if current or not self.past:
@@ -273,7 +273,7 @@ class TimeAccount:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """How fast the learner trains; None before RATE_STEPS steps, since the first steps compile."""
+        """The learner's training rate; None before RATE_STEPS steps, since the first steps include compilation."""
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
         current = self.current
@@ -305,16 +305,16 @@ class TimeAccount:
         return GoodputTotals(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Whether the current process has reported anything. It reports nothing before it has parameters."""
+        """Whether the current process has sent a report. It sends none before it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Seconds since its last report if above SILENT_S, else 0. A silent learner counts as down until it reports."""
+        """Seconds since the last report if above SILENT_S, else 0. A silent learner counts as down until it reports."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """JSON values for the run's part of the ledger, without `by_shard`, which the shards' parts have."""
+        """JSON values for the run's tables in the ledger. The shards' tables contain the values of `by_shard`."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
         del data["by_shard"]
@@ -322,7 +322,7 @@ class TimeAccount:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> TimeAccount:
-        """Reads an account from what `as_data` returned."""
+        """Reads an account from the result of `as_data`."""
         spent = {
             "current": IncarnationCounters(**data["current"]),
             "past": [IncarnationCounters(**each) for each in data["past"]],

@@ -1,4 +1,4 @@
-"""PURE: the learner names of a run, which process may use each, and their time accounts."""
+"""PURE: a run's learner names, the process that may use each name, and the learners' time accounts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64
-MAX_REGIONS = 256  # regions of learners that have neither left nor been evicted; each region is a series of metrics
-MAX_TOKENS = (1 << 63) - 1  # the largest int64, the limit of messages and the ledger
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # limits on how long a connected process may be without a report
-CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
-LATENCY_S = 0.5  # latency of a Join, which is the error in start times of processes
-RATES_KEPT = 8  # with fewer known rates, rates are computed again at each call
-COMPARED_S = 3600.0  # learners that were silent, or made no step since joining, for this long do not count
-RATES_S = 1.0  # how long computed rates are used
-REMEMBERED = 64  # earlier processes of a name that are still recognised as fenced
+MAX_REGIONS = 256  # regions of learners that have neither left nor been evicted; each region adds metric series
+MAX_TOKENS = (1 << 63) - 1  # the largest int64, since messages and the ledger have no larger numbers
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the time that a connected process may be without a report
+CALLS_COME_S = 5.0  # time after a Join within which a process opens its Follow and Report calls
+LATENCY_S = 0.5  # latency of a Join, and thus the error in a process's start time
+RATES_KEPT = 8  # with fewer known rates, each call computes the rates again
+COMPARED_S = 3600.0  # rates exclude learners that were silent, or made no step since joining, for this long
+RATES_S = 1.0  # computed rates are used again for this long
+REMEMBERED = 64  # number of a name's earlier processes that are still recognised as fenced
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Duration of each phase until the first inner step of the name's current process."""
+    """Duration of each phase until the first inner step of a name's current process."""
 
     down_s: float = 0.0
     prepared_s: float = 0.0
@@ -38,26 +38,26 @@ class Recovery:
 
 @dataclass(slots=True)
 class RegistryEntry:
-    """One learner name. nonces: nonces of the processes that used it, newest last."""
+    """One learner name. nonces: nonces of the processes that used the name, newest last."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: TimeAccount
-    session: int = 0  # number of the valid session; 0: it has left, or has not joined since this core started
-    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof that it lives
+    session: int = 0  # number of the valid session; 0: the learner left, or did not join since this core started
+    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof of its life
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due_since: float | None = None  # monotonic seconds when it joined again while connected: it must reopen its calls
+    due_since: float | None = None  # monotonic seconds of a Join while connected, after which it must reopen its calls
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
     recovery: Recovery = Recovery()
     evicted: str = ""  # the reason for its eviction; empty if not evicted
-    declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
-    adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it reported as adopted
-    announced: int = 0  # the newest incarnation whose joining is in the journal
-    capped: bool = False  # whether a warning was logged that it reports more than it can have trained
-    unsaved: bool = False  # whether the account changed since it was last written to the ledger
+    declined: dict[int, int] = field(default_factory=dict)  # by fragment: newest cycle that the learner declined
+    adopted: dict[int, int] = field(default_factory=dict)  # by fragment: newest version reported as adopted
+    announced: int = 0  # the newest incarnation whose Join is in the journal
+    capped: bool = False  # whether a warning about implausible reports was logged
+    unsaved: bool = False  # whether the account changed since the last write to the ledger
 
     @property
     def nonce(self) -> int:
@@ -75,16 +75,16 @@ class RegistryEntry:
 
     @property
     def connected(self) -> bool:
-        """Whether its process has open calls, or is expected to open them after a Join."""
+        """Whether the name's process has open calls, or is expected to open them after a Join."""
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
-        """Whether a living process uses the name. No calls follow a dead process's delayed Join."""
+        """Whether a living process uses the name. After a dead process's delayed Join, no calls follow."""
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def start_session(self, session: int, why: Refused) -> None:
-        """Starts another session, or none if `session` is 0. Open calls of the previous session end with `why`."""
+        """Starts another session, or none if `session` is 0. The previous session's open calls end with `why`."""
         self.session = session
         old = self.streams
         self.streams = {}
@@ -95,13 +95,13 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerProcess:
-    """The process that a call came from. After every wait, a call checks `check_current` before it acts."""
+    """The process that made a call. After every wait, a call runs `check_current` before it continues."""
 
     entry: RegistryEntry
     incarnation: int
 
     def check_current(self) -> None:
-        """Raises Refused when the process was fenced or evicted meanwhile."""
+        """Raises Refused if the process was fenced or evicted meanwhile."""
         if self.entry.evicted:
             raise evicted(self.entry)
         if self.entry.incarnation != self.incarnation:
@@ -109,17 +109,17 @@ class LearnerProcess:
 
 
 class LearnerRegistry:
-    """All learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
+    """All of a run's learner names. limit: on the number of names. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
         self._trained = 0  # tokens of all accounts, including voided and undone tokens
         self._uncounted = 0  # voided or undone tokens of all accounts
-        self._sessions = 0  # number of sessions given
+        self._sessions = 0  # number of sessions started
         self._rates = Rates({})
         self._rates_at = -RATES_S
-        self.since = 0.0  # when this core began to listen; before that, it could hear no learner
+        self.since = 0.0  # time when this core began to listen, before which it could receive no reports
 
     def join(
         self,
@@ -133,12 +133,12 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Lets a process use a name. A retry gets the same incarnation, a restart the next one.
+        """Lets a process use a name. A retry gets the same incarnation, and a restart gets the next one.
 
-        wall, now: seconds of the run's clock, and monotonic seconds. A process takes over a name only with the proof
-        from the reply to its first attempt, which a late Join of a dead process does not have. Until then, the entry is
-        returned unchanged, with the challenge, which contains this proof.
-        Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
+        wall: seconds of the run's clock. now: monotonic seconds. The reply to a process's first attempt contains a
+        proof, without which it cannot take over a name. A dead process's late Join lacks this proof. Until a Join
+        with the proof, the entry is returned unchanged, with the proof in its challenge.
+        Raises Refused for a name that is malformed, used by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
             raise Refused(
@@ -181,9 +181,9 @@ class LearnerRegistry:
     def _may_take_over(
         self, entry: RegistryEntry, nonce: int, incarnation: int, age_s: float, wall: float, now: float
     ) -> None:
-        """Raises Refused unless the process that used the name is gone."""
+        """Raises Refused unless the name's previous process is gone."""
         name = entry.name
-        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # also a delayed Join of a dead process
+        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # may be a dead process's delayed Join
             raise fenced(name)
         if entry.occupied(now):
             raise Refused(
@@ -191,12 +191,12 @@ class LearnerRegistry:
                 f'a learner named "{name}" is connected now: give each learner its own name, '
                 "or stop the other learner first",
             )
-        if self._older(entry, age_s, wall):  # it may only seem older, if the other process's Join was delayed
+        if self._older(entry, age_s, wall):  # if the other process's Join was delayed, this one only seems older
             text = f'a newer process joined as "{name}" and may come back: try again in {LONGEST_WAIT_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
     def _check_region(self, name: str, region: str, nonce: int) -> None:
-        """Raises Refused when a process changes its region, or when there are too many regions."""
+        """Raises Refused if a process changes its region, or if there are too many regions."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
             text = f'learner "{name}" is in region "{entry.region}", which a process cannot change: start a new one'
@@ -205,7 +205,7 @@ class LearnerRegistry:
             return
         used = self.regions(but=entry)
         if region not in used and len(used) >= MAX_REGIONS:
-            text = f"the learners of this run are in {MAX_REGIONS} regions, the limit: use one of these regions"
+            text = f"the run's learners are in {MAX_REGIONS} regions (the limit): use one of these regions"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
@@ -216,16 +216,16 @@ class LearnerRegistry:
         return older and account.left_at is None and waited < LONGEST_WAIT_S
 
     def _next_session(self) -> int:
-        """The next session number. It is unique over all names, so the number of an ended session is never reused."""
+        """The next session number. Numbers are unique over all names, so an ended session's number is never reused."""
         self._sessions += 1
         return self._sessions
 
     def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> RegistryEntry:
         if len(self.entries) >= self._limit:
-            text = f"this run has {self._limit} learner names, the limit: use a known name, or raise --limit-learners"
+            text = f"the run has {self._limit} learner names (the limit): use a known name, or raise --limit-learners"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         twin = next((known for known in self.entries if known.lower() == name.lower()), None)
-        if twin is not None:  # payload files have these names, and some file systems ignore case
+        if twin is not None:  # payload files contain these names, and some file systems ignore case
             text = f'learner name "{name}" differs from "{twin}" only in case: use "{twin}" or another name'
             raise Refused(Status.INVALID_ARGUMENT, text)
         account = TimeAccount(first_joined_at=wall, heard_at=wall)
@@ -235,9 +235,9 @@ class LearnerRegistry:
         return entry
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
-        """The entry of a session's name. session: the number that its token proves; 0 if the token proves none.
+        """The entry of a session's name. session: the number that its token proves; 0 if the token is invalid.
 
-        Raises Refused if the session is unknown here (join again), fenced or evicted.
+        Raises Refused if the session is unknown here (the learner must join again), fenced or evicted.
         """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -251,12 +251,12 @@ class LearnerRegistry:
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
-        """Regions of all learners that have neither left nor been evicted. but: an entry that is not counted."""
+        """Regions of all learners that have neither left nor been evicted. but: an entry to leave out."""
         entries = (each for each in self.entries.values() if each is not but and not each.evicted)
         return {each.region for each in entries if each.account.left_at is None}
 
     def evict(self, entry: RegistryEntry, reason: str, wall: float) -> None:
-        """Evicts a learner, or with an empty reason lets it join again."""
+        """Evicts a learner. With an empty reason, lets it join again."""
         entry.evicted = reason
         entry.unsaved = True
         if reason:
@@ -264,11 +264,11 @@ class LearnerRegistry:
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """How fast learners train, computed at most once per second.
+        """The learners' training rates, computed at most once per second.
 
-        Learners that were evicted, or silent for COMPARED_S while this core listened, are left out.
+        They exclude learners that were evicted, or silent for COMPARED_S while this core listened.
         """
-        # With few learners, a kept result could be empty, and then no report would be implausible.
+        # With few learners, a kept result could be empty, so that no report would be implausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
             starting: set[str] = set()
@@ -283,14 +283,14 @@ class LearnerRegistry:
         return self._rates
 
     def _starts(self, entry: RegistryEntry, wall: float) -> bool:
-        """Whether a learner without a rate is about to train."""
+        """Whether a learner without a rate is expected to train soon."""
         account = entry.account
         here = entry.connected or wall - max(account.heard_at, self.since) < LONGEST_WAIT_S
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
         return here and young and account.left_at is None and not entry.evicted
 
     def heard(self, entry: RegistryEntry, wall: float, spent: IncarnationCounters) -> None:
-        """Takes in the counters of a report, up to the rates that count."""
+        """Records a report's counters, limited to plausible rates."""
         before: int = entry.account.total("tokens")
         uncounted = entry.account.uncounted_tokens()
         entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
@@ -298,28 +298,28 @@ class LearnerRegistry:
         self._uncounted += entry.account.uncounted_tokens() - uncounted
 
     def void_tokens(self, entry: RegistryEntry, tokens: int) -> None:
-        """Reduces a learner's reported tokens to `tokens`; voided tokens never count again."""
+        """Reduces a learner's reported tokens to `tokens`. Voided tokens never count again."""
         before = entry.account.uncounted_tokens()
         entry.account.void_tokens(tokens)
         self._uncounted += entry.account.uncounted_tokens() - before
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Tokens trained by each learner so far, as reported, without voided and undone tokens."""
+        """Each learner's trained tokens as reported, without voided and undone tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Tokens of all learners that do not count, since operators voided them or a rollback undid them."""
+        """All learners' tokens that do not count, since operators voided them or a rollback undid them."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Counted tokens of all learners so far, without voided and undone tokens."""
+        """All learners' counted tokens, without voided and undone tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Adds a name from the ledger; its process must join again. reason: of its eviction; empty if not evicted."""
+        """Adds a name from the ledger. Its process must join again. reason: for its eviction; empty if not evicted."""
         restored = TimeAccount.from_data(account)
         self.entries[name] = RegistryEntry(
             name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation
@@ -341,5 +341,5 @@ def evicted(entry: RegistryEntry) -> Refused:
 
 
 def refuse_reason(reason: str) -> str:
-    """The reason in receipts of an evicted learner."""
+    """The reason in an evicted learner's receipts."""
     return f"its learner was evicted: {reason}"

@@ -1,19 +1,18 @@
-"""PURE: how much of a learner's reported work counts. The core cannot see a learner train, but has a clock.
+"""PURE: how much of a learner's reported work counts. The core cannot observe training, but it can measure time.
 
-- Reported steps and tokens count up to FASTER times the median rate of the other learners, over the time since the
-  last counted ones. The excess counts later, when time allows it. A learner's own earlier counts raise no limit.
-- Tokens are held back while there are other learners and none of them has trained yet. They count as soon as there is
-  a rate to compare with. All tokens of a learner that is alone count.
-- A contribution's tokens count if they were counted for its learner and not given to this fragment before. Since a
-  contribution may overtake the report, further tokens count for the time since the last report, at the learner's
-  own rate, or at the others' rate while it has none.
+- Reported steps and tokens count up to FASTER times the other learners' median rate. The limit covers the time since
+  the last counted ones. The excess counts later, as time passes. A learner's own earlier reports raise no limit.
+- If there are other learners and none of them has trained yet, tokens are held back. They count as soon as another
+  learner has a rate. If a learner is alone, all its tokens count.
+- A contribution's tokens count if they were counted for its learner and were not in its earlier contributions to this
+  fragment. A contribution may overtake the report. Further tokens therefore count for the time since the last report,
+  at the learner's own rate, or at the others' rate if the learner has none.
 - A weight grows with the tokens per step, which count up to the larger of two limits. One is MIXED times the others'
-  tokens per step. The other is the number with which the learner, at its own step rate, trains FASTER times the
-  others' tokens per second.
-- In a merge, a learner weighs at most FASTER times the median weight of the others.
+  tokens per step. At the other, the learner, at its own step rate, trains FASTER times the others' tokens per second.
+- In a merge, a learner's weight is at most FASTER times the others' median weight.
 
-Honest learners stay below all of these limits. A learner that lies has at most the influence of an honest learner on
-much better hardware.
+Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
+learner on much better hardware.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-FASTER = 10.0  # factor by which hardware may be faster than the others'
-MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone, which no hardware exceeds
-SPARE_S = 10.0  # unused time that may be used later, since reports come late and at any moment
-OVERTAKEN = 2.0  # factor on its own rate by which a contribution may be ahead of the last report
+FASTER = 10.0  # factor by which a learner may be faster than the others
+MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second for a learner that is alone, which no hardware exceeds
+SPARE_S = 10.0  # unused time that later reports may use, since reports arrive late and at any moment
+OVERTAKEN = 2.0  # factor on the learner's own rate, up to which a contribution may be ahead of the last report
 OVERTAKEN_STEPS, OVERTAKEN_S = (
     4.0,
     1.0,
-)  # further steps and time that it may be ahead, since that report was late
-MIXED = 4.0  # factor on the usual tokens per step, in a contribution of few steps
+)  # further steps and time by which it may be ahead, since that report was late
+MIXED = 4.0  # factor on the usual tokens per step, for contributions with few steps
 
 
 @dataclass(frozen=True, slots=True)
 class MaxRates:
-    """The number of reported steps and tokens that count per second."""
+    """Limits on the reported steps and tokens that count per second."""
 
     steps_s: float = MAX_STEPS_S
     tokens_s: float = MAX_TOKENS_S
 
 
-HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow steps; tokens wait for a rate to compare with
+HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow steps; tokens wait for another learner's rate
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a learner trains. steps_s: inner steps per second (core's clock). batch: reported tokens per step."""
+    """A learner's training rate. steps_s: inner steps per second (core's clock). batch: reported tokens per step."""
 
     steps_s: float
     batch: float
 
     @property
     def tokens_s(self) -> float:
-        """Reported tokens per second of the core's clock."""
+        """Reported tokens per second, on the core's clock."""
         return self.steps_s * self.batch
 
 
 class Rates:
-    """The rates of all learners at one moment. starting: learners that have joined, but have no rate yet."""
+    """All learners' rates at one moment. starting: learners that have joined, but have no rate yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
         self._rates = rates
@@ -69,18 +68,18 @@ class Rates:
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
 
     def of(self, learner: str) -> Rate | None:
-        """The learner's own rate; None when it has none yet."""
+        """The learner's own rate; None if it has none yet."""
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """The median rate of the other learners; None when none of them has a rate."""
+        """The other learners' median rate; None if none of them has a rate."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
         return None if steps_s is None or batch is None else Rate(steps_s, batch)
 
     def most(self, learner: str) -> MaxRates:
-        """The rates up to which a learner's reports count."""
+        """The limits on a learner's counted reports."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
@@ -90,7 +89,7 @@ class Rates:
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
-    """The upper median of sorted values without `own`; None when there are no others."""
+    """The upper median of sorted values without `own`; None if there are no others."""
     others = len(values) - (own is not None)
     if not others:
         return None
@@ -99,7 +98,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """For each learner, the part of its weight that counts in a merge (0 to 1), see the module's last rule."""
+    """For each learner, the fraction of its weight that counts in a merge (see the module's last rule)."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
@@ -108,10 +107,10 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns how much of a reported total counts, and the time up to which the learner's time is used for it.
+    """Returns how much of a reported total counts, and the time up to which this amount uses the learner's time.
 
-    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time that the
-    last call returned, or when the learner joined, in wall-clock seconds.
+    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time returned
+    by the last call, or the time of joining, in wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:
@@ -123,7 +122,7 @@ def counted(said: int, before: int, most_s: float, paid_until: float, now: float
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Tokens and inner steps of a contribution."""
+    """A contribution's tokens and inner steps."""
 
     tokens: int
     steps: int
@@ -134,7 +133,7 @@ def credited(
 ) -> Declared:
     """The part of a contribution's declared tokens and steps that counts.
 
-    reported: the counted part of its learner's reports. given: tokens in its earlier contributions to this fragment.
+    reported: the counted part of the learner's reports. given: tokens in its earlier contributions to this fragment.
     unheard_s: seconds since the learner's last report of new steps.
     """
     rate = own or usual
@@ -144,7 +143,7 @@ def credited(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
-    if usual is None:  # its reported tokens may be held back, and there is no other work to outweigh
+    if usual is None:  # the learner's reported tokens may be held back, and there is no other work to outweigh
         return Declared(said.tokens, steps)
     batch = _most_of_a_step(own, usual)
     most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)
@@ -152,6 +151,6 @@ def credited(
 
 
 def _most_of_a_step(own: Rate | None, usual: Rate) -> float:
-    """Tokens per step that a contribution may declare. It uses the learner's step rate, never its reported batch."""
+    """Limit on a contribution's tokens per step. It depends on the learner's step rate, never on its reported batch."""
     few_steps = FASTER * usual.tokens_s / own.steps_s if own is not None else 0.0
     return max(MIXED * usual.batch, few_steps)

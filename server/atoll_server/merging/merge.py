@@ -1,12 +1,12 @@
-"""PURE: merges one round's contributions into a new version of a fragment. It has no IO of its own, and no clock.
+"""PURE: merges one round's contributions into a new version of a fragment. It has no clock and no IO of its own.
 
 Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
 1. Computes the sum of factor x contribution. The factor is the weight w, or w / ||v|| for a piece that is merged by
-   direction. Only the norm of each piece's combination is kept, summed in float64, frame by frame.
+   direction. Keeps only the norm of each piece's combination, summed in float64, frame by frame.
 2. Computes the same sum again, since decoding twice costs less than storing the sum. Delta = sum, or
    sum x (sum w ||v||) / ||sum|| for a piece that is merged by direction;
    momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
-   decay and push are mu for a whole outer step, see `OuterRule`.
+   For a whole outer step, decay and push equal mu (see `OuterRule`).
 The order of every sum is fixed, so that the same ledger gives the same bytes: contributions by key, frames by index,
 elements by place, in a fixed number of partial sums.
 """
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from atoll_server.merging.merge_kernels import frame_squares, frame_step
 from atoll_server.rounds.outer_step import OuterRule, part_of
 
-LARGEST_NORM = 1e12  # limit for a contribution's piece, above which a sum could overflow float32
+LARGEST_NORM = 1e12  # limit on a piece's norm, above which a sum could overflow float32
 SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction
-CANCELLED = 1e-6  # a shorter sum of directions is rounding noise, since the directions cancel
+CANCELLED = 1e-6  # if directions cancel, their sum has a smaller norm and is rounding noise
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -56,11 +56,11 @@ class FragmentState:
 
 
 class Contribution(Protocol):
-    """The parts of a contribution that the merge reads. norms_sq: float64, one per piece."""
+    """The attributes of a contribution that the merge reads. norms_sq: float64, one per piece."""
 
     @property
     def learner(self) -> str:
-        """The learner's name. Contributions are merged in the order of names."""
+        """The learner's name. The merge's order is that of names."""
 
     @property
     def codec(self) -> Codec:
@@ -89,7 +89,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The result of a merge. checksums: CRC-32C of theta, theta_pub and momentum."""
+    """A merge's result. checksums: CRC-32C of theta, theta_pub and momentum."""
 
     state: FragmentState
     update: Update
@@ -104,8 +104,8 @@ def start(theta: F32) -> FragmentState:
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
 
-    The discount is that of FedAsync (1903.03934), but only for staleness above one outer step. A smaller delay loses
-    little, and a discount would lose more (records/quality).
+    The discount is that of FedAsync (1903.03934), but only for staleness above one outer step. A smaller delay costs
+    little quality, and a discount would cost more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
@@ -130,9 +130,9 @@ def merge(
     """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
 
     weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
-    theta_pub; it may be the old array. theta and momentum are changed in place, after the first pass has read every
-    contribution. An error in the first pass leaves the state unchanged. After an error in the second pass, the caller
-    must discard the state. Norms up to LARGEST_NORM keep every sum finite.
+    theta_pub; may be the old array. The second pass changes theta and momentum in place. An error in the first pass
+    leaves the state unchanged. After an error in the second pass, the caller must discard the state. Norms up to
+    LARGEST_NORM keep every sum finite.
     """
     assert contributions, "there is nothing to merge"
     assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
@@ -155,7 +155,7 @@ def merge(
 class _Given:
     """The contents of a round's contributions, for both passes.
 
-    They are kept for the second pass if they fit in four bytes per parameter, otherwise they are read twice.
+    The second pass reuses them if they fit in four bytes per parameter. Otherwise, it reads them again.
     """
 
     def __init__(self, contributions: Sequence[Contribution], fragment: FragmentLayout) -> None:
@@ -175,7 +175,7 @@ class _Given:
 
 
 def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
-    """Factor of each piece of a contribution in the first pass, float32. directed: pieces merged by direction."""
+    """A contribution's factor per piece in the first pass, float32. directed: pieces merged by direction."""
     factors = np.full(len(directed), weighs * contribution.scale, np.float64)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(contribution.norms_sq[index])
@@ -200,7 +200,7 @@ def _step(
     part: float,
     published: F32,
 ) -> MergeResult:
-    """Second pass: Nesterov's step, the published update, and checksums. part: part of an outer step, 0 to 1."""
+    """Second pass: Nesterov's step, the published update, and checksums. part: fraction of an outer step, 0 to 1."""
     frames = []
     theta_crc = 0
     theta_pub_crc = 0
@@ -230,7 +230,7 @@ def _step_frame(
     memory: Content,
     kind: Codec,
 ) -> Content:
-    """The content of a frame's update, a view of `buffers`. rates: lr, decay, push."""
+    """Returns the content of a frame's update, a view of `memory`. rates: lr, decay, push."""
     contents = given.contents(span)
     update = memory[: frame_codec.content_bytes(span, kind)]
     place = span.place
@@ -251,7 +251,7 @@ def _step_frame(
 
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
-    """Kernel arguments for a frame's contents: their addresses, the byte offset of the scales, the codec's levels."""
+    """Kernel arguments for a frame's contents: addresses, byte offset of the scales, and number of levels."""
     return addresses(contents), frame_codec.code_bytes(span, kind), LEVELS[kind]
 
 
@@ -261,7 +261,7 @@ def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
 
 
 def addresses(contents: Sequence[Content]) -> I64:
-    """Memory addresses of contents as int64, as kernels take them. The caller keeps the contents alive."""
+    """Memory addresses of contents as int64, for kernels. The caller must keep the contents alive."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 

@@ -1,6 +1,6 @@
 """PURE: the inner loops of a merge over one frame of all contributions, block by block in the CPU cache.
 
-The kernels share these arguments. contents: addresses of each contribution's content of the frame, all in one codec.
+The kernels share these arguments. contents: addresses of the contributions' contents for the frame, all in one codec.
 scales_from: byte offset of the scales in a content. levels: number of levels of the codec. lengths: the segments'
 lengths. factors: float32 (contributions, segments).
 """
@@ -86,7 +86,7 @@ def frame_step(
     """Delta = scale x combination; momentum' = decay momentum + Delta; theta' = theta - lr (Delta + push momentum').
 
     scales: float32 (segments,). rates: lr, decay, push. update: address of the content that receives
-    Q(theta' - theta_pub). published: receives theta_pub + Q. Returns False when a value is not finite.
+    Q(theta' - theta_pub). published: receives theta_pub + Q. Returns False if a value is not finite.
     """
     block = np.empty(BLOCK, np.float32)
     at = 0
@@ -133,7 +133,7 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """Nesterov's step on one block, in place. At the end, combined is theta' - theta_pub, which will be published."""
+    """Nesterov's step on one block, in place. Afterwards, combined contains theta' - theta_pub, to be published."""
     lr = rates[0]
     decay = rates[1]
     push = rates[2]

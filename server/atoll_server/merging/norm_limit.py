@@ -1,20 +1,20 @@
-"""PURE: compares a contribution's norm with the norms accepted before for its fragment.
+"""PURE: compares a contribution's norm with the accepted norms of earlier contributions to its fragment.
 
-A pseudo-gradient's norm grows with its number of inner steps, between their square root (random walk) and linearly
-(steps in the same direction). The running medians of accepted contributions give the expected norm of a contribution
-of `steps` inner steps:
+A pseudo-gradient's norm grows with its number of inner steps: between the square root (random walk) and linearly
+(steps in the same direction). For a contribution of `steps` inner steps, the expected norm follows from the running
+medians of accepted contributions:
 
     median norm x min(r, LONGEST)    for r = steps / median steps >= 1
     median norm x sqrt(r)            for r < 1
 
-A norm above `norm_limit` times the expected norm is refused. A norm above `clip_norm` times the expected norm is
-scaled down to that. Unusual but honest contributions are between the two: a learner that joins with a fresh optimizer
-makes much larger steps than the others. Nothing is judged before the window is full, since norms grow tenfold within
-a few rounds while a learning rate warms up.
+A contribution with a norm above `norm_limit` times the expected norm is refused. One with a norm above `clip_norm`
+times the expected norm is scaled down to this limit. Unusual but honest contributions lie between the limits: a learner
+that joins with a fresh optimizer makes much larger steps than the others. No contribution is judged before the window
+is full, since norms grow tenfold within a few rounds of learning-rate warm-up.
 
-All learners have equal shares of the window, and refused norms are not in it, so a minority cannot move the median.
-When norms really change, they change for all learners. If more than half of the present learners were refused in
-AGREED rounds in a row, the norms that they sent become the new reference.
+All learners have equal shares of the window, which excludes refused norms, so a minority cannot move the median. A real
+change of norms affects all learners. If more than half of the present learners were refused in AGREED rounds in a row,
+their norms become the new reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-LONGEST = 10.0  # multiple of the median steps, above which more steps allow no larger norm
+LONGEST = 10.0  # multiple of the median steps, beyond which more steps do not raise the expected norm
 AGREED = 4  # refusals in a row; a learner has at most one per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm over the whole fragment, inner steps
@@ -33,7 +33,7 @@ Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
 @dataclass(frozen=True, slots=True)
 class NormVerdict:
-    """scale: factor on the contribution in its merge. refusal: why it is refused; empty if it is accepted."""
+    """scale: the contribution's factor in its merge. refusal: the reason for a refusal; empty if accepted."""
 
     scale: float = 1.0
     refusal: str = ""
@@ -41,26 +41,26 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """taken, refused: each learner's latest sizes, with the latest sender last. count: all accepted contributions."""
+    """taken, refused: each learner's latest sizes, latest sender last. count: number of accepted contributions."""
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)
     refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last accepted one
     count: int = 0
 
     def sizes(self, window: int) -> list[Size]:
-        """The window, with an equal share from each learner."""
+        """The sizes in the window, with an equal share from each learner."""
         share = max(1, window // max(1, len(self.taken)))
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
     def changed_for_all(self, learner: str, present: Set[str]) -> bool:
-        """Whether most of the present learners, this one included, were refused AGREED times in a row."""
+        """Whether more than half of the present learners, with this one, were refused AGREED times in a row."""
         here = (self.taken.keys() | self.refused.keys()) & (present | {learner})
         agreed = {name for name in here if len(self.refused.get(name, ())) >= AGREED}
         return learner in agreed and 2 * len(agreed) > len(here)
 
 
 class NormLimiter:
-    """The reference norms of one fragment, over its last `window` contributions.
+    """One fragment's reference norms, over its last `window` contributions.
 
     norm_limit, clip_norm: multiples of the expected norm; 0 disables the limit.
     """
@@ -111,7 +111,7 @@ class NormLimiter:
         times = norm / expected
         if self._norm_limit and times > self._norm_limit:
             return NormVerdict(
-                refusal=f"its norm {norm:.3g} is {times:.3g} times what {steps} steps usually give (limit "
+                refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps (limit "
                 f"{self._norm_limit:g}): this learner's training has drifted too far; "
                 "it continues from the others' parameters"
             )
@@ -121,6 +121,6 @@ class NormLimiter:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """Keeps the sizes of at most `learners` learners; drops the one that sent longest ago first."""
+    """Keeps the sizes of at most `learners` learners. Drops the learners that sent longest ago."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

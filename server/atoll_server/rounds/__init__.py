@@ -2,7 +2,7 @@
 
 It has no clock, IO or threads. `syncer_events` lists its inputs and outputs.
 
-`syncer` opens and closes rounds, and `round_state` has the state of a fragment's rounds.
+`syncer` opens and closes rounds, and `round_state` contains the state of a fragment's rounds.
 
 May import: learners, settings.
 """

@@ -13,7 +13,7 @@ from atoll_server.settings import RunSettings
 
 
 def part_of(weights: Iterable[float]) -> float:
-    """The part of an outer step that a merge with these weights makes: their sum, at most 1."""
+    """The fraction of an outer step that a merge with these weights makes: their sum, at most 1."""
     whole = math.fsum(weights)
     return 1.0 if whole > 1 - 1e-9 else whole
 
@@ -22,8 +22,8 @@ def part_of(weights: Iterable[float]) -> float:
 class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run. It falls to 0 at the run's end, when pieces of every kind are averaged.
-    staleness_exponent and age are only recorded in the ledger. age: the new version's, see RoundState.
+    heat: 1 during the run. It falls to 0 at the run's end, where pieces of every kind are averaged.
+    staleness_exponent and age are recorded only in the ledger. age: the new version's age, see RoundState.
     """
 
     lr: float
@@ -35,19 +35,19 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """The rule of the merge that makes a version of this age. tokens: trained by the run so far.
+        """The rule for the merge that makes a version of this age. tokens: trained by the run so far.
 
         At the end of the run, and when all learners have left, the outer step is the learners' plain mean. Nesterov's
-        step overshoots the mean, and later inner steps correct that. No inner steps follow the last merge
+        step overshoots the mean. Later inner steps correct the overshoot, but no inner steps follow the last merge
         (records/quality).
         """
         heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
         return cls(*settings.outer_at(age, heat), settings.codec, heat, settings.staleness_exponent, age)
 
     def decay_and_push(self, part: float) -> tuple[float, float]:
-        """Returns (decay, push) of this part of an outer step, as `merging.merge_kernels.frame_step` uses them.
+        """Returns (decay, push) for this part of an outer step, for `merging.merge_kernels.frame_step`.
 
-        Momentum decays with the work that is merged. In the long run, a unit of work moves the parameters by
+        Momentum decays in proportion to the merged work. In the long run, a unit of work moves the parameters by
         lr / (1 - mu), whether all learners are merged at once or in equal parts.
         """
         decay = self.momentum**part

@@ -13,7 +13,7 @@ from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, S
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # versions of a fragment whose age is kept; each older version counts as a whole outer step
+AGES = 4096  # number of versions whose age is kept; each older version counts as a whole outer step
 
 
 class Phase(Enum):
@@ -36,7 +36,7 @@ class PendingContribution:
 
 @dataclass(slots=True)
 class RoundState:
-    """The rounds of one fragment. A new fragment is at version 0 and has had no round."""
+    """One fragment's rounds. A new fragment is at version 0 and has had no round."""
 
     version: int = 0
     cycle: int = 0
@@ -44,15 +44,15 @@ class RoundState:
     opened_at: float = 0.0
     quorum_at: float | None = None
     closed_at: float | None = None
-    adopters: set[str] = field(default_factory=set)  # learners in the newest version that have not adopted it yet
+    adopters: set[str] = field(default_factory=set)  # contributors to the newest version that have not adopted it yet
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[ContributionKey, PendingContribution] = field(default_factory=dict)
     usual: dict[str, float] = field(
         default_factory=dict
-    )  # by learner: the weight that its last contribution would have had on time
-    # by version: the outer steps up to it; a merge of few learners counts as a part of an outer step
+    )  # by learner: the weight of its last contribution without the discount for staleness
+    # by version: number of outer steps up to this version; a merge of few learners is a fraction of an outer step
     ages: dict[int, float] = field(default_factory=dict)
-    asked: int = 0  # the newest cycle for which learners were asked
+    asked: int = 0  # the newest cycle for which learners were asked to contribute
 
     def __post_init__(self) -> None:
         self.ages = self.ages or {self.version: float(self.version)}
@@ -66,7 +66,7 @@ class RoundState:
     ) -> None:
         """Continues from a ledger. Pending contributions become late answers.
 
-        synced_at: time of its last merge, on the syncer's clock. ages: of its newest versions, in outer steps.
+        synced_at: time of the last merge, on the syncer's clock. ages: the newest versions' ages, in outer steps.
         """
         self.cycle = self.asked = cycle
         self.opened_at = synced_at
@@ -74,35 +74,36 @@ class RoundState:
         self.pending = dict(pending)
 
     def age(self, version: int) -> float:
-        """Outer steps up to a version. A merge of few learners counts as a part of an outer step."""
-        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond these, each counts as whole
+        """Outer steps up to a version. A merge of few learners is a fraction of an outer step."""
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # each version beyond adds 1
         return self.ages[near] + (version - near)
 
     def staleness(self, base_version: int) -> float:
         """Outer steps from a base version to the newest version."""
-        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters must make one
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters must equal 1
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
-        """Notes that a learner has nothing for the open round. Ignored when `cycle` is another round's."""
+        """Records that a learner has no contribution for the open round. Ignored if `cycle` is another round's."""
         if self.phase is Phase.OPEN and self.cycle == cycle:
             self.declined[learner] = reason
 
     def answered(self) -> set[str]:
-        """Learners that contributed or declined, for which the round does not wait."""
+        """Learners that contributed or declined, so that the round does not wait for them."""
         return set(self.declined) | {key.learner for key in self.pending}
 
     def fresh(self) -> set[str]:
-        """Learners with a contribution that answers this round. They count towards the quorum."""
+        """Learners with a contribution to this round. They count towards the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Takes all pending contributions. Returns the shares of a merge, and the refusals of contributions too stale.
+        """Takes all pending contributions. Returns a merge's shares, and refusals of contributions that are too stale.
 
-        The weights sum to this merge's part of the weight of all counted learners on time. A merge of few learners, or
-        of late contributions, is therefore a small step. A learner that has not answered counts with its last weight,
-        but at most with the largest weight here. `learners.plausibility` limits a weight far above the others.
+        Each weight is divided by the total weight that all counted learners would have on time. A merge of few
+        learners, or of late contributions, is therefore a small step. For a learner that has not answered, the total
+        includes its last weight, limited to the largest weight here. `learners.plausibility` limits a weight far above
+        the others.
         """
         silent = counted - self.answered()
         taken: list[tuple[ContributionKey, float, float]] = []
@@ -137,7 +138,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class StayOpen:
-    """The round stays open. until: when time alone would change that, in seconds of the syncer's clock."""
+    """The round stays open. until: time after which the round may close without an event, on the syncer's clock."""
 
     reason: str
     until: float
@@ -145,7 +146,7 @@ class StayOpen:
 
 @dataclass(frozen=True, slots=True)
 class CloseNow:
-    """The round closes now. reason: a sentence for people."""
+    """The round closes now. reason: text for people."""
 
     cause: Cause
     reason: str

@@ -1,19 +1,19 @@
 """PURE: decides when rounds open and close, and which weights a merge has. It has no clock, IO or threads.
 
-Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
+Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - A fragment is idle, open (a round collects contributions), or merging. It never has two rounds at a time.
 - Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
   max(1, ceil(tau P / H)) rounds are in flight. After an outage, missed rounds open at twice the pace, up to one round
   per fragment.
-- A round closes when every live learner has answered. It also closes when K fresh contributions are there and the
+- A round closes when every live learner has answered. It also closes when K fresh contributions have arrived and the
   grace window (Eq. 3) has passed, or at its deadline. The deadline depends on the missing learners' usual times.
-- A round with nothing to merge lapses: its cycle grows, but the version does not.
-- A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer. It neither
-  counts towards the quorum nor starts the grace window.
+- A round with nothing to merge lapses: the cycle number grows, but the version does not.
+- A contribution to an earlier cycle (late, or kept during a restart) is its learner's answer. It neither counts towards
+  the quorum nor starts the grace window.
 - Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when K are pending.
-- A merge's weights sum to its part of the weight of all counted learners on time. A merge of few learners, or of
-  late contributions, is a part of an outer step. Staleness counts outer steps, not merges.
-- A contribution that is too stale at the merge is refused, and its learner discards the work behind it.
+- The weights are divided by the total weight that all counted learners would have on time. A merge of few learners, or
+  of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not merges.
+- A contribution that is too stale at the merge is refused, and its learner discards the work that it contains.
 - When no learner is expected, pending contributions are merged at once.
 """
 
@@ -33,22 +33,22 @@ CATCHING_UP = 2.0  # factor on the pace while missed rounds are opened
 
 
 class Syncer:
-    """The state of all rounds. `on` takes an event with its time, and returns the effects to carry out, in order."""
+    """The state of all rounds. `on` accepts an event with its time, and returns the effects to carry out, in order."""
 
     def __init__(
         self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
     ) -> None:
-        """fragments: this shard's, by their number in the run. Only the syncer changes them."""
+        """fragments: this shard's fragments, by number in the run. Only the syncer changes them."""
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
         self.liveness: dict[str, LearnerLiveness] = {}
-        self.due_at: float | None = None  # next opening by the pace; in the past if rounds were missed
-        self.opened_at = 0.0  # when the newest round opened
+        self.due_at: float | None = None  # next opening according to the pace; in the past if rounds were missed
+        self.opened_at = 0.0  # time when the newest round opened
         self.quorum_s: float | None = None  # smoothed seconds from a round's opening to its quorum
         self.sync_s: float | None = None  # smoothed seconds from a round's close to adoption
-        self.paused = paused  # whether an operator paused the run: open rounds close, and none opens
-        self.looked_at = -math.inf  # when closing and opening were last decided
+        self.paused = paused  # whether an operator paused the run, so that open rounds close and none opens
+        self.looked_at = -math.inf  # time of the last decision about closing and opening
 
     def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
         """Continues from a ledger whose fragments are already restored. Rounds open at the next event."""
@@ -58,7 +58,7 @@ class Syncer:
     # ------------------------------------------------------------------------------ events
 
     def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
-        """Takes in one event; returns the effects in the order in which they must be carried out."""
+        """Applies one event. Returns the effects in the order in which they must be carried out."""
         effects: list[ev.Effect] = []
         match event:
             case ev.Joined():
@@ -73,7 +73,7 @@ class Syncer:
                 effects = self._contributed(event, now)
             case ev.Merged():
                 rounds = self.fragments[event.fragment]
-                assert rounds.phase is Phase.MERGING, "only a merge that was asked for can end"
+                assert rounds.phase is Phase.MERGING, "only a requested merge can end"
                 assert event.version == rounds.version + 1, "a merge moves a fragment by exactly one version"
                 rounds.version, rounds.phase = event.version, Phase.IDLE
             case ev.Adopted():
@@ -95,7 +95,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Moves back the deadline after a frame of an upload. Frames are frequent and have no effects, so no event."""
+        """Postpones the deadline after a frame of an upload. This is no event, since frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -117,7 +117,7 @@ class Syncer:
         observed.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle and rounds.opened_at:
             observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
-        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted while this became durable
+        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted before this became durable
 
     def _gone(self, event: ev.Left) -> list[ev.Effect]:
         observed = self.liveness.get(event.learner)
@@ -136,7 +136,7 @@ class Syncer:
             for key in keys:
                 del rounds.pending[key]
             if keys:
-                rounds.quorum_at = None  # the quorum may have been reached with them
+                rounds.quorum_at = None  # the quorum may have included them
                 effects.append(ev.Refuse(index, tuple(ev.Refusal(key, refuse_reason, True) for key in keys)))
         return effects
 
@@ -169,7 +169,7 @@ class Syncer:
         return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: LiveLearners) -> StayOpen | CloseNow:
-        """Returns whether an open round closes now, with the reason, or what it waits for. Changes nothing."""
+        """Decides whether an open round closes now. Returns the reason in either case, and changes no state."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
@@ -191,7 +191,7 @@ class Syncer:
         return StayOpen(f"{fresh} of {needed} answers for the quorum, waiting for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
-        """When the slowest missing learner has usually answered. Each frame of an upload in progress moves it back."""
+        """The time by which the slowest missing learner usually answers. Frames of an upload postpone it."""
         rounds = self.fragments[fragment]
         latest = rounds.opened_at + max((self.liveness[name].max_wait_s() for name in missing), default=0.0)
         for name in missing:
@@ -202,7 +202,7 @@ class Syncer:
 
     def _close(self, fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        # Late contributions may have been requested before a pause, and paused learners are still live.
+        # Late contributions may have been requested before a pause. Paused learners are still live.
         counted = present.live if closing.cause is Cause.LATE else present.counted
         shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
@@ -230,7 +230,7 @@ class Syncer:
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
     def _next_open_at(self, present: LiveLearners) -> float | None:
-        """When the pace allows the next round, without bursts; None while the run is paused or no learner trains."""
+        """The time at which the pace allows the next round. None while the run is paused or no learner trains."""
         interval = self.interval_s(present)
         if interval is None or self.paused:
             return None
@@ -254,7 +254,7 @@ class Syncer:
         return self.settings.quorum.of(len(present.live))
 
     def interval_s(self, present: LiveLearners) -> float | None:
-        """Seconds between two openings: H/P steps of the fastest live learner; None when no learner is live."""
+        """Seconds between two openings: H/P steps of the fastest live learner; None if no learner is live."""
         fastest = present.fastest_step_s
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
@@ -270,7 +270,7 @@ class Syncer:
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """When time alone may change something, and the shard sends Ticked. None: nothing changes before an event."""
+        """The time at which the shard must send Ticked; None if no decision can change before the next event."""
         times: list[float] = []
         present = self.present(now)
         for index, rounds in self.fragments.items():
@@ -281,11 +281,11 @@ class Syncer:
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
         if any(rounds.pending for rounds in self.fragments.values()):
-            times.append(now + 1.0)  # by then, a learner may no longer be expected
+            times.append(now + 1.0)  # a learner may no longer be expected then
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:
-        """What the fragment does or waits for, as text for people."""
+        """The fragment's current activity or wait, as text for people."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason

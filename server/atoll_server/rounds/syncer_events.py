@@ -1,7 +1,7 @@
 """PURE: the syncer's inputs (events) and outputs (effects), two closed sets of plain values.
 
-`Syncer.on` takes an event's time as an argument, in monotonic seconds. The shard carries out effects in the order in
-which they are returned.
+An event's time, in monotonic seconds, is an argument of `Syncer.on`. The shard carries out effects in the order in
+which `Syncer.on` returns them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A learner reported. steps: inner steps of this incarnation so far."""
+    """A learner sent a report. steps: inner steps of this incarnation so far."""
 
     learner: str
     steps: int
@@ -45,7 +45,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A learner has nothing to contribute to this round."""
+    """A learner has no contribution to this round."""
 
     learner: str
     fragment: int
@@ -55,7 +55,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A contribution is whole, checked and durable."""
+    """A contribution is complete, checked and durable."""
 
     key: ContributionKey
     cycle: int
@@ -66,7 +66,7 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merge that the syncer asked for is durable and published."""
+    """A merge that the syncer requested is durable and published."""
 
     fragment: int
     version: int
@@ -74,7 +74,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A learner trains on from this version of the fragment."""
+    """A learner continues training from this version of the fragment."""
 
     learner: str
     fragment: int
@@ -83,7 +83,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A learner left, and no round waits for it. refuse_reason: refuses its pending work; if empty, it is merged."""
+    """A learner left, and no round waits for it. refuse_reason: if not empty, its pending work is refused."""
 
     learner: str
     refuse_reason: str = ""
@@ -107,19 +107,19 @@ SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Le
 
 
 class Cause(StrEnum):
-    """Why a round ends, as the timeline shows it."""
+    """The cause of a round's end, as the timeline shows it."""
 
     ALL_ANSWERED = "all_answered"  # every live learner has answered
     GRACE = "grace"  # a quorum has answered, and the grace window has passed
     DEADLINE = "deadline"
-    ALL_SILENT = "all_silent"  # all learners were silent for so long that none is expected back
+    ALL_SILENT = "all_silent"  # all learners have been silent for so long that none is expected back
     LEFT = "left"  # all learners have left
-    LATE = "late"  # no round: late contributions are merged separately, since there is no grace window
+    LATE = "late"  # not a round: late contributions are merged separately, since there is no grace window
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One contribution's part in a merge. The weights of a merge sum to at most 1, see RoundState.settle."""
+    """One contribution's share of a merge. A merge's weights sum to at most 1, see RoundState.settle."""
 
     key: ContributionKey
     weight: float
@@ -128,7 +128,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A contribution that will not be merged. drop: whether its learner discards the work behind it."""
+    """A contribution that will not be merged. drop: whether its learner discards the work that it contains."""
 
     key: ContributionKey
     reason: str
@@ -147,8 +147,8 @@ class OpenRound:
 class Merge:
     """Combine these shares (sorted by key) into `version`, make it durable, publish it, then report Merged.
 
-    age: the age of `version` in outer steps, see RoundState. quorum_at: when the quorum was reached, on the events'
-    clock; None if it was not reached.
+    age: the age of `version` in outer steps, see RoundState. quorum_at: time when the quorum was reached, on the
+    events' clock; None if it was not reached.
     """
 
     fragment: int

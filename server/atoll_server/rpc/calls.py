@@ -24,30 +24,30 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, int]]:
-    """Options of a server's channel: limits, and pings that detect dead peers."""
+    """Options for a server's channel: limits, and pings that detect dead peers."""
     return [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
-        ("grpc.so_reuseport", 0),  # makes a port in use an error, otherwise two servers would share it
+        ("grpc.so_reuseport", 0),  # makes a port in use an error; otherwise, two servers would share it
         ("grpc.keepalive_time_ms", 30_000),  # for idle connections; missing messages are noticed much earlier
-        ("grpc.keepalive_timeout_ms", 20_000),  # on a slow link, a ping waits behind frames
-        ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that counts while frames are in flight
+        ("grpc.keepalive_timeout_ms", 20_000),  # long, since a ping waits behind frames on a slow link
+        ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that applies while frames are in flight
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
         ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections are closed
-        ("grpc.http2.bdp_probe", 0),  # otherwise windows grow with the link, and memory with the number of learners
+        ("grpc.http2.bdp_probe", 0),  # otherwise, windows grow with the link, and memory with the number of learners
         ("grpc.http2.lookahead_bytes", window_bytes),
     ]
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end. Otherwise gRPC keeps its call open, and their number is limited."""
+    """Ends a stream that was not read to its end. Otherwise, gRPC keeps its call open, and open calls are limited."""
     await aiter(requests).aclose()
 
 
 class InterruptibleWait:
-    """The waits of one call, which `end` interrupts."""
+    """One call's waits, which `end` interrupts."""
 
     def __init__(self) -> None:
         self._why: Refused | None = None
@@ -61,7 +61,7 @@ class InterruptibleWait:
 
     @asynccontextmanager
     async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
-        """Context of one wait. It interrupts the task, so it must not contain a `yield`.
+        """Context of one wait. `end` interrupts the task, so the body must not contain a `yield`.
 
         Raises Refused when the call is ended, or after max_wait_s seconds with the text `late`.
         """
@@ -93,14 +93,14 @@ class InterruptibleWait:
 
 
 class InterruptibleWaits:
-    """The waits of a service's long calls. They end as soon as the service stops, not after its grace period."""
+    """The waits of a service's long calls. They end as soon as the service stops, before its grace period ends."""
 
     def __init__(self) -> None:
         self._waits = WeakSet[InterruptibleWait]()
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """The waits of one call. They have already ended if the service has stopped."""
+        """The waits of a new call. They have already ended if the service has stopped."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
@@ -115,12 +115,12 @@ class InterruptibleWaits:
 
 
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Indices of the frames that a Fetch asks for. count: number of frames of the fragment. Raises Refused."""
+    """Indices of the frames that a Fetch requests. count: number of the fragment's frames. Raises Refused."""
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
-        text = f"Fetch asks for frames out of order, or beyond the {count} frames of fragment {request.fragment}"
-        raise Refused(Status.INVALID_ARGUMENT, f"{text}: ask for each once, in ascending order")
+        text = f"Fetch requests frames out of order, or beyond the {count} frames of fragment {request.fragment}"
+        raise Refused(Status.INVALID_ARGUMENT, f"{text}: request each frame once, in ascending order")
     return list(request.frames)
 
 
@@ -128,12 +128,12 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets the function that ends this task's call from outside, in any wait. The CallLimiter calls it."""
+    """Sets the function with which the CallLimiter ends this task's call, in any wait."""
     _ending.set(end)
 
 
 def ending() -> End:
-    """The function that ends this task's call from outside. It does nothing without a CallLimiter."""
+    """The function that ends this task's call from outside. Without a CallLimiter, it has no effect."""
     return _ending.get()
 
 
@@ -143,7 +143,7 @@ async def abort(context: Context, refused: Refused) -> NoReturn:
 
 
 async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: bool = True) -> NoReturn:
-    """Ends a call with a status. meant: marks it as deliberate, so that callers do not blame the connection."""
+    """Ends a call with a status. meant: marks the end as deliberate, so that callers do not blame the connection."""
     try:
         await context.abort(code, details, ATOLL_STATUS if meant else ())
     except Exception as error:
@@ -153,5 +153,5 @@ async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: b
 
 
 def _forget(error: Exception) -> None:
-    """Breaks a reference cycle: the call has the error that aborted it, and the error's traceback has the call."""
+    """Breaks a reference cycle: the call refers to the error that aborted it, whose traceback refers to the call."""
     error.__traceback__ = error.__context__ = None

@@ -1,8 +1,8 @@
 """Applies the limits of `quotas` to every call before a service sees it, in a core and in a front.
 
-gRPC reads a unary call's whole message before any of our code runs. The gate therefore handles each call as a stream,
-since gRPC buffers at most one window of a call that is not read. Messages are read in turn, in small pieces and in
-limited time, and count against their sender.
+gRPC reads a unary call's whole message before any of our code runs. The limiter therefore handles each call as a
+stream, since gRPC buffers at most one window of an unread call. The limiter reads messages in turn, in small pieces and
+in limited time, and charges them to their sender's quotas.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quo
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
-LOOK_S = 0.05  # seconds between a waiting call's checks for a free place
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, owners that were idle for FORGET_S are dropped
-IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; only replies of Fetch may
+LOOK_S = 0.05  # interval at which a waiting call checks for a free slot
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
+IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; of the replies, only those of Fetch
 
-Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None if unknown here
+Vouched = Callable[[Caller, pb.Session], Hashable]  # returns a session's owner; None if unknown here
 Ended = Callable[[str, str, str], None]  # called for each call that a limit ended, with method, peer and reason
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A running call. why: the refusal that ends the call."""
+    """A running call. why: the refusal that ended the call."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
@@ -50,7 +50,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on memory that it may use."""
+    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on its memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -86,7 +86,7 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method. path: such as /atoll.v1.Outer/Push. handler: the service's."""
+    """A gRPC method. path: such as /atoll.v1.Outer/Push. handler: the service's handler."""
 
     path: str
     handler: Any
@@ -103,7 +103,7 @@ class _Method:
 
 
 class CallLimiter(grpc.aio.ServerInterceptor):
-    """Limits the calls of one server. vouched: a session's owner. limited: counts refusals and waits, by limit."""
+    """Limits a server's calls. vouched: returns a session's owner. limited: counts refusals and waits, by limit."""
 
     def __init__(
         self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
@@ -144,7 +144,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
                 self._ended(method.name, context.peer(), why.detail)
-                await abort(context, why)  # keeps its place until then, so that a stalled reader cannot get more
+                await abort(context, why)  # keeps its slot until then, so that a stalled reader cannot get more slots
         finally:
             for place in places:
                 place.leave(call)
@@ -152,7 +152,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
-        """Runs a call; returns the reason why it must end, or None. The reason has no references to the call."""
+        """Runs a call. Returns the reason why the call must end, or None. The reason must not refer to the call."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
@@ -173,7 +173,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             return Refused(refused.status, refused.detail)
         return None
 
-    # ------------------------------------------------------------------------------ before the first message is here
+    # ------------------------------------------------------------------------------ before the first message
 
     async def _first(self, method: _Method, peer: _Owner, call: _Call, inward: _Inward) -> Any:  # noqa: ANN401
         async with self._turn(peer, call):
@@ -191,9 +191,9 @@ class CallLimiter(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """Context with a place among a peer's calls whose first message is being read."""
+        """Context with a slot among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} of your calls wait to be read, the limit: call again later, or open fewer streams"
+            text = f"{peer.waiting} of your calls already wait (the limit): call again later, or open fewer streams"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -209,7 +209,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         try:
             if oldest is not None:
                 text = (
-                    f"{self.quotas.first_calls * peer.trusted} calls are open without a first message: send it at once"
+                    f"{self.quotas.first_calls * peer.trusted} calls are open without a first message: send one at once"
                 )
                 oldest.end(self.over("first_message", text))
             yield
@@ -217,7 +217,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """The learner that the call's session names, if the caller may speak for it; otherwise the peer."""
+        """The learner that the call's session names, if the caller may act as this learner; otherwise the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -251,14 +251,14 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         try:
             oldest = pool.enter(call, self.clock.monotonic())
         except NoSlotError:
-            text = f"{len(pool)} {method.name} calls of this learner have not ended, the limit: try again in a minute"
+            text = f"{len(pool)} {method.name} calls of this learner are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
+            text = f"{len(pool) - 1} {method.name} calls of this learner are open: a new call ended the oldest one"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
-        """Waits until the bucket has `cost`. Raises Refused when that takes too long."""
+        """Waits until the bucket allows `cost`. Raises Refused if the wait would be too long."""
         wait_s = bucket.take(self.clock.monotonic(), cost)
         if wait_s > self.quotas.max_wait_s:
             bucket.take(self.clock.monotonic(), -cost)
@@ -268,12 +268,12 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             await asyncio.sleep(wait_s)
 
     def over(self, limit: str, text: str) -> Refused:
-        """Counts a limit that was reached; returns its refusal. limit: the metric's label. text: the message."""
+        """Counts a limit that was reached. Returns the refusal. limit: the metric's label. text: the message."""
         self._limited.labels(limit).inc()
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """The owner of a caller's connection. Fronts, and addresses without certificates, may have many learners."""
+        """The owner of a caller's connection. Fronts, and addresses without certificates, may serve many learners."""
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
@@ -293,7 +293,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
 
 
 class _Inward:
-    """Reads the messages of one call, within its quotas."""
+    """Reads one call's messages, within its owner's quotas."""
 
     def __init__(self, gate: CallLimiter, method: _Method, context: Context, peer: _Owner) -> None:
         self._gate = gate
@@ -304,7 +304,7 @@ class _Inward:
         self._pieces = message_parts.MessageAssembler(most)
 
     async def read(self) -> Any:  # noqa: ANN401 - a message
-        """The next message, joined from its pieces; None at the end of the stream. Raises Refused."""
+        """The next message, assembled from its pieces; None at the end of the stream. Raises Refused."""
         try:
             raw = await self._raw()
             if raw is None:
@@ -320,13 +320,13 @@ class _Inward:
             return raw
         if (whole := self._pieces.take(raw)) is not None:
             return whole
-        async with self.owner.assembling[self._method.name]:  # the first piece is here; the others wait for their turn
+        async with self.owner.assembling[self._method.name]:  # the first piece has arrived; the others wait their turn
             while whole is None:
                 raw = await self._next()
                 if raw is None:
                     raise DecodeError("its last piece did not arrive")
                 whole = self._pieces.take(raw)
-            if self._method.name == "Join":  # the peer's next Join waits meanwhile
+            if self._method.name == "Join":  # during this wait, the peer's next Join waits too
                 await self._gate.paced(self.peer.joins, "joins_per_s", "large Joins")
         return whole
 
@@ -335,7 +335,7 @@ class _Inward:
         return None if raw is grpc.aio.EOF else raw
 
     async def requests(self, first: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages
-        """The call's messages, no faster than the quotas allow."""
+        """Yields the call's messages, no faster than the quotas allow."""
         request = first
         while request is not None:
             yield request
@@ -345,7 +345,7 @@ class _Inward:
 
 
 class _Outward:
-    """The context that a service gets. It splits replies into pieces, and ends calls whose reader stalls."""
+    """The context for a service. It splits replies into pieces, and ends calls whose reader stalls."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -355,7 +355,7 @@ class _Outward:
         self._inward = inward
 
     async def write(self, message: Any) -> None:  # noqa: ANN401 - a message
-        """Sends a message. Raises Refused when the caller reads nothing for `stalled_s` seconds."""
+        """Sends a message. Raises Refused if the caller reads nothing for `stalled_s` seconds."""
         write = self._method.handler.response_serializer
         raw = message if write is None else write(message)
         for piece in message_parts.split(raw) if self._method.name == "Fetch" else (raw,):
@@ -369,7 +369,7 @@ class _Outward:
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
-        """Ends the call with a status. DATA_LOSS counts against the sender's quota of wrong checksums."""
+        """Ends the call with a status. DATA_LOSS uses the sender's quota of wrong checksums."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
             self._inward.owner.spoilt.take(self._gate.clock.monotonic())
@@ -387,7 +387,7 @@ def _who(context: Context) -> Caller:
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """The session in a call's first message; None if it has no session."""
+    """The session in a call's first message; None if the message has none."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

@@ -1,4 +1,4 @@
-"""Counts the calls that a server is answering, by method, for metrics and a clean shutdown."""
+"""Counts a server's open calls by method, for metrics and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # ending these early wastes only bytes
+CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # an early end wastes only bytes
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
-    """Counts a server's open calls of the contract's methods, and exports them to Prometheus."""
+    """Counts a server's open calls to the protocol's methods, and exports the counts to Prometheus."""
 
     def __init__(self) -> None:
         self.open = count_by_method(())
 
     def doing(self) -> bool:
-        """Whether a call is open that should not be ended early."""
+        """Whether any open call should not be ended early."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge of open calls that this process answers or has made."""
+        """The gauge of open calls that this process answers or makes."""
         family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):
@@ -44,7 +44,7 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - gRPC's handler
-        """gRPC's hook: wraps a handler, so that its call is counted while it is open."""
+        """gRPC's hook: wraps a handler, so that its calls are counted while they are open."""
         handler = await continuation(handler_call_details)
         method = METHODS.get(handler_call_details.method)
         if handler is None or method is None:

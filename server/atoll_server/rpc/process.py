@@ -19,16 +19,16 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import OpenCalls
 
-UNLIMITED_FILES = 10_240  # largest value that macOS accepts, although it reports no limit
-GRACE_S = 10.0  # seconds that a stopping process may take to finish calls, such as a checkpoint or an acknowledgement
-QUICK_S = 0.5  # seconds that calls may take that only carry data, which callers continue later
+UNLIMITED_FILES = 10_240  # largest limit that macOS accepts, although it reports no limit
+GRACE_S = 10.0  # time for a stopping process to finish calls, such as a checkpoint or an acknowledgement
+QUICK_S = 0.5  # time to finish calls that only transfer data, which callers continue later
 LOOK_S = 0.02
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A gRPC server and its health service. served: counts its calls. credentials: None without TLS."""
+    """A gRPC server and its health service. served: counts the server's calls. credentials: None without TLS."""
 
     server: grpc.aio.Server
     served: OpenCalls
@@ -45,7 +45,7 @@ class RpcServer:
         gate: grpc.aio.ServerInterceptor,
         served: OpenCalls,
     ) -> RpcServer:
-        """Makes a server with health, and with reflection if it listens only on loopback.
+        """Makes a server with the health service, and with reflection if it listens only on loopback.
 
         Raises TransportSecurityError.
         """
@@ -57,7 +57,7 @@ class RpcServer:
         return cls(server, served, health, security.serving())
 
     def bind(self, address: str) -> str:
-        """Binds HOST:PORT and returns it with the port that was chosen if PORT is 0. Raises SettingsError."""
+        """Binds HOST:PORT. Returns the address with the chosen port if PORT is 0. Raises SettingsError."""
         text = f"--listen {address} cannot be bound: the port is in use or not permitted; give another address"
         try:
             port = (
@@ -78,7 +78,7 @@ class RpcServer:
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def end(self, grace_s: float = GRACE_S) -> None:
-        """Stops the server. Open calls may finish within grace_s seconds. Calls that only carry data end earlier."""
+        """Stops the server. Open calls may finish within grace_s seconds. Calls that only transfer data end earlier."""
         await self.health.enter_graceful_shutdown()
         stopping = asyncio.create_task(self.server.stop(grace_s))
         await asyncio.wait({stopping}, timeout=QUICK_S)
@@ -89,7 +89,7 @@ class RpcServer:
 
 
 def open_files() -> None:
-    """Raises the limit on open files. A merge opens a file per contribution, and a learner up to 65 connections."""
+    """Raises the limit on open files. A merge opens a file per contribution; a learner opens up to 65 connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
@@ -97,7 +97,7 @@ def open_files() -> None:
 
 
 def stop_signal() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """Returns an event that SIGTERM and SIGINT set."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,15 +46,16 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
-STANDBY_S = 0.01  # interval at which a standby checks whether the active core is gone
+STANDBY_S = 0.01  # interval at which a standby checks whether the active core has ended
 
 
 @dataclass(frozen=True, slots=True)
 class CoreFacts:
-    """A core process at one moment.
+    """Facts about a core process at one moment.
 
-    started_at: monotonic seconds. restore_s: seconds from the start until it could serve. free_bytes: free space of the
-    directory's file system; None until measured. damage: a damaged file found while the core serves; empty if none.
+    started_at: monotonic seconds. restore_s: seconds from the start until the core could serve. free_bytes: free space
+    of the directory's file system; None until measured. damage: a damaged file found while the core serves; empty if
+    none.
     """
 
     started_at: float
@@ -64,7 +65,7 @@ class CoreFacts:
 
 
 class Core:
-    """A core process: a directory, its registrar and one shard. given: run settings that the command line sets."""
+    """A core process: a directory, its registrar and one shard. given: run settings from the command line."""
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK, clock: Clock = SYSTEM) -> None:
         self.settings = settings
@@ -79,7 +80,7 @@ class Core:
         self.watch = Watch(self.registrar)
         for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
             self.journal.subscribe(subscriber, only_shows=True)
-        self.failed: asyncio.Future[None]  # set by `take_directory`; receives the error that ends this process
+        self.failed: asyncio.Future[None]  # made by `take_directory`; receives the error that ends this process
         self._started_at = clock.monotonic()
         self._restore_s = 0.0
         self._free_bytes: int | None = None
@@ -92,21 +93,21 @@ class Core:
     # ------------------------------------------------------------------------------ start and stop
 
     async def take_directory(self) -> None:
-        """Compiles kernels, then locks the directory; a standby waits until the other core ends.
+        """Compiles kernels, then locks the directory. A standby waits until the other core ends.
 
         Raises SettingsError.
         """
         self.failed = asyncio.get_running_loop().create_future()
-        log.info("preparing kernels: the first start on a machine takes half a minute to compile them")
+        log.info("preparing kernels: the first start on a machine compiles them for half a minute")
         await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and takes 50 MiB
+        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and uses 50 MiB
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
         self.registrar.clock.set()  # a standby may have waited for weeks
 
     async def start(self) -> None:
-        """Locks the directory unless it is locked already, restores the state, and starts the housekeeping task."""
+        """Locks the directory unless this process already holds the lock. Then restores the state and starts tasks."""
         directory = self.settings.directory
         if self._unlock is None:
             await self.take_directory()
@@ -124,7 +125,7 @@ class Core:
         crash_points.point("start.state restored")
         for shard in self.registrar.shards:
             for entry in self.registrar.registry.entries.values():
-                if entry.evicted:  # the previous process may have died during the eviction
+                if entry.evicted:  # the previous core may have died during the eviction
                     shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
             shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -139,11 +140,11 @@ class Core:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """Keeps a description of a damaged file, found while the core serves, for `facts`."""
+        """Keeps a description, for `facts`, of a damaged file that was found while the core serves."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
-        """Locks the directory; returns False when a standby must wait. Raises SettingsError when it cannot be used."""
+        """Locks the directory. Returns False if a standby must wait. Raises SettingsError if it cannot be used."""
         try:
             for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
@@ -164,20 +165,22 @@ class Core:
         return True
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Reads the run's values, raises the epoch, and merges the given settings into the stored ones.
+        """Reads the run's values, increments the epoch, and updates the stored settings with the given ones.
 
-        Raises SettingsError when the run does not allow them.
+        Raises SettingsError if the run does not allow the given settings.
         """
         meta = run_ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
             raise SettingsError(
-                f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the version that began the run"
+                f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
+                "use the version that began the run"
             )
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
-                f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; omit it"
+                f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; "
+                "omit the option or begin a new run"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(
@@ -200,7 +203,7 @@ class Core:
         return meta
 
     def begin(self, restored: Restored) -> None:
-        """Makes and starts the run's shard, once the first parameters are durable."""
+        """Makes and starts the run's shard. Called when the first parameters are durable."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()
@@ -226,9 +229,9 @@ class Core:
         return Shard(context, restored, run.view(), damaged=damaged)
 
     async def stop(self) -> None:
-        """Ends cleanly: waits for running merges and takes a snapshot.
+        """Ends cleanly: waits for running merges, and takes a snapshot.
 
-        Raises an error that was passed to `fail`, or the error of the shutdown.
+        Raises the error that was passed to `fail`, or an error of the shutdown.
         """
         closing = asyncio.create_task(self._close())
         await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,14 +259,14 @@ class Core:
         self._unlock()
 
     def underway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task on the directory that outlives its caller; `stop` waits for it."""
+        """Starts a task that uses the directory and outlives its caller. `stop` waits for this task."""
         task = asyncio.create_task(work)
         self._underway.add(task)
         task.add_done_callback(self._underway.discard)
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Ends the process with an error, through `failed`, since acknowledged work cannot be carried out."""
+        """Ends the process with an error, through `failed`, since it cannot merge acknowledged work."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -280,7 +283,7 @@ class Core:
                     shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """Done callback of a task that may end only by cancellation: any error ends the process."""
+        """Done callback for tasks that may end only by cancellation. Any error ends the process."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

@@ -1,4 +1,4 @@
-"""The first parameters of a run: one learner gets the lease, and its file is staged and accepted as a whole."""
+"""A run's first parameters: one learner gets the lease, and its file is staged and then accepted as a whole."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile
 
-STAGING = "staging"  # directory of files that are being uploaded
+STAGING = "staging"  # directory for files that are being uploaded
 COPY_BYTES = 1 << 20
-RENEWING_BYTES = 1 << 20  # the lease is renewed each time that so many further bytes of the file arrive
-MAX_DOUBLED = 20  # limit on how often the length of a turn doubles
-WAITS_S = 5.0  # how long after its last Join a learner counts as waiting; it joins every second
+RENEWING_BYTES = 1 << 20  # the lease is renewed each time that this many further bytes of the file arrive
+MAX_DOUBLED = 20  # limit on the number of times that a turn's length doubles
+WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join; waiting learners join every second
 
 
 @dataclass(slots=True)
 class Lease:
-    """The right of a name to send the first parameters. until: monotonic seconds.
+    """A name's right to send the first parameters. until: monotonic seconds.
 
-    An upload renews the lease with each MiB beyond what any upload under this lease has reached. A repeated Join or
-    repeated bytes do not renew it. most_bytes: the bytes that renewed it last. turn_ends: monotonic seconds; after it,
-    the lease goes to another name that waits, even if bytes arrive.
+    An upload renews the lease with each MiB beyond the most that any upload under this lease has received. A repeated
+    Join or repeated bytes do not renew it. most_bytes: received bytes at the last renewal. turn_ends: monotonic
+    seconds. After this time, another waiting name gets the lease, even if bytes arrive.
     """
 
     entry: RegistryEntry
     until: float
     turn_ends: float = math.inf
     most_bytes: int = 0
-    upload: StagedFile | None = None  # the newest upload; older ones of the same name end
+    upload: StagedFile | None = None  # the newest upload, which ended the name's older ones
 
     def over(self, now: float, wanted: bool = False) -> bool:
-        """Whether the lease may go to another name. wanted: another name waits for it. now: monotonic seconds."""
+        """Whether another name may get the lease. wanted: whether another name waits. now: monotonic seconds."""
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
         return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
-        """Renews the lease if an upload made progress. received: bytes of the upload so far. until: the new end."""
+        """Renews the lease if an upload made progress. received: the upload's bytes so far. until: the new end."""
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
 
 class LeaseTurns:
-    """Chooses the name that gets the lease: among the waiting names, the one that had it least often.
+    """Chooses the next name for the lease: among the waiting names, the one that had the lease least often.
 
-    Each turn of a name may take twice as long as its previous one. A slow link therefore succeeds eventually, and a
-    learner that holds the lease without sending delays the others only by short turns at first.
+    Each of a name's turns may take twice as long as its previous one. An upload over a slow link therefore succeeds
+    eventually. A learner that sends no data delays the others only by short turns at first.
     """
 
     def __init__(self) -> None:
         self._had: Counter[str] = Counter()
-        self._waiting: dict[str, float] = {}  # when each name last asked
+        self._waiting: dict[str, float] = {}  # by name: time of its last request
 
     def of(self, name: str, now: float) -> bool:
         """Whether a name may have the next turn. now: monotonic seconds."""
@@ -76,19 +76,19 @@ class LeaseTurns:
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Notes that a name got the lease; returns the length of its turn in seconds. first_s: of a first turn."""
+        """Records that a name got the lease. Returns its turn's length in seconds. first_s: length of a first turn."""
         turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
         return turn_s
 
     def waits(self, name: str, now: float) -> None:
-        """Notes that a name waits for the lease and will ask again."""
+        """Records that a name waits for the lease."""
         self._waiting[name] = now
 
 
 class StagedFile:
-    """A file while it is uploaded, under a temporary name. Methods run in a worker thread."""
+    """A file during its upload, under a temporary name. Methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
         self._disk = disk
@@ -100,11 +100,11 @@ class StagedFile:
         self._file: WritableFile  # set by `begin`
 
     def begin(self) -> None:
-        """Creates the file; `close` removes it unless it was published."""
+        """Creates the file. `close` removes the file unless it was published."""
         self._file = self._disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
-        """Appends a chunk. Raises Refused when it is empty, or exceeds the declared size."""
+        """Appends a chunk. Raises Refused if the chunk is empty, or exceeds the declared size."""
         if not chunk:
             raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send at least one byte")
         self.received += len(chunk)
@@ -119,7 +119,7 @@ class StagedFile:
     def check(self, layout: Layout) -> TensorFile:
         """Makes the staged file durable and opens it.
 
-        Raises Refused when the size or the digest is not the declared one, or the file does not fit the layout.
+        Raises Refused if the size or digest differs from the declared one, or the file does not fit the layout.
         """
         self._file.sync()
         crash_points.point("initial.synced")
@@ -127,7 +127,7 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"{self.received} of {self.size_bytes} bytes of first parameters came, or bytes changed: send again",
+                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or bytes changed: send again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)
@@ -135,7 +135,7 @@ class StagedFile:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
     def publish(self, directory: Path) -> None:
-        """Renames the file to its final name, durably."""
+        """Renames the file to its final name, and makes the name durable."""
         self._disk.rename(self._part, directory / INITIAL)
         crash_points.point("initial.renamed")
         self._disk.sync_directory(directory)
@@ -166,7 +166,7 @@ def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
 def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
     """Returns the file if it has every trainable tensor in the right shape.
 
-    Raises TensorFileError, which names the first tensor that is missing or wrong.
+    Raises TensorFileError with the name of the first missing or wrong tensor.
     """
     for tensor in tensors:
         entry = file.entries.get(tensor.name)
@@ -177,7 +177,7 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
         if entry.shape != tensor.shape or entry.dtype not in FORMAT_NAME.values():
             raise TensorFileError(
                 f'the first parameters have tensor "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
-                f"the model has it as {tensor.dtype} {list(tensor.shape)}: use a file of this model"
+                f"but the model has it as {tensor.dtype} {list(tensor.shape)}: use this model's file"
             )
     return file
 
@@ -185,7 +185,7 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
     """Raises Refused for a model that does not fit in memory or on disk.
 
-    The disk must have room for the file and for two snapshots of 12 bytes per parameter.
+    The disk must have space for the file and for two snapshots of 12 bytes per parameter.
     """
     directory, most = settings.directory, settings.limits.model_bytes
     if reason := too_much(layout.parameters, settings.memory_bytes):
@@ -199,7 +199,7 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
     if needed > free:
         raise Refused(
             Status.RESOURCE_EXHAUSTED,
-            f"the run needs {needed} bytes of disk, {free} are free in {directory}: free space there",
+            f"the run needs {needed} bytes of disk, but only {free} are free in {directory}: free space there",
         )
 
 

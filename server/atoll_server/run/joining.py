@@ -1,4 +1,4 @@
-"""How learners join a run, and how one of them sends the first parameters."""
+"""Joins of learners to a run, and the upload of the first parameters by one learner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """Joins of a run. begin: called when the first parameters are durable. underway: `Core.underway`."""
+    """Handles a run's Joins. begin: called when the first parameters are durable. underway: `Core.underway`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -50,19 +50,21 @@ class Joining:
         self._loading: asyncio.Task[None] | None = None  # loads the `--init` file
 
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
-        """Lets a learner join; the reply says whether it fetches, initialises or waits. by: name in its certificate.
+        """Lets a learner join. The reply says whether the learner fetches, initialises or waits.
 
-        Raises Refused and leaves the state unchanged.
+        by: the name in its certificate. Raises Refused, with the state unchanged.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f"the learner uses protocol {request.protocol}, this core {PROTOCOL}: use the same version on both",
+                f"the learner uses protocol {request.protocol}, but this core uses {PROTOCOL}: use the same version",
             )
         run = self._run
         if request.run and request.run != run.run_id:
-            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core has run {run.run_id}")
+            raise Refused(
+                Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core serves run {run.run_id}"
+            )
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "the registry set the challenge just now"
@@ -90,7 +92,7 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Checks a learner's model and name. Before the run has parameters, chooses the learner that sends them."""
+        """Checks a learner's model and name. Before the first parameters, also chooses the learner that sends them."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
@@ -143,19 +145,19 @@ class Joining:
             raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
 
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
-        """The run's layout. Raises Refused when the model differs."""
+        """Returns the run's layout. Raises Refused if the learner's model differs."""
         assert self._run.layout is not None, "a lease or a shard comes with a layout"
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has a different model: {difference}; build the run\'s model, or start '
-                "a core with another --dir",
+                f'learner "{request.learner[:80]}" has a different model: {difference}; build the model of the run, or '
+                "start a core with another --dir",
             )
         if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has different values in frozen parameters: load those of the run, '
+                f'learner "{request.learner[:80]}" has different values in frozen parameters: load the run\'s values, '
                 "or list tensors that each learner changes (a teacher) in Learner(unshared=)",
             )
         return self._run.layout
@@ -163,7 +165,7 @@ class Joining:
     # ------------------------------------------------------------------------------ first parameters
 
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
-        """Begins an upload of the first parameters by the holder of the lease. Raises Refused."""
+        """Begins the lease holder's upload of the first parameters. Raises Refused."""
         lease = self._held(process)
         assert self._run.layout is not None, "a lease comes with a layout"
         directory = self._settings.directory
@@ -174,12 +176,12 @@ class Joining:
         return made
 
     def came(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Renews the lease after bytes arrived. Raises Refused when the process no longer holds it."""
+        """Renews the lease after bytes arrived. Raises Refused if the process no longer holds the lease."""
         until = self._run.clock.monotonic() + self._settings.limits.lease_s
         self._held(process, staging).came(staging.received, until)
 
     def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
-        """The lease, if the caller has it. staging: the caller's upload, which must be its newest. Raises Refused."""
+        """The caller's lease. Raises Refused if the caller has no lease, or `staging` is not its newest upload."""
         process.check_current()
         if not self._waiting():
             raise Refused(Status.UNAVAILABLE, "the run already has its first parameters: join again and fetch them")
@@ -191,7 +193,7 @@ class Joining:
         return lease
 
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Accepts version 0 of all fragments, exactly once: checked, durable, committed, then visible.
+        """Accepts version 0 of all fragments, exactly once. It is checked, durable and committed before it is visible.
 
         Raises Refused.
         """
@@ -204,7 +206,7 @@ class Joining:
                 raise
 
     async def _load(self, path: Path) -> None:
-        """Loads the `--init` file in one task for all learners that join meanwhile. The task outlives their calls."""
+        """Loads the `--init` file in one task for all learners that join meanwhile. The task outlives their Joins."""
         if self._loading is None:
             self._loading = self._underway(self._from_file(path))
         try:
@@ -231,7 +233,7 @@ class Joining:
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Accepts a staged file; returns its size in bytes. process: the sender; None for the `--init` file."""
+        """Accepts a staged file. Returns its size in bytes. process: the sender; None for the `--init` file."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -240,7 +242,7 @@ class Joining:
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         if process is not None:
-            process.check_current()  # the last check: from here on, the parameters become durable
+            process.check_current()  # the last check before the parameters become durable
         await asyncio.to_thread(staging.publish, directory)
         await self._run.begin(layout, first_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
         file = open_tensors(directory / INITIAL, self._disk)
@@ -254,7 +256,7 @@ class Joining:
 
 
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
-    """The trainable tensors that a learner declares. Raises Refused when they exceed the limits."""
+    """The trainable tensors that a learner declares. Raises Refused if they exceed the limits."""
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT, f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted"
@@ -268,10 +270,11 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
         names = (tensor.name, *tensor.tied_names)
         if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MAX_DIMENSIONS:
             raise Refused(
-                Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name, or too many dimensions'
+                Status.INVALID_ARGUMENT,
+                f'the name of tensor "{tensor.name[:80]}" is too long, or it has too many dimensions',
             )
         if tensor.kind not in MERGE_KINDS:
-            raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
+            raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not declare its kind of merge')
     parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
     if parameters > limits.parameters:
         raise Refused(

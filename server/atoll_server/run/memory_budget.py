@@ -1,4 +1,4 @@
-"""How much memory a core needs for a model, and how much this process may use."""
+"""The memory that a core needs for a model, and the memory that this process may use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# State, and published updates; a fragment that is read while it is merged; see docs/benchmarks/sync-cost.md.
+# State, published updates, and a fragment that is read during its merge; see docs/benchmarks/sync-cost.md.
 A_PARAMETER_BYTES = 12.4
-ELSEWHERE_BYTES = 600 << 20  # the interpreter, its compiler, and data in transit to and from learners
+ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernels' compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def needed_bytes(parameters: float) -> int:
-    """Peak memory in bytes of a core whose model has this number of trainable parameters."""
+    """A core's peak memory in bytes, for a model with this number of trainable parameters."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 
@@ -25,20 +25,20 @@ def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
 
 
 def machine_bytes() -> int:
-    """The machine's memory, or less if the container's limit is lower."""
+    """The machine's memory in bytes, or the container's limit if that is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CGROUPS:
         try:
             text = path.read_text().strip()
         except OSError:
-            continue  # this machine uses the other version of control groups, or none
+            continue  # this machine uses the other control-group version, or none
         if text.isdecimal():
             limits.append(int(text))
     return min(limits)
 
 
 def too_much(parameters: int, memory_bytes: int | None) -> str:
-    """Why a model does not fit in memory, and the fix; empty when it fits. memory_bytes: None: the machine's."""
+    """The reason why a model does not fit in memory, with the fix; empty if it fits. memory_bytes: None: all memory."""
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""

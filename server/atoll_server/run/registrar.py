@@ -1,4 +1,4 @@
-"""The run as one object: its names, sessions, accounts, pause, layout and run tokens. Shards own the fragments."""
+"""The run as one object: names, sessions, accounts, pause, layout and run tokens. Shards own the fragments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 
-KEY_BYTES, START_BYTES = 32, 16  # sizes of the secret and of the start's random value, see session_tokens
+KEY_BYTES, START_BYTES = 32, 16  # sizes of the SessionKey's `secret` and `start`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The run has parameters. shards: each fragment belongs to exactly one."""
+    """The run has parameters. shards: each fragment belongs to exactly one shard."""
 
     shards: tuple[Shard, ...]
 
 
 class Registrar:
-    """One run. Everything that it sends to learners is durable first.
+    """One run. Every change is durable before learners receive it.
 
     paused: the operator and the reason; empty while the run is not paused. layout: before the run has parameters, the
-    layout of the learner that may send them. turned_away: contributions refused before their upload was complete.
+    layout of the learner that may send them. turned_away: number of contributions refused before their upload was
+    complete.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -57,7 +58,7 @@ class Registrar:
         self.registry = LearnerRegistry(limits.learners)
         self.run_id = ""
         self.generation = 0
-        self.line = Line()  # history of this generation
+        self.line = Line()  # this generation's history
         self.epoch = 0
         self.settings = RunSettings()
         self.layout: Layout | None = None
@@ -73,7 +74,7 @@ class Registrar:
     # ------------------------------------------------------------------------------ from and to the ledger
 
     def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
-        """Restores the run from the ledger, without its shards; `runs` adds them."""
+        """Restores the run from the ledger, without its shards, which `runs` adds."""
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
@@ -91,17 +92,17 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """How this generation began, if this core is the first to serve it; else None."""
+        """The beginning of this generation, if this core is the first to serve it; otherwise None."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
-        """Sets the model of the learner that may send the first parameters; a later proposal replaces it."""
+        """Sets the model of the learner that may send the first parameters. A later proposal replaces the model."""
         self.layout = layout
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Makes durable that the run has its first parameters. tensors: JSON values. sha256: file digest in hex."""
+        """Durably records that the run has its first parameters. tensors: JSON values. sha256: file digest in hex."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
             "tensors": tensors,
@@ -122,12 +123,12 @@ class Registrar:
         self.state = Running(tuple(shards))
 
     async def save(self, entry: RegistryEntry) -> None:
-        """Makes the current state of a name durable."""
+        """Makes a name's current state durable."""
         entry.unsaved = False
         await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
-        """Makes durable every account that changed since it was last saved."""
+        """Makes every account durable that changed since its last save."""
         rows = [row_of(entry) for entry in self.registry.entries.values() if entry.unsaved]
         for entry in self.registry.entries.values():
             entry.unsaved = False
@@ -178,7 +179,7 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)}")
 
     def places(self) -> list[pb.ShardPlace]:
-        """The address of each shard. All are at this process's own address."""
+        """The place of each shard. All are at this process's own address."""
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
@@ -188,18 +189,18 @@ class Registrar:
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> LearnerProcess:
-        """The process that a call came from. Every call with a session is checked here. Raises Refused."""
+        """The process that made a call. Checks every call with a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def token(self, entry: RegistryEntry) -> bytes:
-        """The token with which the current process proves that it may speak for a name."""
+        """The token with which a name's current process proves that it may use the name."""
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
-        """The run's settings, as sent to learners."""
+        """The message with the run's settings for learners."""
         return pb.RunSettings(
             inner_steps=self.settings.inner_steps,
             fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
@@ -210,10 +211,10 @@ class Registrar:
         )
 
     async def joined(self, entry: RegistryEntry, by: str, state: pb.JoinReply.State) -> None:
-        """Makes durable that a process speaks for a name, then informs the shards.
+        """Durably records which process uses a name, then informs the shards.
 
         Drops unfinished uploads of older incarnations. by: name in its certificate. state: from its JoinReply.
-        Raises Refused when the process no longer speaks for the name.
+        Raises Refused if the process no longer uses the name.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -231,21 +232,21 @@ class Registrar:
         self.record(joined)
 
     async def left(self, entry: RegistryEntry) -> None:
-        """Makes durable that a learner left, so that it does not count as lost after a restart."""
+        """Durably records that a learner left, so that a restarted core does not count it as lost."""
         entry.account.left_at = self.clock.wall()
         entry.session = 0
         await self.save(entry)
         for shard in self.shards:
             shard.dispatch(ev.Left(entry.name))
-        if not entry.session:  # it has not joined again meanwhile
+        if not entry.session:  # the learner has not joined again meanwhile
             entry.start_session(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
-        """Evicts a learner and refuses its pending contributions; merged ones stay. An empty reason lets it join again.
+        """Evicts a learner and refuses its pending contributions. Merged ones stay.
 
-        tokens: number of its reported tokens that count; None changes nothing. Schedules follow with the next update.
-        Raises Refused for an unknown name.
+        With an empty reason, lets the learner join again. tokens: number of its reported tokens to keep; None for all.
+        Schedules use the new sum from the next update on. Raises Refused for an unknown name.
         """
         entry = self.registry.entries.get(name)
         if entry is None:
@@ -265,7 +266,7 @@ class Registrar:
             self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
-        """Pauses the run, durably, then notifies every learner; a restarted core is still paused.
+        """Durably pauses the run, then notifies every learner. A restarted core stays paused.
 
         reason: the operator and the reason; empty to resume the run.
         """
@@ -286,7 +287,7 @@ def _without_parameters() -> Refused:
 
 
 def row_of(entry: RegistryEntry) -> LearnerRow:
-    """A name as a row for the ledger."""
+    """A name's row for the ledger."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 
 

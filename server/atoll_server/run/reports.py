@@ -1,4 +1,4 @@
-"""Reports of learners: training progress, declined rounds, and adopted versions."""
+"""Learners' reports: training progress, declined rounds, and adopted versions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REASON = 200  # characters kept of the reason of a declined round
-MEASURED_S = 0.5  # a step time measured over less may be far too short, if reports were delayed
+LONGEST_REASON = 200  # limit on the kept characters of a declined round's reason
+MEASURED_S = 0.5  # shortest duration of a usable step time measurement, since reports may be delayed
 MAX_REPORTED = 2 * REPORTED  # limit on declined rounds and adoptions together in one report
 
 
 def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Takes in a report. most: limit on a learner's tokens and on its steps. Raises Refused above a limit."""
+    """Records a report. most: limit on a learner's tokens and on its steps. Raises Refused above a limit."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(
-            Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps, the limit'
+            Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more tokens or steps than the limit, {most}'
         )
     if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
         raise Refused(
@@ -47,7 +47,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
     run.registry.heard(entry, wall, spent)
-    # While no other learner has a rate, tokens are held back: that says nothing about this learner.
+    # While no other learner has a rate, tokens are held back. This is not a fault of the learner.
     compared = run.registry.rates(wall).usual(entry.name) is not None
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
@@ -68,7 +68,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     for shard in run.shards:
         shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
         observed = shard.syncer.liveness[entry.name]
-        # Until the new process has a known step time, others are compared with the last process.
+        # Until the new process has a known step time, the previous process's rate stays the reference for others.
         if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
             entry.account.step_time_s = observed.step_time_s
         _take_answers(shard, entry, seen)
@@ -77,7 +77,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Passes declined rounds and adopted versions to the syncer, each once, so that repeats cost no work.
 
-    Cycles and versions grow. One that is not above its fragment's newest was passed before, or never existed.
+    Cycles and versions grow. A number that is not above its fragment's newest was passed before, or never existed.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

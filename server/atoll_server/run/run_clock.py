@@ -1,7 +1,7 @@
-"""The wall clock of a run. Accounts outlive a process, so they need wall-clock times that never go back.
+"""A run's wall clock. Accounts outlive a process, so they need wall-clock times that never decrease.
 
-Within a process, the clock runs at the pace of the monotonic clock, even if the machine's clock is set. From one
-process to the next, it never falls behind the last saved time. Each difference is logged once, when it is noticed.
+Within a process, the clock runs at the monotonic clock's pace, even if the machine's clock is set. From one process to
+the next, it never falls behind the last saved time. Each difference is logged once, when it is noticed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from atoll_wire.process.clock import Clock
 
 log = structlog.get_logger()
 
-JUMP_S = 5.0  # a larger difference is logged
+JUMP_S = 5.0  # larger differences are logged
 
 
 class RunClock:
-    """A Clock with the run's wall time: approximate seconds since 1970, at a steady pace."""
+    """A Clock with the run's wall time: approximately the seconds since 1970, at a steady pace."""
 
     def __init__(self, machine: Clock) -> None:
         self._machine = machine
@@ -28,11 +28,11 @@ class RunClock:
         self._wall, self._began = self._machine.wall(), self._machine.monotonic()
 
     def wall(self) -> float:
-        """Seconds of the run's clock; never less than before."""
+        """Seconds on the run's clock, which never decrease."""
         return self.at(self._machine.monotonic())
 
     def at(self, now: float) -> float:
-        """The run's time at a moment. now: monotonic seconds."""
+        """The run's time at a given moment. now: monotonic seconds."""
         return self._wall + (now - self._began)
 
     def monotonic(self) -> float:
@@ -40,7 +40,7 @@ class RunClock:
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:
-        """Moves the clock to `newest`, the last saved time, if the clock is behind it."""
+        """Moves the clock to `newest`, the last saved time, if the clock is behind this time."""
         behind_s = newest - self.wall()
         if behind_s > 0:
             self._wall += behind_s
@@ -52,7 +52,7 @@ class RunClock:
             )
 
     def look(self) -> None:
-        """Compares this clock with the machine's; logs a new jump of more than JUMP_S."""
+        """Compares this clock with the machine's, and logs a new jump of more than JUMP_S."""
         jumped_s = self._machine.wall() - self.wall()
         if abs(jumped_s - self._jumped_s) > JUMP_S:
             log.warning(

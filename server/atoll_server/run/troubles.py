@@ -1,4 +1,4 @@
-"""Troubles that need an operator, found by polling the run."""
+"""Troubles that an operator should fix, found by polling the run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
-MISSED = 4  # a learner that trains, but misses more merges than this per fragment, is a trouble
-OTHER_TOKENS = 20.0  # factor in tokens per step beyond which a learner may count another unit
-BEYOND = 1.02  # times --total-tokens; a little more is normal, since learners do not leave at the same moment
+MISSED = 4  # more merges per fragment without the work of a learner that trains are a trouble
+OTHER_TOKENS = 20.0  # factor between tokens per step beyond which a learner may report another unit
+BEYOND = 1.02  # factor on --total-tokens; slightly more is normal, since learners leave at different times
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
@@ -42,19 +42,19 @@ def _lasting(text: str) -> Trouble:
 
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
-    """Learners whose tokens per step differ so much from the others' that they may count another unit."""
+    """Learners whose tokens per step differ so much from the others' that they may report another unit."""
     rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
     for name in sorted(run.registry.entries):
         own, usual = rates.of(name), rates.usual(name)
         if own is None or usual is None or state_of(run, run.registry.entries[name], now) is not LearnerState.LIVE:
             continue
-        told = f"{name} reports {own.batch:,.0f} tokens per step, the other learners' median is {usual.batch:,.0f}"
+        told = f"{name} reports {own.batch:,.0f} tokens per step vs. the other learners' median of {usual.batch:,.0f}"
         if own.batch > OTHER_TOKENS * usual.batch:
             many.append((name, f"{told}, so its work outweighs theirs"))
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
-    fix = "Check that step(tokens=...) gets this learner's tokens, not bytes, sequences or all learners' tokens"
+    fix = "Check that it passes its own tokens to step(tokens=...), not bytes, sequences or all learners' tokens"
     for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 

@@ -1,4 +1,4 @@
-"""Polls the states of learners and the troubles, about once per second, and records changes in the journal."""
+"""Polls learners' states and troubles, about once per second, and records changes in the journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
 
 
 def liveness_of(run: Registrar, learner: str) -> LearnerLiveness | None:
-    """A learner's liveness as the syncers know it; None if they do not know the learner."""
+    """A learner's liveness, as observed by the syncers; None if they do not know the learner."""
     return next((shard.syncer.liveness[learner] for shard in run.shards if learner in shard.syncer.liveness), None)
 
 
@@ -25,19 +25,19 @@ def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
 
 
 class Watch:
-    """Records changes of states and troubles. since: when each learner's state began, on the run's clock."""
+    """Records changes of states and troubles. since: the start of each learner's state, on the run's clock."""
 
     def __init__(self, run: Registrar) -> None:
         self.since: dict[str, float] = {}
         self._run = run
         self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: state and incarnation
-        self._silenced: set[str] = set()  # learners whose recorded silence has no recorded recovery yet
+        self._silenced: set[str] = set()  # learners with a recorded silence, but no recorded recovery yet
         self._troubles: Mapping[str, entries.Trouble] = {}
 
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
         """Records changes since the last call, and returns the states. A learner's first state is not a change.
 
-        troubles: the current troubles; each is recorded when it begins. now: monotonic seconds.
+        troubles: the current troubles, each of which is recorded when it begins. now: monotonic seconds.
         """
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
@@ -69,7 +69,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """When the learner last made progress, or when it left; seconds of the run's clock."""
+        """Time of the learner's last progress or of its leaving, in seconds on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without making steps

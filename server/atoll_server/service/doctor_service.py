@@ -1,4 +1,4 @@
-"""The service for `atoll doctor`. It has limits, since every process with a certificate may call it."""
+"""The service for `atoll doctor`. It has limits, since every process with a certificate may call this service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll_server.run.core import Core
 MAX_BYTES = 64 << 20  # limit on the padding in one call, in each direction
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
-IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the whole call
+IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the call's duration
 
 
 class DoctorService(rpc.DoctorServicer):

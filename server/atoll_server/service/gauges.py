@@ -1,4 +1,4 @@
-"""Reads the run once per second: records changes in the journal, and gives Prometheus a consistent set of values."""
+"""Reads the run once per second. Records changes in the journal, and gives Prometheus a consistent set of values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry.metrics import Metrics, MetricSamples
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-SETTLED_S = 10.0  # within this time after a start, learners report again what the core's last second may have lost
+SETTLED_S = 10.0  # time after a start within which learners repeat reports that the previous core may have lost
 
 
 async def keep_gauges(
@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Reads the run once per second until it is cancelled. facts: returns the core's current facts."""
+    """Reads the run once per second until this task is cancelled. facts: returns the core's current facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
@@ -47,7 +47,7 @@ async def keep_gauges(
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
             metrics.fold(run.registry.regions(), MAX_REGIONS)
         except Exception:
-            log.exception("the run could not be read for Prometheus: its last values stay")
+            log.exception("the run could not be read for Prometheus: the last values stay")
         await asyncio.sleep(EVERY_S)
 
 
@@ -78,7 +78,7 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
         if (
             account.heard_at > run.registry.since
-        ):  # a restarted core may lack the last second until then, and a counter must not fall
+        ):  # until then, a restarted core may lack the last second's reports, and a counter must not fall
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
@@ -133,7 +133,7 @@ def _read_shards(run: Registrar, reading: MetricSamples, trained: int, now: floa
 
 
 def _size_bytes(ledger: Path) -> int:
-    """The size of the ledger and its write-ahead log in bytes; a file that is missing or unreadable counts as 0."""
+    """The size of the ledger and its write-ahead log in bytes. A missing or unreadable file counts as 0."""
     size = 0
     for path in (ledger, Path(f"{ledger}-wal")):
         with contextlib.suppress(OSError):

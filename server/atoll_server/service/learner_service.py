@@ -1,4 +1,4 @@
-"""The gRPC service for learners. Each method converts messages and calls the core, which makes the decisions."""
+"""The gRPC service for learners. Each method converts messages and calls the core, which makes all decisions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 
-HEADER_BYTES = 4096  # limit on a Push header, which stays in memory while its upload grows
+HEADER_BYTES = 4096  # limit on a Push header, which stays in memory during its upload
 MAX_PATIENCE = 4.0  # longest wait for one stream's next message, as a multiple of the upload's idle timeout
-HEARD_S = 0.05  # interval of messages that acknowledge frames: learners measure the link's rate by them
+HEARD_S = 0.05  # interval of messages that acknowledge frames, from which learners measure the link's rate
 
 
 class OuterService(rpc.OuterServicer):
-    """The Outer service of a core."""
+    """A core's Outer service."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -50,7 +50,7 @@ class OuterService(rpc.OuterServicer):
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
-        """Ends long calls, but finishes what is being made durable. Follow calls end with the shard's log instead."""
+        """Ends long calls, but completes writes that make work durable. Follow calls end with the shard's log."""
         self._waits.end("the core is stopping: reconnect to this or another address")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -64,20 +64,20 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
-        """Takes the first parameters from the learner that holds the lease."""
+        """Receives the first parameters from the learner that holds the lease."""
         staging, accepting, wait = None, None, self._waits.begin()
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
             process = self._session(context, header.session)
             staging = await self._joining.stage(process, header)
             lease_s = self._core.settings.limits.lease_s
-            late = f"no bytes of the first parameters came for {lease_s:.0f} s: join again"
+            late = f"no bytes of the first parameters arrived for {lease_s:.0f} s: join again"
             while (request := await wait.next(requests, lease_s, late)) is not None:
                 self._core.metrics.moved(process.entry.region, "up", Codec.FLOAT32, len(request.chunk))
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.came(process, staging)
             accepting = self._core.underway(self._joining.accept(process, staging))
-            await asyncio.shield(accepting)  # a learner that disconnects must not stop it halfway
+            await asyncio.shield(accepting)  # a learner that disconnects must not interrupt this
             return pb.InitialiseReply()
         except Refused as refused:
             self._run.record(entries.FirstParametersRefused(refused.detail))
@@ -100,7 +100,7 @@ class OuterService(rpc.OuterServicer):
             shard = self._run.shard(request.shard)
         except Refused as refused:
             await abort(context, refused)
-        wait = InterruptibleWait()  # `stop` does not end this wait; the log's last notification does
+        wait = InterruptibleWait()  # ended by the log's last notification, not by `stop`
         try:
             with process.entry.stream(wait.end):
                 news = shard.follower_log.follow(process.entry.name, request.log, request.sequence)
@@ -111,7 +111,7 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Takes a contribution, or its missing frames, and replies with its receipt."""
+        """Receives a contribution, or its missing frames, and replies with the contribution's receipt."""
         header, wait = pb.PushHeader(), self._waits.begin()
         try:
             request = await wait.first(requests, "a Push stream")
@@ -130,7 +130,7 @@ class OuterService(rpc.OuterServicer):
                 async with aclosing(self._frames(requests, wait, answer, process, intake, header)) as told:
                     async for came in told:
                         yield pb.PushReply(received=pb.ReceivedFrames(frames=came))
-                if answer.state is UploadState.GROWING:  # other streams of this contribution send the rest
+                if answer.state is UploadState.GROWING:  # this contribution's other streams send the rest
                     async with wait():
                         await answer.ended.wait()
                 answer = await intake.receipt(answer)
@@ -150,17 +150,17 @@ class OuterService(rpc.OuterServicer):
         intake: Intake,
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
-        """Takes a stream's frames while the upload grows; yields the indices of those that arrived."""
+        """Receives a stream's frames while the upload grows. Yields the indices of frames that arrived."""
         came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is UploadState.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             process.check_current()
             brought, now = frame_messages.frames_in(request), self._core.clock.monotonic()
-            size_bytes = sum(len(frame.payload) for frame in brought)  # counted even if they are refused
+            size_bytes = sum(len(frame.payload) for frame in brought)  # counted even if the frames are refused
             self._core.metrics.moved(process.entry.region, "up", upload.part.codec, size_bytes)
             if header.control_only:
                 raise Refused(
                     Status.INVALID_ARGUMENT,
-                    "frames arrived over a stream that was declared control_only: send them over another",
+                    "frames arrived over a stream that was declared control_only: send them over another stream",
                 )
             if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
                 text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
@@ -225,7 +225,7 @@ class OuterService(rpc.OuterServicer):
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
             newest = shard.uploads.newest_receipt(
                 entry.name, entry.incarnation, fragment.index
-            )  # taken at the same moment as the state
+            )  # read at the same moment as the state
             crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -246,7 +246,7 @@ class OuterService(rpc.OuterServicer):
                 yield frame_messages.encode(span.index, crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
-        """Takes a learner's progress reports."""
+        """Receives a learner's progress reports."""
         wait = self._waits.begin()
         try:
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
@@ -264,7 +264,7 @@ class OuterService(rpc.OuterServicer):
             await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Takes a learner's announcement that it leaves."""
+        """Receives a learner's announcement that it leaves."""
         try:
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None
@@ -278,7 +278,7 @@ class OuterService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ checks
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
-        """The learner process that a call comes from. Raises Refused."""
+        """The learner process that made the call. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
             return self._run.session(session)
@@ -289,9 +289,9 @@ class OuterService(rpc.OuterServicer):
     async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
         """The stream's next message; None at its end.
 
-        Raises Refused when the message takes much longer than this upload's earlier frames.
+        Raises Refused if the message takes much longer than this upload's earlier frames.
         """
         with upload.heard() as usual_s:
             max_wait_s = min(usual_s, MAX_PATIENCE * self._core.settings.limits.upload_idle_s)
-            text = f"no frame of {upload.key} came for {max_wait_s:.1f} s: resume the upload"
+            text = f"no frame of {upload.key} arrived for {max_wait_s:.1f} s: resume the upload"
             return await wait.next(requests, max_wait_s, text)

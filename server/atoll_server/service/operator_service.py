@@ -36,14 +36,14 @@ LARGEST_REASON = 200
 
 
 class OperatorService(rpc.OperatorServicer):
-    """The Operator service of a core, which the dashboard and the operators' subcommands of `atoll` call."""
+    """A core's Operator service, which the dashboard and the operators' subcommands of `atoll` call."""
 
     def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "", **what: str) -> str:
-        """The operator's name. Ends the call of any other caller. act: the recorded action; empty for a read."""
+        """Returns the operator's name. Ends any other caller's call. act: the recorded action; empty for a read."""
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
@@ -55,7 +55,7 @@ class OperatorService(rpc.OperatorServicer):
         return name
 
     async def _shard(self, context: Context) -> Shard:
-        """This process's shard. Ends the call while the run has no parameters."""
+        """Returns this process's shard. Ends the call while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
             await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
         return shards[0]
@@ -67,7 +67,7 @@ class OperatorService(rpc.OperatorServicer):
         return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """The fates of contributions, newest first, read over a separate connection to the ledger."""
+        """The fates of contributions, newest first. Reads over a separate connection to the ledger."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
@@ -82,7 +82,7 @@ class OperatorService(rpc.OperatorServicer):
             return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        """Evicts a learner, or with an empty reason lets it join again."""
+        """Evicts a learner. With an empty reason, lets it join again."""
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
@@ -90,13 +90,13 @@ class OperatorService(rpc.OperatorServicer):
         await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
         try:
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
-            await asyncio.shield(evicting)  # an operator that disconnects must not stop it halfway
+            await asyncio.shield(evicting)  # an operator that disconnects must not interrupt this
             return pb.EvictReply()
         except Refused as refused:
             await abort(context, refused)
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
-        """Pauses the run, or with an empty reason resumes it."""
+        """Pauses the run. With an empty reason, resumes it."""
         reason = request.reason[:LARGEST_REASON]
         name = await self._may(context, "pause" if reason else "resume", reason=reason)
         said = f"by {name or 'an operator'}: {reason}" if reason else ""
@@ -112,7 +112,7 @@ class OperatorService(rpc.OperatorServicer):
             await abort(context, refused)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
-        """The events after the newest one that the caller has seen."""
+        """The events after the newest event that the caller has seen."""
         await self._may(context)
         events = self._core.events
         told = (
@@ -128,7 +128,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a snapshot now, and replies when it is durable."""
+        """Takes a snapshot now, and replies when the snapshot is durable."""
         await self._may(context, "take a checkpoint")
         shard = await self._shard(context)
         try:
@@ -140,14 +140,14 @@ class OperatorService(rpc.OperatorServicer):
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the published model, at its current versions or with the first parameters."""
+        """Streams the published model at its current versions, or the first parameters."""
         await self._may(context, "export the model")
         shard = await self._shard(context)
         try:
             with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
                 async with (
                     contextlib.AsyncExitStack() as reading
-                ):  # releases the states before streaming, since merges need the memory
+                ):  # releases the states before the streaming, since merges need the memory
                     if request.initial:
                         states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
                     else:
@@ -174,7 +174,7 @@ def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """A contribution's ledger rows as a message. number: grows with each contribution of the run."""
+    """A contribution's ledger rows as a message. number: grows with each of the run's contributions."""
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

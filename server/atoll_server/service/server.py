@@ -1,4 +1,4 @@
-"""A core as a process: its gRPC server, health, reflection, metrics, signals and clean shutdown."""
+"""A core's process: gRPC server, health, reflection, metrics, signals and clean shutdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class CoreFailed(UserError):  # noqa: N818 - says what happened
-    """The core cannot continue with acknowledged work; the message is one line with the fix."""
+    """The core cannot continue with acknowledged work. The message is one line with the fix."""
 
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ AUDIT_LOG = "audit.jsonl"
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
     """Runs a core until SIGTERM or SIGINT. given: run settings from the command line.
 
-    announce: called with each address that the core serves. Raises SettingsError for problems that an operator can fix;
-    CoreFailed, or another error, when the core had to stop.
+    announce: called with each served address. Raises SettingsError for problems that an operator can fix; CoreFailed,
+    or another error, if the core had to stop.
     """
     settings.check()
     check_role(settings.security.tls, Role.CORE)
@@ -63,10 +63,10 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     core = Core(settings, given)
     told = stop_signal()
     if settings.standby:
-        log.info("standing by: takes over when --dir is free", directory=str(settings.directory))
+        log.info("standby: this core takes over when the other core ends", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
-    core.failed.add_done_callback(lambda _: told.set())  # for example, an effect could not be carried out
+    core.failed.add_done_callback(lambda _: told.set())  # for example after a failed effect
     audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
     gate = CallLimiter(
@@ -93,7 +93,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
             audit = RunVerifier(settings.directory, core.disk, core.clock, core.damaged)
             audit.begin(core.registrar.initial_sha256)
-            with contextlib.suppress(OSError):  # stdout may be closed, or its disk full
+            with contextlib.suppress(OSError):  # stdout may be closed, or on a full disk
                 for address in addresses:
                     announce(address)
             await _serve_until(told, core, public, service, gauges, health)
@@ -138,7 +138,7 @@ def _limited(core: Core, method: str, peer: str, detail: str) -> None:
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
-    """The name of the learner with this session; None when this core does not know the session."""
+    """The name of the learner with this session; None if this core does not know the session."""
     try:
         return core.registrar.session(session).entry.name
     except Refused:
@@ -146,7 +146,7 @@ def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work`; returns whether it finished. It is cancelled when the process is told to stop first."""
+    """Runs `work`, and cancels it if the process must stop first. Returns whether it finished."""
     working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
@@ -180,7 +180,7 @@ async def _serve_until(
 
 
 async def _patiently(bind: Callable[[], T], settings: CoreSettings, clock: Clock) -> T:
-    """Binds a port. A standby retries for PORT_S, since a dying process may release its lock before its ports."""
+    """Binds a port. A standby retries for PORT_S, since a process that ends may release its lock before its ports."""
     deadline = clock.monotonic() + (PORT_S if settings.standby else 0.0)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Converts the state of a run, and its newest rounds, to messages for operators."""
+"""Converts a run's state and its newest rounds to messages for operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Everything that `atoll status` shows. since: when each learner's state began, in seconds since 1970."""
+    """The data for `atoll status`. since: the start of each learner's state, in seconds since 1970."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -67,7 +67,7 @@ def trained_tokens(run: Registrar) -> int:
 
 
 def merged_tokens(run: Registrar) -> float:
-    """Merged tokens, as a mean over parameters; at most `trained_tokens`. 0 before the run has parameters."""
+    """Merged tokens as a mean over parameters, at most `trained_tokens`. 0 before the run has parameters."""
     if isinstance(run.state, Waiting) or run.layout is None:
         return 0.0
     merged = sum(entry.account.merged_token_parameters for entry in run.registry.entries.values())
@@ -146,7 +146,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 
 def _answered(run: Registrar) -> Answered:
-    """For each fragment with an open round, the learners that have answered. Computed once for all learners."""
+    """For each fragment with an open round, the learners that have answered. Callers compute it once."""
     return {
         index: fragment.rounds.answered()
         for shard in run.shards

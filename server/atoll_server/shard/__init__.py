@@ -1,6 +1,6 @@
-"""The fragments of a run: intake of contributions, uploads and their states, published updates, readers, snapshots.
+"""A run's fragments: intake of contributions, uploads and their states, published updates, readers, snapshots.
 
-`shard` carries out the syncer's decisions, `context` has its dependencies, and `work` owns its threads and tasks.
+`shard` carries out the syncer's decisions, `context` contains its dependencies, and `work` owns its threads and tasks.
 
 May import: access, checkpoints, learners, merging, rounds, rpc, settings, storage, telemetry.
 """

@@ -1,4 +1,4 @@
-"""PURE: whether an upload may begin, decided from the contribution's header."""
+"""PURE: decides from a contribution's header whether its upload may begin."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from atoll_wire.layout.layout import FragmentLayout
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; above them, a weight would lose its meaning
-MAX_NUMBER = 1 << 62  # limit of seq that the ledger can store
+MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; larger numbers would make weights meaningless
+MAX_NUMBER = 1 << 62  # limit on seq, below the largest number that the ledger can store
 
 
 def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:
     """Raises Refused for a header that is invalid in this run."""
     most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
-        raise _malformed(header, f"uses codec {header.codec}, the run uses {run_codec.name}")
+        raise _malformed(header, f"uses codec {header.codec}, but the run uses {run_codec.name}")
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
@@ -35,26 +35,26 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
-    """Raises Refused when the base version does not exist or is too old.
+    """Raises Refused if the base version does not exist or is too old.
 
     version: the fragment's current version. staleness, max_staleness: outer steps.
     """
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} begins at version {header.base_version}, the newest here is {version} (was "
-            "the core restored from a backup?): fetch the whole fragment and drop the outstanding work",
+            f"contribution {_name(header)} begins at version {header.base_version}, but the newest here is {version} "
+            "(was the core restored from a backup?): fetch the whole fragment and drop the outstanding work",
         )
     if staleness > max_staleness:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is {staleness:.3g} outer steps old, the limit is {max_staleness}: fetch "
-            "the whole fragment and drop the outstanding work",
+            f"contribution {_name(header)} is {staleness:.3g} outer steps old, but the limit is {max_staleness}: "
+            "fetch the whole fragment and drop the outstanding work",
         )
 
 
 def declared(header: pb.PushHeader) -> pb.PushHeader:
-    """The part of a header that describes the contribution. The rest may differ when the header is sent again."""
+    """The part of a header that describes the contribution. A repeated header may differ in the other fields."""
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")

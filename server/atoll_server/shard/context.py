@@ -18,7 +18,7 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """What a shard depends on. clock: the run's clock. fail: called with an error, ends the process."""
+    """A shard's dependencies. clock: the run's clock. fail: function that ends the process with an error."""
 
     settings: CoreSettings
     run: RunSettings

@@ -1,7 +1,7 @@
-"""Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
+"""Acknowledged contributions: those that wait for their merge, the others' fates, and the sums over all.
 
-Each method is called after its change is durable, so memory follows the ledger. At start, the same methods run over
-the ledger's sums and the later contributions. The sums are therefore exact, whenever the process died.
+Each method is called after its change is durable, so memory follows the ledger. At start, the same methods process the
+ledger's sums and the later contributions. The sums are therefore exact, even if the process died at any moment.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from atoll_server.storage.spool import StoredPayload
 
 
 class Contributions:
-    """Contributions of one generation. accepted, merged, refused: number of contributions since the run began."""
+    """One generation's contributions. accepted, merged, refused: number of contributions since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: this shard's; they keep the contributions that wait for a merge. parameters: the model's."""
+        """fragments: this shard's fragments, which keep their pending contributions. parameters: the model's number."""
         self._fragments = fragments
-        self._shard = min(fragments)  # this shard's key in accounts, since no other shard has this fragment
+        self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
         self._parameters = parameters
         self._registry = registry
-        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, and its tokens
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation and its tokens
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
-        self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last part of a merge
+        self.merged_at: dict[str, int] = {}  # by learner: value of `merges` at its Join or its last merge
         self.accepted = 0
         self.merged = 0
         self.refused = 0
 
     def forget(self) -> None:
-        """Removes this shard's sums from all accounts, before they are counted again from the ledger."""
+        """Removes this shard's sums from all accounts, before they are restored from the ledger."""
         for entry in self._registry.entries.values():
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Adds the contributions that a row of sums stands for."""
+        """Adds the contributions that a row of sums includes."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length
@@ -72,7 +72,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Tokens in this incarnation's contributions to this fragment, without refused contributions."""
+        """Tokens in this incarnation's contributions to this fragment, without refused ones."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
@@ -86,7 +86,7 @@ class Contributions:
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
-        """Counts the fate of an acknowledged contribution: merged or refused."""
+        """Counts an acknowledged contribution's fate: merged or refused."""
         held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
@@ -104,25 +104,25 @@ class Contributions:
         entry.unsaved = True
 
     def joined(self, learner: str) -> None:
-        """Starts to count merges without this learner, see `missed`."""
+        """Starts counting merges without this learner (see `missed`)."""
         self.merged_at[learner] = self.merges
 
     def published(self, learners: Iterable[str]) -> None:
-        """Counts a published merge of these learners' contributions."""
+        """Counts a published merge with contributions from these learners."""
         self.merges += 1
         self.merged_at.update(dict.fromkeys(learners, self.merges))
 
     def missed(self, learner: str) -> int:
-        """Number of merges since the last one with a contribution of this learner."""
+        """Number of merges since the last one with a contribution from this learner."""
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:
-        """The contribution's tokens times its fragment's part of all parameters."""
+        """The contribution's tokens times its fragment's share of all parameters."""
         return row.tokens * self._fragments[row.key.fragment].place.length / self._parameters
 
 
 def receipt_of(fate: FateRow) -> pb.Receipt:
-    """The receipt that tells a learner a fate."""
+    """A fate as a receipt for the learner."""
     key = fate.key
     return pb.Receipt(
         learner=key.learner,

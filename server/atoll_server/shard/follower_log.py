@@ -1,4 +1,4 @@
-"""Notifications for followers: a bounded log of the journal entries that learners need."""
+"""A bounded log of notifications for followers, from the journal entries that learners need."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
-BEAT_S = 1.0  # interval of empty notifications, which show that the core is alive while there is no news
+BEAT_S = 1.0  # interval of empty notifications, which show that the core is alive
 
 
 class FollowerLog:
-    """One log for all followers, each with its own position. A follower that is too far behind gets the full state."""
+    """One log for all followers. Each has its own position. A follower that is too far behind gets the full state."""
 
     def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
         self.number = 1 + secrets.randbits(62)  # random: a counter would repeat after a restore from a backup
@@ -29,7 +29,7 @@ class FollowerLog:
         self.closed = False
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Adds a notification if learners need the entry."""
+        """Adds a notification if learners need this entry."""
         match entry:
             case entries.RoundOpened(fragment, cycle):
                 self._append(pb.Notification(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
@@ -69,14 +69,14 @@ class FollowerLog:
                 assert_never(entry)
 
     def _append(self, notification: pb.Notification) -> None:
-        """Assigns a position to a notification and wakes every follower."""
+        """Assigns a position to a notification, and wakes every follower."""
         self._sequence += 1
         notification.log, notification.sequence = self.number, self._sequence
         self._kept.append(notification)
         self._wake()
 
     def close(self) -> None:
-        """Ends the stream of every follower."""
+        """Ends every follower's stream."""
         self._append(pb.Notification(shutting_down=pb.ShuttingDown()))
         self.closed = True
         self._wake()
@@ -86,13 +86,13 @@ class FollowerLog:
         changed.set()
 
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
-        """Notifications after a position. The full state comes first if the position is unknown or too old.
+        """Yields notifications after a position. Yields the full state first if the position is unknown or too old.
 
-        Without news, yields an empty notification every BEAT_S, so that a follower notices a core that does not answer.
+        Without news, yields an empty notification every BEAT_S, so that followers notice a core that does not answer.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:
-            changed = self._changed  # read first, so that an entry that is appended while the reader is busy wakes it
+            changed = self._changed  # read first, so that an entry appended meanwhile wakes this reader
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence

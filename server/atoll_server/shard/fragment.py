@@ -1,4 +1,4 @@
-"""One fragment of the run, at the shard that owns it, with all of its own state."""
+"""One fragment and all its state, at the shard that owns the fragment."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Fragment:
     state: FragmentState
     rounds: RoundState
     norms: NormLimiter
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a merge, and while a snapshot is written
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a merge and during a snapshot's write
     held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # contributions that wait for a merge
-    refused: list[pb.Receipt] = field(default_factory=list)  # refusals that the next update carries
-    published_at: float | None = None  # monotonic seconds when the newest version was published
+    refused: list[pb.Receipt] = field(default_factory=list)  # refusals to send with the next update
+    published_at: float | None = None  # publication time of the newest version, in monotonic seconds
 
     @property
     def index(self) -> int:

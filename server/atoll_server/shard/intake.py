@@ -1,6 +1,6 @@
-"""The path of a contribution from its header to its receipt, from top to bottom: offer, write, judge, keep, receipt.
+"""A contribution's path from its header to its receipt, from top to bottom: offer, write, judge, keep, receipt.
 
-`uploads` has the state of each upload, and `payload_writer` its bytes. This module has no state.
+`uploads` keeps each upload's state, and `payload_writer` writes its bytes. This module has no state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Intake:
         self._shard = shard
 
     def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt that its key already has. Raises Refused.
+        """Admits a contribution, or returns the receipt if its key already has one. Raises Refused.
 
         now: monotonic seconds.
         """
@@ -51,9 +51,9 @@ class Intake:
         )
 
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
-        """Checks and writes the frames of a message. Raises Refused.
+        """Checks and writes a message's frames. Raises Refused.
 
-        The last frame completes the upload, as do values that are not finite. Other invalid frames end it.
+        The last frame completes the upload, as do values that are not finite. Other invalid frames end the upload.
         """
         if upload.state is UploadState.DROPPED:
             raise upload.refused()
@@ -62,12 +62,12 @@ class Intake:
                 text = f"frame {frame.index} of {upload.key} does not exist: it has {upload.part.frames} frames"
                 raise Refused(Status.INVALID_ARGUMENT, text)
         writing = asyncio.create_task(self._write(upload, frames, now))
-        refused = await asyncio.shield(writing)  # the last frame counts even if its stream breaks now
+        refused = await asyncio.shield(writing)  # the last frame is written even if its stream breaks now
         if refused is not None:
             raise refused
 
     async def _write(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> Refused | None:
-        """Writes the frames; returns the error for the stream that sent them, or None."""
+        """Writes the frames. Returns the error for the stream that sent them, or None."""
         shard, uploads = self._shard, self._shard.uploads
         try:
             new = await shard.work.on_frames(upload.part.write, frames)
@@ -91,19 +91,19 @@ class Intake:
     # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
-        """Judges a complete upload, makes it or its refusal durable, and releases its streams to answer."""
+        """Judges a complete upload. Makes it or its refusal durable, then lets its streams answer."""
         shard = self._shard
         try:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
-        except Exception as error:  # a failed disk or a bug: it is unknown what is durable
+        except Exception as error:  # a failed disk or a bug, after which the durable state is unknown
             shard.work.fail(error)
             upload.stop(Refused(Status.UNAVAILABLE, "the core failed and is stopping: try again later"))
             return
         shard.uploads.finish(upload, receipt)
 
     def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
-        """Returns the upload's row for the ledger, and the reason for its refusal, which is empty if it is accepted."""
+        """Returns the upload's row for the ledger, and the reason for a refusal, which is empty if it is accepted."""
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key,
@@ -131,14 +131,14 @@ class Intake:
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
     def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
-        """The part of a contribution's declared tokens and steps that counts."""
+        """The counted part of a contribution's declared tokens and steps."""
         registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
         entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # past[0]: sums of all dead incarnations
         rates = registry.rates(wall)
         tokens = spent.tokens
-        if not dead:  # tokens that were held back at the last report may count now
+        if not dead:  # tokens that were held back at the last report may now count
             tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
         reported = Declared(tokens, spent.steps)
         unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
@@ -150,12 +150,12 @@ class Intake:
         return counts
 
     def _present(self) -> Set[str]:
-        """Learners that may be expected to contribute."""
+        """Learners that are expected to contribute."""
         now = self._shard.context.clock.monotonic()
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
-        """Makes the payload durable, then the row. Only then does the syncer learn of the contribution."""
+        """Makes the payload durable, then the row. Afterwards, passes the contribution to the syncer."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
@@ -170,7 +170,7 @@ class Intake:
         )
 
     async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        """Refuses a complete contribution. Its receipt is durable; its payload is not kept."""
+        """Refuses a complete contribution. The receipt becomes durable, and the payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
@@ -185,6 +185,6 @@ class Intake:
     # ------------------------------------------------------------------------------ acknowledged
 
     async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload is durable or refused. Each of its streams may call it. Raises Refused."""
+        """Waits until an upload is durable or refused. Each of its streams may call this method. Raises Refused."""
         await upload.ended.wait()
         return self._shard.uploads.receipt(upload)

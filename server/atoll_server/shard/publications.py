@@ -1,4 +1,4 @@
-"""Published updates in the form in which they are sent, and a bounded cache of them."""
+"""Published updates as sent to learners, and a bounded cache of these updates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from atoll_server.merging.merge import Update
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published update as it is sent to all learners, with the fates that its merge decided.
+    """A published update as sent to all learners, with the fates that its merge decided.
 
-    messages: its frames. sizes: their payload bytes. crc32c: checksum of the published parameters after the update.
+    messages: the update's frames. sizes: their payload bytes. crc32c: of the published parameters after the update.
     """
 
     version: int
@@ -27,18 +27,18 @@ class Publication:
 
     @classmethod
     def of(cls, update: Update) -> Publication:
-        """The publication of an update, without receipts."""
+        """Makes an update's publication, without receipts."""
         messages = tuple(frame_messages.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
         return cls(update.version, messages, tuple(map(len, update.frames)), update.crc32c)
 
     @property
     def size_bytes(self) -> int:
-        """The size of all payloads together."""
+        """The total size of all payloads."""
         return sum(self.sizes)
 
 
 class UpdateCache:
-    """Updates by (fragment, version). Above a limit on bytes or versions, it drops the oldest update first."""
+    """Updates by (fragment, version). Above a limit on bytes or versions, drops the oldest updates first."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes
@@ -56,7 +56,7 @@ class UpdateCache:
             self._drop(next(iter(self._kept)))
 
     def get(self, fragment: int, version: int) -> Publication | None:
-        """The update that leads to `version`; None if the cache has dropped it."""
+        """The update that leads to `version`; None if the cache has dropped this update."""
         return self._kept.get((fragment, version))
 
     def _drop(self, place: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Readers of a fragment's published parameters while merges continue. A merge does not change arrays that are read."""
+"""Readers of published parameters while merges continue. A merge does not change arrays that are being read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_WAIT_S = 10.0  # longest wait until a merge is durable, or for a snapshot
 
 
 class Readers:
-    """The readers of all fragments of a shard."""
+    """The readers of all of a shard's fragments."""
 
     def __init__(self, work: Work) -> None:
-        """work: if it has failed, a merge may have left a half-changed state, which must not be read."""
+        """work: the shard's. After its failure, a fragment's state may be half-changed and must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # versions are theta_pub arrays, by identity
 
@@ -28,8 +28,8 @@ class Readers:
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
         """Context with a fragment's newest durable state. Only its theta_pub is guaranteed not to change meanwhile.
 
-        reader: a learner, which may read few versions at a time; None for a reader that is done soon. Raises Refused
-        when the state does not become available soon.
+        reader: a learner, which may read few versions at a time; None for a reader that finishes soon. Raises Refused
+        if the state does not become available within MAX_WAIT_S.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):
@@ -46,13 +46,13 @@ class Readers:
             raise
         who = reader if reader is not None else object()
         with self._versions.read(who, fragment.index, id(state.theta_pub), ending()):
-            fragment.lock.release()  # only now, since a merge asks `any_of` while it holds the lock
+            fragment.lock.release()  # only now, since a merge calls `any_of` while it holds the lock
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
-        """Whether any reader uses this state. If so, a merge writes the next theta_pub to new memory."""
+        """Whether any reader uses this state. If so, a merge must write the next theta_pub to new memory."""
         return self._versions.reads(id(state.theta_pub))
 
     def passed(self, fragment: int) -> None:
-        """Notes that a merge replaced a version that is read."""
+        """Records that a merge replaced a version that is being read."""
         self._versions.passed(fragment)

@@ -1,4 +1,4 @@
-"""PURE: a shard's view of the run beyond its fragments, as the registrar last sent it."""
+"""PURE: a shard's view of the run beyond its own fragments, as last sent by the registrar."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A view that the registrar sends to each shard when it changes. A shard keeps the newest view.
+    """A view that the registrar sends to each shard after a change. A shard keeps the newest view.
 
-    epoch: the registrar's epoch. sequence: grows with each view of an epoch. run_tokens: tokens trained by all learners
-    so far, without voided_tokens, which operators voided or a restored checkpoint undid. paused: the operator and the
-    reason; empty while the run is not paused.
+    epoch: the registrar's epoch. sequence: grows with each view in an epoch. run_tokens: tokens trained by all learners
+    so far, without voided_tokens. voided_tokens: tokens that operators voided or a rollback undid. paused: the operator
+    and the reason; empty while the run is not paused.
     """
 
     epoch: int = 0
@@ -21,5 +21,5 @@ class RunView:
     paused: str = ""
 
     def newer_than(self, other: RunView) -> bool:
-        """Compares epoch and sequence, not tokens, since tokens fall when an operator voids some."""
+        """Compares epoch and sequence, not tokens, since an operator may reduce the tokens."""
         return (self.epoch, self.sequence) > (other.epoch, other.sequence)

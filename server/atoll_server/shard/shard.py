@@ -41,19 +41,19 @@ from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 
-BYTES_A_PARAMETER = 12  # bytes in a snapshot: theta, theta_pub, momentum
-UPDATES_KEPT = 0.4  # least bytes per parameter in the cache: nearly one update of every fragment
+BYTES_A_PARAMETER = 12  # bytes per parameter in a snapshot: theta, theta_pub, momentum
+UPDATES_KEPT = 0.4  # lower bound on the cache in bytes per parameter: nearly one update of every fragment
 
 
 class Shard:
-    """The fragments of a run whose states are in `restored`. The service's calls and timers drive it."""
+    """The run's fragments whose states are in `restored`. The service's calls and timers drive the shard."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
         """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
         self.context = context
         self.view = view
         self.follower_log = FollowerLog(context.settings.limits.notifications, self._current)
-        self._journal = Journal()  # this shard's followers get an entry before the subscribers of the core's journal
+        self._journal = Journal()  # this shard's followers get an entry before the core journal's subscribers
         self._journal.subscribe(self.follower_log.on, only_shows=False)
         self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
@@ -86,7 +86,7 @@ class Shard:
         self._stopping = False
 
     def start(self) -> None:
-        """Starts its threads and timers. `stop` ends both."""
+        """Starts the shard's threads and timers, which `stop` ends."""
         self.work.start()
         self.dispatch(ev.Ticked())
 
@@ -95,12 +95,12 @@ class Shard:
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
-        await self.work.stop()  # the end of a merge may let another round close
+        await self.work.stop()  # a finished merge may let another round close
 
     # ------------------------------------------------------------------------------ events in, effects out
 
     def dispatch(self, event: ev.SyncerEvent) -> None:
-        """Passes an event to the syncer and carries out the effects in order."""
+        """Passes an event to the syncer, and carries out the effects in order."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
         now = self.context.clock.monotonic()
@@ -135,15 +135,15 @@ class Shard:
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
-        """Sets the spool's space so that a snapshot and the ledger still fit when all uploads are complete.
+        """Limits the spool's space, so that a snapshot and the ledger still fit when all uploads are complete.
 
-        free_bytes: free space of the disk now.
+        free_bytes: the disk's free space now.
         """
         kept = self.context.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self._parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
-        """Takes a durable fate into memory; returns the receipt for the learner."""
+        """Applies a durable fate to memory, and returns the receipt for the learner."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
@@ -233,15 +233,15 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """An acknowledged contribution that has no fate yet. Raises KeyError if it has a fate."""
+        """An acknowledged contribution without a fate. Raises KeyError if the contribution has a fate."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
-        """Number of acknowledged contributions that have no fate yet."""
+        """Number of acknowledged contributions without a fate."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:
-        """The published version of each fragment, by its number."""
+        """Published versions by fragment number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
@@ -261,7 +261,7 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the registrar
 
     def told(self, view: RunView) -> None:
-        """Takes the registrar's view unless it is old. Notifies followers when the run is paused or resumed."""
+        """Keeps the registrar's view unless it is old. Notifies followers if the run was paused or resumed."""
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
@@ -281,7 +281,7 @@ class Shard:
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
-        """Counts payloads sent to a learner. parameters: number in them. whole: whole fragments, not updates."""
+        """Counts payloads sent to a learner. parameters: their number. whole: whole fragments, not updates."""
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True
         if whole:

@@ -1,4 +1,4 @@
-"""Takes snapshots, and deletes payloads that two of them cover."""
+"""Takes snapshots, and deletes payloads that two snapshots cover."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REPLAY_S = 0.5  # duration of merges after the newest snapshot, which a start replays
-FAILED_S = 1.0  # least duration that a failed snapshot counts as
-REST = 10.0  # least pause after a snapshot, as a multiple of its duration, even if a replay would take long
+LONGEST_REPLAY_S = 0.5  # limit on the duration of merges after the newest snapshot, which a start replays
+FAILED_S = 1.0  # smallest duration assumed for a failed snapshot
+REST = 10.0  # shortest pause after a snapshot, as a multiple of its duration, even if a replay would take long
 
 
 class Snapshotter:
-    """The snapshots of one shard. rows: snapshots on disk, oldest first.
+    """One shard's snapshots. rows: snapshots on disk, oldest first.
 
     undone: snapshots of work that a rollback undid. They stay until this generation has two snapshots.
     """
@@ -45,7 +45,7 @@ class Snapshotter:
         *,
         damaged: bool,
     ) -> None:
-        """spool: has the payloads that snapshots cover. damaged: whether a damaged snapshot was found and dropped."""
+        """spool: the payloads that snapshots cover. damaged: whether a damaged snapshot was found and dropped."""
         self._context = context
         self._fragments = fragments
         self._spool = spool
@@ -60,10 +60,10 @@ class Snapshotter:
         self._taken_at = context.clock.monotonic()
         self._took_s = 0.0
         self._unsaved_s = restored.replay_s  # duration of the merges after the newest snapshot, which a start replays
-        self._one_is_missing = damaged  # its payloads are deleted, so only one copy of the work is left
+        self._one_is_missing = damaged  # the missing snapshot's payloads are deleted, so only one copy is left
 
     def all(self) -> list[SnapshotRow]:
-        """All snapshots that can be restored, oldest first."""
+        """All snapshots that an operator can restore, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
@@ -71,8 +71,11 @@ class Snapshotter:
         self._unsaved_s += took_s
 
     def due(self) -> bool:
-        """Whether to take a snapshot: there are new merges and it is time or a replay would take too long, or one is
-        missing."""
+        """Whether to take a snapshot now.
+
+        This is the case if a snapshot is missing. After new merges, it is also the case if the interval has passed or a
+        replay would take too long.
+        """
         since_s = self._context.clock.monotonic() - self._taken_at
         late = since_s >= self._context.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
@@ -86,7 +89,7 @@ class Snapshotter:
         return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
-        """Writes and commits a snapshot, then deletes unneeded files. Continues if the caller is cancelled."""
+        """Writes and commits a snapshot, then deletes unneeded files. Continues even if the caller is cancelled."""
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
         task.add_done_callback(self._taken)
@@ -101,7 +104,7 @@ class Snapshotter:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:  # recorded here, since the caller may have been cancelled
-            # The ledger and the spool still have everything, so only the next start takes longer.
+            # The ledger and the spool still contain all work, so the only effect is a longer start.
             self._context.record(entries.SnapshotFailed(str(error)))
 
     async def _take(self) -> SnapshotRow:
@@ -141,7 +144,7 @@ class Snapshotter:
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
-        """Adds contributions to the ledger's sums; returns whether there may be more. Runs in the ledger's thread."""
+        """Adds contributions to the ledger's sums. Returns whether there may be more. Runs in the ledger's thread."""
         try:
             return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # raised before the first write
@@ -183,7 +186,7 @@ class Snapshotter:
     ) -> list[tuple[int, ContributionKey, int]]:
         """Payloads that two snapshots cover now, but did not cover before.
 
-        bounds: for each fragment (after, to), which stands for the versions above `after` up to `to`.
+        bounds: for each fragment (after, to), meaning the versions above `after` up to `to`.
         """
         return [
             (generation, row.key, row.size_bytes)
@@ -192,7 +195,7 @@ class Snapshotter:
         ]
 
     def _let_go(self, covered: list[tuple[int, ContributionKey, int]]) -> None:
-        """Deletes covered payloads. A recorded run keeps them, but no longer counts them against the spool's limit."""
+        """Deletes covered payloads. A recorded run keeps them, but the spool's limit no longer includes them."""
         for generation, key, size_bytes in covered:
             if self._context.run.record:
                 self._spool.release(size_bytes)
@@ -200,13 +203,13 @@ class Snapshotter:
                 self._spool.delete(generation, key, size_bytes)
 
     def _let_go_of_undone(self) -> None:
-        """Deletes payloads of older generations, which two snapshots cover, unless the run is recorded."""
+        """Unless the run is recorded, deletes older generations' payloads, which two snapshots cover."""
         if not self._context.run.record:
             self._spool.delete_older(self._context.generation)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Whether work that a rollback undid is still kept, which ends when this generation has two snapshots."""
+    """Whether undone work must still be kept: this generation has fewer than two snapshots."""
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 

@@ -1,17 +1,17 @@
-"""PURE: the states of an upload, and the one table of its transitions.
+"""PURE: an upload's states, and the table of their transitions.
 
     growing --> whole --> durable
        |          |
        +----------+-----> dropped
 
-- growing: frames arrive over any number of streams. Nothing is acknowledged, so the upload may be dropped at any time.
-- whole: all frames are here, and later frames change nothing. The upload is judged and made durable, even if its
+- growing: frames arrive over any number of streams. The upload may be dropped, since it is not acknowledged.
+- whole: all frames have arrived, and later frames are ignored. The upload is judged and made durable, even if its
   learner is fenced meanwhile or its streams break.
-- durable: its row is committed, and its learner may have the receipt. The upload is now a contribution.
-- dropped: its space is returned and its file is deleted. Its streams get the reason, as a receipt if the refusal is in
+- durable: the row is committed, and the learner may have the receipt. The upload is now a contribution.
+- dropped: the space is returned and the file is deleted. The streams get the reason: as a receipt if the refusal is in
   the ledger, otherwise as an error.
 
-After a failed fsync or commit, an upload stays whole. The state of the disk is then unknown, and the process ends.
+After a failed fsync or commit, an upload stays whole. The disk's state is then unknown, and the process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import Enum
 
 
 class UploadState(Enum):
-    """The state of one upload, see the module."""
+    """An upload's state (see the module)."""
 
     GROWING = "growing"
     WHOLE = "whole"
@@ -29,11 +29,11 @@ class UploadState(Enum):
 
 
 class UploadEvent(Enum):
-    """An event of an upload. The value is text for messages."""
+    """An event in an upload's life. The value is text for messages."""
 
     ALL_FRAMES = "all its frames arrived, as declared"
     BAD_VALUES = "values arrived that are not finite"
-    GIVEN_UP = "it was given up"  # invalid or missing frames, a full disk, or a newer contribution or incarnation
+    GIVEN_UP = "it was given up"  # after invalid or missing frames, a full disk, or a newer contribution or incarnation
     KEPT = "its row was committed"
     REFUSED = "its refusal was committed"
 
@@ -48,7 +48,7 @@ NEXT = {
 
 
 class TransitionError(RuntimeError):
-    """The table lacks this transition, which is a bug in Atoll."""
+    """The table lacks a transition, which means a bug in Atoll."""
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:

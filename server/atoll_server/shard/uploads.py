@@ -1,7 +1,7 @@
-"""All uploads of a shard that are not yet durable, and the newest receipt of each learner and fragment.
+"""All of a shard's uploads that are not yet durable, and the newest receipt per learner and fragment.
 
-Frames of one contribution may arrive over several streams at a time, which share one `Upload`. Only the event loop
-uses this module. Its methods return values, and `intake` acts on them.
+One contribution's frames may arrive over several streams at a time, which share one `Upload`. Only the event loop uses
+this module. Its methods return values, and `intake` acts on them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from atoll_server.shard.work import Work
 from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
 
-SHORTEST_WAIT_S = 5.0  # least wait for the next frame of a stream; the longest wait is `upload_idle_s`
+SHORTEST_WAIT_S = 5.0  # shortest timeout for a stream's next frame; the longest is `upload_idle_s`
 
 
 @dataclass(frozen=True, slots=True)
 class LatestReceipt:
-    """The newest contribution of a learner to a fragment: its digest, and its receipt so far."""
+    """A learner's newest contribution to a fragment: its digest, and its receipt so far."""
 
     digest: bytes
     receipt: pb.Receipt
@@ -39,9 +39,9 @@ class LatestReceipt:
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """One contribution that is being uploaded.
+    """One contribution during its upload.
 
-    cycle: its fragment's round when it was offered. touched_at: monotonic seconds when a new frame last arrived.
+    cycle: the fragment's round at the time of the offer. touched_at: monotonic seconds of the last new frame.
     """
 
     key: ContributionKey
@@ -52,13 +52,13 @@ class Upload:
     touched_at: float
     state: UploadState = UploadState.GROWING
     streams: int = 0  # number of streams that wait for a frame
-    bad_values: str = ""  # the reason for a refusal with a receipt; empty while its values are finite
-    error: Refused | None = None  # the error of its streams when there is no receipt
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when durable or dropped, or when the core fails
+    bad_values: str = ""  # the reason for a refusal with a receipt; empty while all values are finite
+    error: Refused | None = None  # the error for its streams if there is no receipt
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set once durable or dropped, or after the core failed
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """Context of a stream that waits for its next frame; yields the longest wait in seconds."""
+        """Context of a stream that waits for its next frame. Yields the longest wait in seconds."""
         max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams
         self.streams += 1
         try:
@@ -71,19 +71,19 @@ class Upload:
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """Ends the streams with an error when the core fails. Keeps the state, since that of the disk is unknown."""
+        """Ends the streams with an error when the core fails. Keeps the state, since the disk's state is unknown."""
         self.error = error
         self.ended.set()
 
     def refused(self) -> Refused:
-        """The error for each of its streams when there is no receipt."""
+        """The error for each of its streams if there is no receipt."""
         if self.error is None:
             return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
         return Refused(self.error.status, self.error.detail)
 
 
 class Uploads:
-    """The uploads of one shard in one generation."""
+    """One shard's uploads in one generation."""
 
     def __init__(self, context: ShardContext, layout: Layout, spool: Spool, work: Work) -> None:
         self._layout = layout
@@ -107,9 +107,9 @@ class Uploads:
         pending_bytes: int,
         now: float,
     ) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt that its key already has. Raises Refused.
+        """Admits a contribution, or returns the receipt if its key already has one. Raises Refused.
 
-        version, rounds: its fragment's, now. max_staleness: outer steps. pending_bytes: size of its learner's
+        version, rounds: the fragment's current ones. max_staleness: outer steps. pending_bytes: size of the learner's
         contributions that wait for their merge. now: monotonic seconds.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
@@ -118,7 +118,7 @@ class Uploads:
             return known
         self._check_turn(key, rounds.cycle)
         if header.cycle > rounds.cycle:
-            header.cycle = 0  # a restart of this core lost its round, so it answers no round
+            header.cycle = 0  # the round was lost in a restart of this core, so this answers no round
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         for other in self._growing():
@@ -141,7 +141,7 @@ class Uploads:
         return upload
 
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
-        """The upload or receipt of a known key; None for a new key. Raises Refused when the contents differ."""
+        """The upload or receipt of a known key; None for a new key. Raises Refused if the contents differ."""
         upload = self._underway.get(key)
         if upload is not None:
             if declared(upload.header) != declared(header):
@@ -160,7 +160,7 @@ class Uploads:
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
-        """Raises Refused while the learner's previous contribution has no fate, or was refused in this round."""
+        """Raises Refused if the learner's previous contribution has no fate, or was refused in this round."""
         waits_for = [
             upload.key.seq
             for upload in self._underway.values()
@@ -176,12 +176,13 @@ class Uploads:
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _reserve(self, learner: str, size_bytes: int, pending_bytes: int) -> None:
-        """Reserves space before the first frame. Raises Refused when there is no space."""
+        """Reserves space before the first frame. Raises Refused if there is no space."""
         underway = sum(upload.part.size_bytes for upload in self._underway.values() if upload.key.learner == learner)
         mine = underway + pending_bytes
         if mine and mine + size_bytes > self._limits.learner_spool_bytes:
-            text = f'learner "{learner}" has {mine} bytes that wait for their merge, the limit: try again later'
-            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+            text = f'learner "{learner}" has {mine} bytes that wait for their merge'
+            limit = f"limit {self._limits.learner_spool_bytes}, --limit-learner-spool-bytes"
+            raise Refused(Status.RESOURCE_EXHAUSTED, f"{text} ({limit}): try again later")
         try:
             self._spool.reserve(size_bytes)
         except SpoolFull as error:
@@ -190,7 +191,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ transitions
 
     def came(self, upload: Upload, now: float, *, new: bool) -> bool:
-        """Notes written frames; returns whether the upload is now whole. new: whether any frame was new."""
+        """Records written frames. Returns whether the upload is now whole. new: whether any frame was new."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -205,9 +206,9 @@ class Uploads:
         return True
 
     def came_bad(self, upload: Upload, why: str) -> bool:
-        """Notes values that are not finite; returns whether this made the upload whole.
+        """Records values that are not finite. Returns whether this made the upload whole.
 
-        Such an upload is refused with a receipt. why: the reason in the receipt.
+        The upload will be refused with a receipt. why: the reason in the receipt.
         """
         if upload.state is not UploadState.GROWING:
             return False
@@ -216,17 +217,17 @@ class Uploads:
         return True
 
     def drop(self, upload: Upload, error: Refused) -> Refused:
-        """Ends a growing upload. A whole upload does not change. Returns `error`."""
+        """Ends a growing upload. Has no effect on a whole upload. Returns `error`."""
         if upload.state is UploadState.GROWING:
             upload.error = error
             self._end(upload, UploadEvent.GIVEN_UP)
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload after its row is committed. Its streams get the receipt. No later fate can exist yet."""
+        """Ends a whole upload after its row is committed, and before any later fate. Its streams get the receipt."""
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
-            # The ledger keeps each refusal forever, so there is at most one per round.
+            # The ledger keeps each refusal forever, so at most one per round is allowed.
             self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
             self._end(upload, UploadEvent.REFUSED)
         else:
@@ -241,13 +242,13 @@ class Uploads:
         upload.ended.set()
 
     def fence(self, learner: str, incarnation: int) -> None:
-        """Drops growing uploads of incarnations before this one."""
+        """Drops growing uploads of earlier incarnations."""
         for upload in self._growing():
             if upload.key.learner == learner and upload.key.incarnation < incarnation:
                 self._end(upload, UploadEvent.GIVEN_UP)
 
     def expire(self, now: float) -> None:
-        """Drops uploads that received no frame for too long, and returns their space. now: monotonic seconds."""
+        """Drops uploads without a frame for too long, and returns their space. now: monotonic seconds."""
         max_wait_s = self._limits.upload_idle_s
         for upload in self._growing():
             if now - upload.touched_at > max_wait_s:
@@ -266,9 +267,9 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """The current receipt of an ended upload. Raises Refused when it was given up, or a newer one is known.
+        """An ended upload's current receipt. Raises Refused if the upload was given up, or a newer one is known.
 
-        It never returns an outdated receipt, since the fate may have been sent meanwhile.
+        Never returns an outdated receipt, since the learner may have received the fate meanwhile.
         """
         key = upload.key
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
@@ -276,28 +277,28 @@ class Uploads:
             return newest
         if upload.state is UploadState.DURABLE:
             raise Refused(
-                Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for the newer one"
+                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: ask for the newer one"
             )
         raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """Keeps a durable contribution's receipt as the newest of its learner and fragment, unless one is newer."""
+        """Keeps a durable contribution's receipt, unless its learner and fragment have a newer one."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
         if old is None or _order(old.receipt) <= _order(receipt):
             self._newest[place] = LatestReceipt(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
-        """The receipt of an incarnation's newest contribution to a fragment."""
+        """The receipt for an incarnation's newest contribution to a fragment."""
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
     def _decided(self, key: ContributionKey) -> LatestReceipt | None:
-        """The newest receipt; None if it is from another incarnation."""
+        """The newest receipt; None if it belongs to another incarnation."""
         newest = self._newest.get((key.learner, key.fragment))
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
-        """Keeps the receipt with a contribution's fate, so that its learner can ask again."""
+        """Keeps the receipt with a contribution's fate, so that the learner can request it again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)

@@ -1,4 +1,4 @@
-"""The threads and tasks of a shard. A failed task ends the process, since acknowledged work was not carried out."""
+"""A shard's threads and tasks. A failed task ends the process, since acknowledged work was not merged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MERGE_THREADS = 2
 
 
 class Work:
-    """The threads and tasks of one shard, from `start` to `stop`.
+    """One shard's threads and tasks, from `start` to `stop`.
 
-    failed: whether a task failed. The state may then be half-changed, so nothing more is written.
+    failed: whether a task failed. The state may then be half-changed, so the shard writes no more data.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        """fail: called with the error of a failed task, ends the process."""
+        """fail: function that ends the process with a failed task's error."""
         self._fail = fail
         self.failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,7 +33,7 @@ class Work:
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
     async def stop(self) -> None:
-        """Waits for all tasks, including tasks that they spawn, and ends the threads."""
+        """Waits for all tasks and the tasks that they spawn, and ends the threads."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self._frames.shutdown()
@@ -57,7 +57,7 @@ class Work:
         self._fail(error)
 
     def on_frames(self, function: Callable[[*A], T], *args: *A) -> asyncio.Future[T]:
-        """Runs a function on a thread for frames and their files, even if the future is not awaited."""
+        """Runs a function on a thread for frames and their files. It runs even if the future is not awaited."""
         return asyncio.get_running_loop().run_in_executor(self._frames, function, *args)
 
     def on_merges(self, function: Callable[[], T]) -> asyncio.Future[T]:

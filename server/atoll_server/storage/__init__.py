@@ -2,7 +2,7 @@
 
 `disk` is the only module here that accesses the file system. `crash_points` names points where tests kill the process.
 
-`payload_writer` makes a payload durable, and `spool` has the durable payloads.
+`payload_writer` makes a payload durable, and `spool` manages the durable payloads.
 
 May import: rounds.
 """

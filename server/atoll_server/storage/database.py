@@ -1,6 +1,6 @@
-"""SQLite as the ledger uses it: the schema, opening a database, and the errors of damage and of a full disk.
+"""SQLite for the ledger: the schema, opening a database, and errors for damage and a full disk.
 
-It uses a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns.
+It uses a write-ahead log with synchronous=FULL, so that a transaction is on the disk when its commit returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll_wire.errors import UserError
 from atoll_server.storage.disk import DISK, Disk
 
 SCHEMA_VERSION = 6
-CHECKED_AT_ONCE_BYTES = 32 << 20  # a larger ledger's pages are read after the start, not during it
+CHECKED_AT_ONCE_BYTES = 32 << 20  # a larger ledger's pages are checked after the start, not during the start
 
 RUN_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
@@ -58,13 +58,13 @@ CREATE TABLE snapshots (
 
 
 class LedgerError(UserError):
-    """The ledger is damaged, locked, or of another version. The message is one line with the fix."""
+    """The ledger is damaged or locked, or has another schema version. The message is one line with the fix."""
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
-    """Opens the database, or creates it with these tables. Raises LedgerError when it is damaged or of another schema.
+    """Opens the database, or creates it with these tables. Raises LedgerError if it is damaged or of another schema.
 
-    Raises sqlite3.OperationalError when the disk is full (see `no_room`).
+    Raises sqlite3.OperationalError if the disk is full (see `no_room`).
     """
     db = disk.connect(path)
     try:
@@ -73,7 +73,7 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
         if not _schema(db):
             db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
-        # After a failed fsync, the write-ahead log may be in the cache but not on the disk. Another write fixes that.
+        # After a failed fsync, the write-ahead log may be in the cache but not on the disk. Another write fixes this.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
             check_pages(db, path)
@@ -87,9 +87,9 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 
 @contextlib.contextmanager
 def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """Context with a read-only connection to an existing ledger; a core may be using it. Raises LedgerError.
+    """Context with a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
 
-    Also works on a read-only disk, if the core ended cleanly or the copy is complete.
+    This works even on a read-only disk, if the core ended cleanly or the copy is complete.
     """
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     try:
@@ -110,7 +110,7 @@ def _schema(db: sqlite3.Connection) -> int:
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if (found := _schema(db)) != SCHEMA_VERSION:
         raise LedgerError(
-            f"{path} has schema {found}, this version reads {SCHEMA_VERSION}: use the version that made it"
+            f"{path} has schema {found}, but this version reads {SCHEMA_VERSION}: use the version that made it"
         )
 
 
@@ -121,13 +121,13 @@ def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
 
 
 def no_room(error: sqlite3.Error) -> bool:
-    """Whether the cause of the error is a full disk."""
+    """Whether a full disk caused the error."""
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context of one transaction. It is durable at its end, and rolled back if the body raises."""
+    """Context of one transaction. Its changes are durable at its end, and rolled back if the body raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -139,13 +139,13 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def large(db: sqlite3.Connection) -> bool:
-    """Whether the ledger is too large to read every page at start, see CHECKED_AT_ONCE_BYTES."""
+    """Whether the ledger is too large to check every page at start (see CHECKED_AT_ONCE_BYTES)."""
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return bool(pages * size > CHECKED_AT_ONCE_BYTES)
 
 
 def check_pages(db: sqlite3.Connection, path: Path) -> None:
-    """Reads every page. Raises LedgerError when one is damaged."""
+    """Checks every page. Raises LedgerError if a page is damaged."""
     broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if broken != "ok":
         raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
@@ -157,11 +157,12 @@ def checksum(values: Sequence[Any]) -> int:
 
 
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
-    """Yields rows whose checksum is in the column after the first `columns`. Raises LedgerError on a wrong checksum.
+    """Yields rows whose checksum is in the column after the first `columns`. Raises LedgerError if it is wrong.
 
     named_by: number of leading columns that the error shows. None of them may contain a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:
-            raise LedgerError(f"a row of {table} does not match its checksum ({row[:named_by]}): restore a backup")
+            text = f"a row of the ledger table {table} does not match its checksum"
+            raise LedgerError(f"{text} ({row[:named_by]}): restore a backup")
         yield row

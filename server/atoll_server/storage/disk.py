@@ -1,7 +1,7 @@
 """The only access to the machine's disk: files, names and the database. It defines when data is durable.
 
-A core writes everything through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills
-up or fails.
+A core writes all data through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
+or fails.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 
 
 class WritableFile(Protocol):
-    """A file that is being written. None of its data is durable before `sync`."""
+    """A file open for writing. None of its data is durable before `sync`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends all of the data. Raises OSError when the disk refuses it."""
+        """Appends all of the data. Raises OSError if the write fails."""
 
     def sync(self) -> None:
         """Makes the data durable. The file's name is durable only after `Disk.sync_directory`."""
 
     def close(self) -> None:
-        """Lets go of it; twice is allowed."""
+        """Closes the file. Repeated calls are allowed."""
 
 
 class ReadableFile(Protocol):
-    """A file that is read at offsets."""
+    """A file open for reading at offsets."""
 
     size: int
 
@@ -40,7 +40,7 @@ class ReadableFile(Protocol):
         """Returns `length` bytes from `offset`, or fewer at the end of the file."""
 
     def close(self) -> None:
-        """Lets go of it; twice is allowed."""
+        """Closes the file. Repeated calls are allowed."""
 
 
 class Disk:
@@ -51,9 +51,9 @@ class Disk:
         path.mkdir(parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> Callable[[], None]:
-        """Takes an exclusive lock that ends with the process; returns a function that releases it earlier.
+        """Takes an exclusive lock that ends with the process. Returns a function that releases the lock earlier.
 
-        Raises BlockingIOError when another process holds the lock.
+        Raises BlockingIOError if another process holds the lock.
         """
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o640)
         try:
@@ -68,11 +68,11 @@ class Disk:
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
 
     def open(self, path: Path) -> ReadableFile:
-        """Opens a file for reading. Raises OSError when it cannot be opened."""
+        """Opens a file for reading. Raises OSError if the file cannot be opened."""
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """Maps a file, which must not be empty. Its bytes are read when they are accessed."""
+        """Maps a file, which must not be empty. An access reads the accessed bytes."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
@@ -80,7 +80,7 @@ class Disk:
         old.rename(new)
 
     def remove(self, path: Path) -> bool:
-        """Removes a file; returns whether it existed."""
+        """Removes a file. Returns whether the file existed."""
         try:
             path.unlink()
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Disk:
         return [path for path in directory.rglob("*") if path.is_file()]
 
     def sync_directory(self, path: Path) -> None:
-        """Makes durable which names were created, changed and removed in this directory."""
+        """Makes created, changed and removed names in this directory durable."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -104,7 +104,7 @@ class Disk:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
-        """Free bytes of the file system of `path`."""
+        """Free bytes of the file system that contains `path`."""
         return shutil.disk_usage(path).free
 
     def connect(self, path: Path) -> sqlite3.Connection:

@@ -1,10 +1,10 @@
-"""The one thread that writes to the ledger, with group commit.
+"""The only thread that writes to the ledger, with group commit.
 
-All queued operations go into one transaction. `commit` returns to its callers only after the transaction is on disk.
+One transaction contains all queued operations. `commit` returns to its callers only after the transaction is on disk.
 
-While the disk is full, the same group is retried: SQLite has rolled back all of it, and the callers keep waiting.
-After any other failure, nothing more is written and no `commit` returns, since memory may be ahead of the disk. After
-a failed fsync, even reads from the disk cannot be trusted. Only a restart is safe then.
+While the disk is full, the same group is retried. SQLite has rolled back the whole group, and the callers keep waiting.
+After any other failure, no more data is written and no `commit` returns, since memory may be ahead of the disk. After
+a failed fsync, even reads from the disk cannot be trusted, so only a restart is safe.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from atoll_server.storage import crash_points, database
 
 log = structlog.get_logger()
 
-GROUP = 256  # limit on operations in one transaction
+GROUP = 256  # limit on the operations in one transaction
 FULL_RETRY_S = 1.0  # seconds between attempts while the disk is full
-SLOW_S = 1.0  # a commit that takes longer, in seconds, is logged
+SLOW_S = 1.0  # commits that take longer are logged
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work`, which writes to the ledger at start, in a thread; retries while the disk is full."""
+    """Runs `work`, which writes to the ledger at start, in a thread. Retries while the disk is full."""
     said = False
     while True:
         try:
@@ -47,23 +47,23 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """Commits operations to the ledger. Used on one event loop, between `start` and `stop`."""
+    """Commits operations to the ledger. To be used on one event loop, between `start` and `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
-        """fail: called with the error of a failed commit, ends the process."""
+        """fail: function that ends the process with the error of a failed commit."""
         self._db = db
         self._fail = fail
         self._clock = clock
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self.full = False  # whether the disk is full; nothing is acknowledged then
+        self.full = False  # whether the disk is full, so that no work is acknowledged
         self._thread: ThreadPoolExecutor  # set by `start`
 
     def start(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs the operation within the next group; returns its result once it is durable.
+        """Runs the operation within the next group. Returns its result once the group is durable.
 
         The operation is retried while the disk is full, so it must not change memory.
         """
@@ -109,7 +109,7 @@ class LedgerWriter:
             self._fail(error)
 
     def _commit(self, operations: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any] | None:
-        """Returns the result of each operation, or None if the disk was full and nothing changed."""
+        """Returns the result of each operation, or None if the disk was full and no row changed."""
         try:
             with database.transaction(self._db):
                 crash_points.point("ledger.transaction begun")

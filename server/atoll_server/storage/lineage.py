@@ -1,7 +1,7 @@
-"""The history of a generation: the generation that made each version of a fragment, and its rows in the ledger.
+"""A generation's history: the generation that made each version of a fragment, and the history's rows in the ledger.
 
-A run that is restored to a checkpoint begins a new generation. Up to that checkpoint, the new generation shares the
-history of the one that took it. Later work of the older generation is not part of the new one's history.
+A run that is restored to a checkpoint begins a new generation. Up to this checkpoint, the new generation shares the
+history of the generation that took the checkpoint. The older generation's later work is not part of this history.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # key of the run's value that says how each generation after the first began
+META = "generations"  # key of the run's value with the beginning of each generation after the first
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a generation began: at a checkpoint of its parent.
+    """A generation's beginning at a checkpoint of its parent.
 
-    versions: the checkpoint's versions, by fragment. epoch: epoch of the last core before the restore. at: wall-clock
+    versions: the checkpoint's versions, by fragment. epoch: the last core's epoch before the restore. at: wall-clock
     seconds, for people.
     """
 
@@ -36,12 +36,12 @@ class Beginning:
     at: float
 
     def as_data(self) -> dict[str, Any]:
-        """JSON values for the ledger, which `from_data` reads."""
+        """JSON values for the ledger, which `from_data` reads back."""
         return asdict(self) | {"versions": [*self.versions.items()]}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Beginning:
-        """Reads what `as_data` returned."""
+        """Reads the result of `as_data`."""
         return cls(**(data | {"versions": dict(data["versions"])}))
 
 
@@ -53,7 +53,7 @@ class Line:
     beginnings: tuple[Beginning, ...] = ()
 
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
-        """The generations that made the versions above `after` up to `to`: (generation, after, to), oldest first."""
+        """The generations that made the versions above `after` up to `to`, as (generation, after, to), oldest first."""
         found: list[tuple[int, int, int]] = []
         generation = self.generation
         for begun in self.beginnings:
@@ -65,7 +65,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Whether a checkpoint is part of this history, and not of undone work."""
+        """Whether a checkpoint is part of this history, rather than of undone work."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:
@@ -77,7 +77,7 @@ class Line:
 
 
 def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
-    """The history of a generation, from the run's values in the ledger. generation: None is the current one."""
+    """A generation's history, from the run's values in the ledger. generation: None for the current one."""
     begun = {each["generation"]: Beginning.from_data(each) for each in meta.get(META, [])}
     wanted = meta["generation"] if generation is None else generation
     beginnings: list[Beginning] = []
@@ -89,14 +89,14 @@ def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
 
 
 def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
-    """Snapshots of this history, oldest first."""
+    """This history's snapshots, oldest first."""
     return [row for row in shard_ledger.snapshots(db) if line.has(row)]
 
 
 def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
-    """Merges of a fragment above version `after`, each with its generation, in order.
+    """A fragment's merges above version `after`, each with its generation, in order.
 
-    Raises LedgerError when a merge is missing.
+    Raises LedgerError if a merge is missing.
     """
     found = [
         (generation, row)
@@ -117,7 +117,7 @@ def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, 
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Ages of the fragment's versions within its last `steps` outer steps, oldest first, see RoundState.age."""
+    """Ages of the fragment's versions within its last `steps` outer steps, oldest first (see RoundState.age)."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])
@@ -130,7 +130,7 @@ def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dic
 def merged(
     db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions merged into the versions above `after` up to `to` of this history, each with its generation."""
+    """Contributions merged into this history's versions above `after` up to `to`, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
         for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):

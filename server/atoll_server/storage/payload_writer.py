@@ -1,8 +1,8 @@
-"""The payload of one contribution while it is uploaded. Frames are checked, and written in the order of arrival.
+"""One contribution's payload during its upload. Frames are checked, and written in the order of arrival.
 
-The file's name ends in `.part`. When it is complete, it is fsynced and renamed to `.frames`, and its directory is
-fsynced. It contains records: index, length, CRC-32C, payload. Frames are idempotent by index, so that an interrupted
-upload continues with the missing frames.
+The file's name ends in `.part`. A complete file is fsynced and renamed to `.frames`, and its directory is fsynced. The
+file consists of records: index, length, CRC-32C, payload. Repeated frames have no effect, so that an interrupted upload
+can continue with the missing frames.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class PayloadWriter:
-    """Writes one payload. Several worker threads may write at once. The event loop reads `received` and byte counts
-    without a lock."""
+    """Writes one payload. Several worker threads may write at once.
+
+    The event loop reads `received` and byte counts without a lock.
+    """
 
     key: ContributionKey
     fragment: FragmentLayout
     codec: Codec
-    size_bytes: int  # declared size of all payloads
+    size_bytes: int  # declared total size of the payloads
     digest: bytes  # declared digest, see `frame_codec.frames_digest`
     final: Path  # path of the complete file
     kept: ContentCache
@@ -52,8 +54,8 @@ class PayloadWriter:
     received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> each segment's sum of squares
     received_bytes: int = 0  # payload bytes
-    path: Path = field(init=False)  # of the unfinished file; unique, since an upload with this key may restart soon
-    _contents: dict[int, Content] = field(default_factory=dict)  # by frame, as far as memory allowed
+    path: Path = field(init=False)  # path of the unfinished file; unique, since an upload with this key may restart
+    _contents: dict[int, Content] = field(default_factory=dict)  # by frame, for those that fit in memory
     _written_bytes: int = 0
     _file: WritableFile | None = None
     _closed: bool = False  # whether writing has ended
@@ -64,14 +66,14 @@ class PayloadWriter:
 
     @property
     def frames(self) -> int:
-        """Number of frames of a complete contribution to this fragment."""
+        """Number of frames in a complete contribution to this fragment."""
         return len(self.fragment.frames)
 
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
-        """Checks frames and writes the missing ones; returns whether any was new. Runs in a worker thread.
+        """Checks frames and writes the missing ones. Returns whether any was new. Runs in a worker thread.
 
         Raises ChecksumError for a frame that should be sent again; FrameError for a frame that is invalid in this run
-        (NotFiniteError if its values are not finite); OSError when writing fails.
+        (NotFiniteError if its values are not finite); OSError if the write fails.
         """
         new = [self._write(frame.index, frame.crc32c, frame.payload) for frame in frames]
         return any(new)
@@ -113,7 +115,7 @@ class PayloadWriter:
         """Compares a complete file with the declared size and digest. Raises FrameError."""
         table = [self.received[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
-            raise FrameError(f"the frames of {self.key} are not those that its header declared")
+            raise FrameError(f"the frames of {self.key} differ from the size or digest in its header")
 
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
         """Makes the file durable under its final name. Runs in a worker thread.

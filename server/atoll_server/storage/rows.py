@@ -1,4 +1,4 @@
-"""PURE: rows of the ledger as plain values."""
+"""PURE: the ledger's rows as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.rounds.syncer_events import ContributionKey
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
-    """The immutable values of an acknowledged contribution."""
+    """An acknowledged contribution's immutable values."""
 
     key: ContributionKey
     cycle: int
@@ -30,7 +30,7 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """The fate of a contribution. version, weight, staleness: those of its merge."""
+    """A contribution's fate. version, weight, staleness: from its merge."""
 
     key: ContributionKey
     fate: Fate
@@ -45,7 +45,8 @@ class FateRow:
 class TotalsRow:
     """Sums over contributions that have a fate, from one incarnation of a learner to one fragment.
 
-    through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest.
+    through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
+    ones.
     """
 
     learner: str
@@ -78,7 +79,7 @@ class TotalsRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
 
-    run_tokens, voided_tokens: tokens of the run when the merge began, as the shard knew them. Inputs of the merge.
+    run_tokens, voided_tokens: the run's tokens known to the shard when the merge began. They are inputs of the merge.
     """
 
     fragment: int

@@ -1,7 +1,7 @@
 """A shard's tables in the ledger, the source of truth: contributions and their fates, merges, snapshots.
 
-These tables do not depend on the run's tables. Both may be in one file or in two. Functions here read or write rows
-within their caller's transaction (see ledger_writer.py).
+These tables do not depend on the run's tables, which may be in the same file or in another. Functions here read or
+write rows within their caller's transaction (see ledger_writer.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _fate_values(row: FateRow) -> tuple[Any, ...]:
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
-    """Writes the fates of contributions. All must be pending, since a fate is decided once."""
+    """Writes the fates of contributions, all of which must be pending, since a fate is decided once."""
     for row in fates:
         _put_fate(db, generation, row)
 
@@ -71,7 +71,7 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
 
 
 def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
-    """Adds or replaces the sums of one incarnation and fragment."""
+    """Adds or replaces the sums for one incarnation and fragment."""
     values = (
         generation,
         row.learner,
@@ -127,7 +127,7 @@ def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
 def contributions(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
-    """Contributions of a generation with their fates. condition: constant SQL, such as "AND fate=?"."""
+    """A generation's contributions with their fates. condition: constant SQL, such as "AND fate=?"."""
     query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
     return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", 16))
 
@@ -135,7 +135,7 @@ def contributions(
 def contribution(
     db: sqlite3.Connection, generation: int, key: ContributionKey
 ) -> tuple[ContributionRow, FateRow] | None:
-    """A contribution with its fate; None if the ledger does not have it."""
+    """A contribution with its fate; None if the ledger lacks it."""
     condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
     return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
 
@@ -163,7 +163,7 @@ def totals(
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     """Verifies up to `limit` contributions of all generations numbered above `number`.
 
-    Returns the last one's number; 0 if there are no more. Raises LedgerError when a checksum does not match.
+    Returns the last one's number; 0 if there are no more. Raises LedgerError if a checksum does not match.
     """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
@@ -178,7 +178,7 @@ def receipts(
 ) -> list[tuple[int, ContributionRow, FateRow]]:
     """The latest contributions of all generations, newest first, each with a number that grows in order of arrival.
 
-    learner: empty for all learners. fate: None for any. before: only numbers below it; 0 to begin at the newest.
+    learner: empty for all learners. fate: None for all fates. before: only numbers below this; 0 for no limit.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # in the form that the indices use
@@ -235,7 +235,7 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, t
 
 
 def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """The same merges, newest first. Rows are read as the iterator advances."""
+    """The same merges as `merges`, newest first. Rows are read as the iterator advances."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
     return _merges(db, condition, (generation, fragment, after, to))
 

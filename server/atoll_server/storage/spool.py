@@ -1,6 +1,6 @@
-"""Payload files of acknowledged contributions, and the space for them. `payload_writer` writes them.
+"""Payload files of acknowledged contributions, and the space for them. `payload_writer` writes these files.
 
-A file is named after its contribution's key.
+A file's name consists of its contribution's key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
-RECORD = struct.Struct("<IIIxxxx")  # before each payload: frame, length, CRC-32C
+RECORD = struct.Struct("<IIIxxxx")  # header before each payload: frame, length, CRC-32C
 
 
 class SpoolError(UserError):
@@ -32,25 +32,25 @@ class SpoolError(UserError):
 
 
 class SpoolFull(RuntimeError):  # noqa: N818 - a state, reported as RESOURCE_EXHAUSTED
-    """The spool has no space for another reservation at present."""
+    """The spool currently has no space for this reservation."""
 
 
 class ContentCache:
-    """Limits the memory of decompressed contents that wait for their merge. A merge reads the others from disk."""
+    """Limits the memory for decompressed contents that wait for their merge. Merges read the others from disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self._lock = threading.Lock()
 
     def keep(self, content: Content, among: dict[int, Content], frame: int) -> None:
-        """Adds a frame's content to `among`, the contents of one contribution, if the limit allows it."""
+        """Adds a frame's content to `among`, one contribution's contents, if the limit allows this."""
         with self._lock:
             if content.nbytes <= self._left:
                 self._left -= content.nbytes
                 among[frame] = content
 
     def let_go(self, among: dict[int, Content]) -> None:
-        """Drops all contents of one contribution."""
+        """Drops all of one contribution's contents."""
         with self._lock:
             self._left += sum(content.nbytes for content in among.values())
             among.clear()
@@ -58,7 +58,7 @@ class ContentCache:
 
 @dataclass(slots=True)
 class StoredPayload:
-    """A complete contribution on disk, as a merge reads it. contents: frames that are still in memory."""
+    """A complete contribution on disk, for merges. contents: frames that are still in memory."""
 
     learner: str
     codec: Codec
@@ -84,7 +84,7 @@ class StoredPayload:
             ) from error
 
     def payload(self, frame: int) -> bytes:
-        """The payload of one frame, checked against its checksum after the read. Raises SpoolError."""
+        """One frame's payload, compared with its checksum after the read. Raises SpoolError."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -118,8 +118,8 @@ class Spool:
         self.limit_bytes = limit_bytes
         self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
-        self.room_bytes: int | None = None  # disk space beyond the space kept free; None until measured
-        self._room = threading.Lock()  # the event loop reserves space and worker threads release it
+        self.room_bytes: int | None = None  # free disk space beyond the space to keep free; None until measured
+        self._room = threading.Lock()  # needed, since the event loop reserves space and worker threads release it
 
     def reserve(self, size_bytes: int) -> None:
         """Reserves space for a contribution before its first frame. Raises SpoolFull."""
@@ -139,7 +139,7 @@ class Spool:
             assert self.used_bytes >= 0, "more space was released than reserved"
 
     def path(self, generation: int, key: ContributionKey) -> Path:
-        """The path of a contribution's payload."""
+        """The path of a contribution's payload file."""
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
@@ -153,7 +153,7 @@ class Spool:
     def open(
         self, generation: int, key: ContributionKey, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float
     ) -> StoredPayload:
-        """Reads the frame table of a complete file. Raises SpoolError when the file is missing or truncated."""
+        """Reads a complete file's frame table. Raises SpoolError if the file is missing or truncated."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
         try:
@@ -173,23 +173,23 @@ class Spool:
         return StoredPayload(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
 
     def delete(self, generation: int, key: ContributionKey, size_bytes: int) -> None:
-        """Removes a payload that is no longer needed, and returns its space if the file still existed."""
+        """Removes a payload that is no longer needed. Returns its space to the spool if the file existed."""
         if self.disk.remove(self.path(generation, key)):
             self.release(size_bytes)
             crash_points.point("spool.removed")
 
     def older(self, generation: int) -> list[Path]:
-        """Payloads and unfinished uploads of all generations but this one."""
+        """Payloads and unfinished uploads of all other generations."""
         newest = self.directory / f"g{generation}"
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes the files that `older` lists. Their space was already returned."""
+        """Removes the files that `older` lists, whose space was already returned."""
         for path in self.older(generation):
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """Deletes every file that is not in `needed`, at start. Returns the number of deleted files."""
+        """At start, deletes every file that is not in `needed`. Returns the number of deleted files."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

@@ -1,6 +1,6 @@
 """Sums over contributions, so that a start reads only these and newer contributions, not the run's whole history.
 
-Each row sums the contributions of one incarnation of a learner to one fragment. A contribution is added once it and
+Each row sums the contributions from one incarnation of a learner to one fragment. A contribution is added once it and
 all earlier ones have a fate. Functions here run within their caller's transaction.
 """
 

@@ -1,6 +1,6 @@
-"""The journal of a run, and its subscribers: metrics, the timeline of rounds, events for people, logs.
+"""A run's journal, and its subscribers: metrics, the timeline of rounds, events for people, logs.
 
-`entries` lists all kinds of entries; `journal` passes them to subscribers.
+`entries` lists all kinds of entries, and `journal` passes entries to subscribers.
 
 May import: access, rounds, rpc, storage.
 """

@@ -1,4 +1,4 @@
-"""Writes journal entries to the audit log of a core."""
+"""Writes journal entries to a core's audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_NAME = 80
 
 
 def audited(audit_log: AuditLog, entry: Entry, _now: float) -> None:
-    """Writes an entry to the audit log if it belongs there."""
+    """Writes an entry to the audit log if the entry's kind belongs there."""
     match entry:
         case entries.Joined():
             audit_log.moved(
@@ -37,7 +37,7 @@ def audited(audit_log: AuditLog, entry: Entry, _now: float) -> None:
             audit_log.note(entry.action, operator=entry.operator, peer=entry.peer, **entry.what)
         case (
             entries.OfTheRun()
-            | entries.Evicted()  # the audit log already has the operator's action
+            | entries.Evicted()  # the audit log already contains the operator's action
             | entries.Readmitted()
             | entries.Silenced()
             | entries.Recovered()

@@ -1,7 +1,7 @@
 """PURE: the entries of a run's journal, a closed set of plain values.
 
-The code that causes something records it once. If it must be durable, it is durable before it is recorded. The time
-of an entry is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
+The code that causes a change records one entry. A change that must be durable is durable before its entry is recorded.
+An entry's time is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Started(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Restored(OfTheRun):
-    """A core serves for the first time a generation that began when an operator restored this checkpoint."""
+    """A core serves a new generation for the first time, after an operator restored this checkpoint."""
 
     checkpoint: int
     generation: int
@@ -60,7 +60,7 @@ class FirstParameters(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class FirstParametersRefused(OfTheRun):
-    """First parameters were not accepted. by_disk: whether the core's disk is the cause, not the sender."""
+    """First parameters were not accepted. by_disk: whether the core's disk, not the sender, is the cause."""
 
     detail: str
     by_disk: bool = False
@@ -68,14 +68,14 @@ class FirstParametersRefused(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged(OfTheRun):
-    """An operator paused the run, or resumed it. The reason is empty when it was resumed."""
+    """An operator paused the run, or resumed it. The reason is empty if the run was resumed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(OfTheRun):
-    """A snapshot is durable. merges: number of merges of all its fragments since the run began."""
+    """A snapshot is durable. merges: number of merges of all fragments since the run began."""
 
     number: int
     merges: int
@@ -84,14 +84,14 @@ class SnapshotTaken(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed(OfTheRun):
-    """A snapshot could not be written. Nothing is lost, since the ledger and the spool have everything."""
+    """A snapshot could not be written. No work is lost, since the ledger and the spool contain all work."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """An operator should act. about: identifies the trouble while it lasts, since figures in the text may change."""
+    """An operator should act. about: identifies a lasting trouble, since figures in the text may change."""
 
     about: str
     text: str
@@ -107,7 +107,7 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """The process that a Join came from."""
+    """The process that sent a Join."""
 
     NEW = "the first process of its name"
     RESTARTED = "a new process of a known name"
@@ -116,7 +116,7 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joined(OfLearners):
-    """A process may speak for a name. by: the name in its certificate. state: the state in its JoinReply."""
+    """A process may use a name. by: the name in its certificate. state: the state in its JoinReply."""
 
     learner: str
     region: str
@@ -170,7 +170,7 @@ class OfCallers:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused(OfCallers):
-    """A process may not join. learner: the name that it gave."""
+    """A process may not join. learner: the name in its Join."""
 
     learner: str
     peer: str
@@ -179,7 +179,7 @@ class JoinRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused(OfCallers):
-    """A call had no valid session for the learner that it names."""
+    """A call had no valid session for the learner named in the call."""
 
     learner: str
     peer: str
@@ -188,7 +188,7 @@ class SessionRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class CallLimited(OfCallers):
-    """A call was ended by a limit, see `access.quotas`."""
+    """A limit ended a call (see `access.quotas`)."""
 
     method: str
     peer: str
@@ -206,7 +206,7 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator's action is permitted, and begins. operator: empty without tokens. what: the action's arguments."""
+    """A permitted operator action begins. operator: empty without tokens. what: the action's arguments."""
 
     action: str
     operator: str
@@ -225,7 +225,7 @@ class OfContributions:
 
 @dataclass(frozen=True, slots=True)
 class UploadBegan(OfContributions):
-    """A stream of a contribution was admitted. There may be several. received: number of frames received before."""
+    """A contribution's stream was admitted. There may be several. received: number of frames received before."""
 
     key: ContributionKey
     cycle: int
@@ -234,7 +234,7 @@ class UploadBegan(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(OfContributions):
-    """A contribution was refused before its upload was complete, so the ledger does not have it."""
+    """A contribution was refused before its upload was complete, so the ledger does not contain it."""
 
     learner: str
     refused: Refused
@@ -242,7 +242,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more than its learner can have trained, so only a part of it counts."""
+    """A contribution declares more work than its learner can have trained, so only part of the work counts."""
 
     learner: str
     tokens: int
@@ -253,7 +253,7 @@ class Clamped(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(OfContributions):
-    """A contribution is durable, and waits for its merge. cycle: the cycle of the round that it answers."""
+    """A contribution is durable, and waits for its merge. cycle: the cycle that the contribution answers."""
 
     key: ContributionKey
     cycle: int
@@ -261,7 +261,7 @@ class Acknowledged(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRefused(OfContributions):
-    """A complete contribution was refused at once. The refusal is durable, and its stream gets the receipt."""
+    """A complete contribution was refused at once. The refusal is durable, and the streams get the receipt."""
 
     fate: FateRow
     cycle: int
@@ -293,7 +293,7 @@ class RoundOpened(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Declined(OfRounds):
-    """A learner has nothing to contribute to a round."""
+    """A learner has no contribution to a round."""
 
     learner: str
     fragment: int
@@ -325,7 +325,7 @@ class MergeComputed(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Published(OfRounds):
-    """A merge is durable, and learners may fetch it. size_bytes: of its update. tokens: trained by the run so far."""
+    """A merge is durable, and learners may fetch its update. size_bytes: the update's. tokens: the run's so far."""
 
     merge: Merge
     size_bytes: int

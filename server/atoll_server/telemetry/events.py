@@ -1,4 +1,4 @@
-"""PURE: recent events as text for people. A reader's position is (log, number), like a follower's."""
+"""PURE: recent events as text for people. Like a follower's position, a reader's position is (log, number)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import assert_never
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
-MAX_EVENTS = 2000  # kept
-REFUSED_EVERY_S = 10.0  # least time between two events about refused contributions
+MAX_EVENTS = 2000  # number of events that are kept
+REFUSED_EVERY_S = 10.0  # shortest time between two events about refused contributions
 
 
 class Kind(StrEnum):
-    """Kind of an event. The values are the dashboard's names."""
+    """An event's kind. The values are the dashboard's names."""
 
     CORE = "core"
     JOINED = "joined"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. at: seconds of the run's clock. learner: empty when the event concerns the whole run."""
+    """One event. at: seconds on the run's clock. learner: empty if the event concerns the whole run."""
 
     number: int
     at: float
@@ -46,7 +46,7 @@ class EventLog:
     """The newest MAX_EVENTS events."""
 
     def __init__(self, wall: Callable[[float], float]) -> None:
-        """wall: converts monotonic seconds to seconds of the run's clock."""
+        """wall: converts monotonic seconds to seconds on the run's clock."""
         self.log = 1 + secrets.randbits(62)
         self._wall = wall
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -55,12 +55,12 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Events after a reader's position; all kept events when the position is from another process."""
+        """Events after a reader's position; all kept events if the position is from another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 
     def on(self, entry: Entry, now: float) -> None:  # noqa: C901, PLR0912 - a case for each kind
-        """Adds an event if people should know of the entry. now: monotonic seconds."""
+        """Adds an event if the entry matters to people. now: monotonic seconds."""
         match entry:
             case entries.Started():
                 self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)

@@ -15,7 +15,7 @@ LONGEST_NAME = 80
 
 
 def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
-    """Writes an entry to the log if it belongs there."""
+    """Writes an entry to the log if the entry's kind belongs there."""
     match entry:
         case entries.Restored(checkpoint, generation):
             log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
@@ -51,7 +51,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("contribution turned away", **told)
         case entries.Clamped(learner, tokens, steps, counted_tokens, counted_steps):
             counts = {"counted_tokens": counted_tokens, "counted_steps": counted_steps}
-            text = "a contribution declares more than its learner can have trained"
+            text = "a contribution declares more work than its learner can have trained"
             log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
         case entries.Acknowledged(key):
             log.debug("durable", contribution=str(key))
@@ -63,9 +63,9 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
             log.debug("merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares)
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
-            pass  # the server logs Started with its addresses; status and metrics show the others
+            pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
-            pass  # the audit log has these, since it limits how many lines a caller can cause
+            pass  # the audit log contains these, since it limits each caller's lines
         case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():
             pass
         case entries.MergeComputed() | entries.Adopted():

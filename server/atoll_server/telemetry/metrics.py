@@ -1,8 +1,8 @@
-"""The Prometheus metrics of a core, declared once: names with units, and a bounded number of series.
+"""A core's Prometheus metrics, declared once: names with units, and a bounded number of series.
 
-Counters and histograms follow the journal, in the loop that owns the state. Values of the state itself come from
-MetricSamples (see gauges.py). The thread that serves Prometheus turns these into series, so that many learners
-cost the loop little time.
+Counters and histograms follow the journal, in the loop that owns the state. MetricSamples provides the values of the
+state itself (see gauges.py). The thread that serves Prometheus converts these to series, so that many learners cost the
+loop little time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
-# Name, type, labels, meaning of each metric in MetricSamples. Counters have no _total here: the library adds it.
+# Name, type, labels and meaning of each metric in MetricSamples. Counters omit _total here, since the library adds it.
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful learner-seconds / provisioned learner-seconds of the run"),
     ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not discarded"),
@@ -36,8 +36,13 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_tokens_merged", CounterMetricFamily, (), "Tokens merged, as a mean over parameters"),
     ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
     ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Bytes as float32 / bytes as encoded"),
-    ("atoll_contributions_pending", GaugeMetricFamily, (), "Contributions that are acknowledged and not yet merged"),
-    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Time since its newest version was published"),
+    ("atoll_contributions_pending", GaugeMetricFamily, (), "Contributions that are acknowledged but not yet merged"),
+    (
+        "atoll_fragment_age_seconds",
+        GaugeMetricFamily,
+        ("fragment",),
+        "Time since the fragment's newest version was published",
+    ),
     ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version of the fragment"),
     ("atoll_learners", GaugeMetricFamily, ("state",), "Learners by state"),
     (
@@ -51,19 +56,29 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_learner_loss", GaugeMetricFamily, ("learner",), "Latest training loss"),
     ("atoll_learner_blocked_seconds", CounterMetricFamily, ("learner",), "Time blocked inside Learner.step()"),
     ("atoll_learner_step_seconds", GaugeMetricFamily, ("learner",), "Smoothed duration of an inner step"),
-    ("atoll_learner_heard_timestamp_seconds", GaugeMetricFamily, ("learner",), "When the core last heard from it"),
-    ("atoll_learner_lost_seconds", GaugeMetricFamily, ("learner",), "Provisioned time that was not useful, all causes"),
-    ("atoll_spool_bytes", GaugeMetricFamily, (), "Spool bytes that payloads hold or reserve"),
+    (
+        "atoll_learner_heard_timestamp_seconds",
+        GaugeMetricFamily,
+        ("learner",),
+        "When the core last received a message from the learner",
+    ),
+    (
+        "atoll_learner_lost_seconds",
+        GaugeMetricFamily,
+        ("learner",),
+        "Provisioned time that was not useful, over all causes",
+    ),
+    ("atoll_spool_bytes", GaugeMetricFamily, (), "Spool space that payloads use or reserve"),
     ("atoll_ledger_bytes", GaugeMetricFamily, (), "Size of the ledger's file and its write-ahead log"),
     ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
     ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "When the newest snapshot was taken"),
     ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from this core's start until it could serve"),
-    ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which grows by one with each start"),
+    ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which each start increases by one"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
-OTHERS = "others"  # sums the regions without learners, once there are too many regions
+OTHERS = "others"  # sum over regions without learners, once there are too many regions
 SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 
 Samples = list[tuple[tuple[str, ...], float]]
@@ -71,18 +86,18 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The state at one moment: the values and labels of each metric in SAMPLED, in SAMPLED's order."""
+    """The state at one moment: values and labels of each metric in SAMPLED, in the same order."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Adds one value of a metric. labels: in SAMPLED's order."""
+        """Adds one value of a metric. labels: values in the order of SAMPLED."""
         assert name in SAMPLED_NAMES, f"{name} is not declared"
         self.values.setdefault(name, []).append((labels, value))
 
 
 class Metrics(Collector):
-    """The metrics of one core. Each core has its own registry, so that a process may have several cores."""
+    """One core's metrics. Each core has its own registry, so that a process may have several cores."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -135,15 +150,15 @@ class Metrics(Collector):
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )
         self._begin_at_zero()
-        self._regions: set[str] = set()  # regions that have series
-        self.read = MetricSamples()  # always replaced as a whole
+        self._regions: set[str] = set()  # regions with their own series
+        self.read = MetricSamples()  # replaced only as a whole
         r.register(self)
         self.served = OpenCalls()
         r.register(self.served)
         ProcessCollector(registry=r)
 
     def _begin_at_zero(self) -> None:
-        """Creates series at 0, since a rate needs a value from before the first event."""
+        """Creates series with value 0, since a rate needs a value from before the first event."""
         for counter, labels in (
             (self.limited, LIMITS),
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
@@ -154,7 +169,7 @@ class Metrics(Collector):
                 counter.labels(label)
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Counts an entry if a counter of this class depends on it."""
+        """Updates the counters and histograms that depend on this entry."""
         match entry:
             case entries.TakenUp():
                 self._count(ACCEPTED, entry.accepted)
@@ -206,7 +221,7 @@ class Metrics(Collector):
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
-        """Above `most` regions, moves the counts of regions not in `used` to OTHERS, so that no sum falls."""
+        """Above `most` regions, adds the counts of regions not in `used` to OTHERS, so that no sum falls."""
         if len(self._regions) <= most:
             return
         for counter in (self._wan, self._payload):
@@ -217,7 +232,7 @@ class Metrics(Collector):
         self._regions &= used
 
     def collect(self) -> Iterator[Metric]:
-        """The series of the newest MetricSamples."""
+        """The series from the newest MetricSamples."""
         values = self.read.values
         for name, kind, labels, text in SAMPLED:
             if name in values:

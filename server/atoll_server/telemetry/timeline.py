@@ -1,6 +1,6 @@
 """The newest rounds for people, and the durations of their phases for Prometheus.
 
-The timeline subscribes to the journal. No rule of the syncer depends on it. Times are monotonic seconds.
+The timeline subscribes to the journal. The syncer does not depend on it. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.metrics import Metrics
 
-MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # limits on the finished rounds that are kept; unfinished rounds are few
+MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # limits on kept finished rounds and their answers; few rounds are unfinished
 
 
 @dataclass(slots=True)
 class Answer:
     """One learner's answer to a round. late: whether its contribution answers an earlier round."""
 
-    began_at: float | None = None  # when its first frame arrived
+    began_at: float | None = None  # arrival time of its first frame
     durable_at: float | None = None
     adopted_at: float | None = None
     declined: str = ""
@@ -41,25 +41,25 @@ class Round:
     opened_at: float
     quorum_at: float | None = None
     closed_at: float | None = None
-    merged_at: float | None = None  # when its merge was computed
+    merged_at: float | None = None  # time when its merge was computed
     published_at: float | None = None
     version: int = 0
     lapsed: bool = False
-    reason: str = ""  # why the round closed
+    reason: str = ""  # the reason why the round closed
     answers: dict[str, Answer] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
-        """Whether only adoptions can still change it."""
+        """Whether only adoptions can still change this round."""
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """The answer of a learner, which is added if it is missing."""
+        """A learner's answer, which is added if it is missing."""
         return self.answers.setdefault(learner, Answer())
 
 
 class Timeline:
-    """Keeps rounds by (fragment, cycle), and by the version that they made."""
+    """Keeps rounds by (fragment, cycle), and by (fragment, version) of their merges."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -72,7 +72,7 @@ class Timeline:
         return reversed(self._rounds.values())
 
     def on(self, entry: Entry, now: float) -> None:
-        """Records an entry if it is about a round. now: monotonic seconds."""
+        """Records an entry if the entry is about a round. now: monotonic seconds."""
         match entry:
             case entries.RoundOpened():
                 self._opened(entry, now)
@@ -190,7 +190,7 @@ class Timeline:
                 answer.late = True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
-            answer.late = answer.late or answer.durable_at is None  # the contribution arrived while no round was open
+            answer.late = answer.late or answer.durable_at is None  # the contribution arrived between rounds
         self._made[merge.fragment, merge.version] = seen
 
     def _published(self, merge: ev.Merge, now: float) -> None:
@@ -208,9 +208,9 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """The learners that kept a round waiting: first those without a durable contribution, then the latest ones.
+    """The learners that delayed a round: first those without a durable contribution, then the latest ones.
 
-    Learners that declined come last. most: number of learners returned.
+    Learners that declined come last. most: limit on the returned learners.
     """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
