@@ -198,7 +198,7 @@ def test_docs_name_options_that_there_are():
                 assert flag in known or family, f"{path.name}: {flag}"
 
 
-OTHERS = {"--root-certificates", "--restart", "--gpus"}  # of Flower and Docker
+OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint"}  # of Flower, Docker and pip
 
 
 def _all_options() -> list:
