@@ -22,6 +22,7 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream
+from atoll_wire.connections.link import core_away
 from atoll_wire.layout.layout import LayoutError, TensorSpec, plan
 from atoll_wire.messages.message_parts import PART_BYTES
 from atoll_wire.process.settings import Certificates, Option
@@ -149,6 +150,10 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "try again in a minute")
+            return
+        if core := core_away(error):
+            what = f"the front at {learner.address} answers, but {error.details()}"
+            yield _bad(what, f"start the core at {core}, or correct the front's --core")
             return
         yield _bad(f"{learner.address} does not answer like Atoll: {error.details()}", _fix(error, learner))
 

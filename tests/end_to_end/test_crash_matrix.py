@@ -70,7 +70,7 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
             eventually(lambda: all(len(t.losses) > 20 for t in trainees))
         crashes(running, point, nth, monkeypatch)
         if point in AT_START:
-            with pytest.raises(Exception, match="core ended with status -9"):
+            with pytest.raises(Exception, match="core exited with status -9"):
                 running.start()
         else:
             running.start()

@@ -83,6 +83,14 @@ def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
     assert "cert.pem cannot be read" in what
 
 
+def test_a_front_without_its_core_is_told_from_a_server_that_is_not_atoll(tmp_path, papers):
+    address = f"127.0.0.1:{free_port()}"
+    with front(tmp_path, address, "--tls", str(papers.front)) as alone:
+        [(what, cure)] = bad(LearnerToCheck(alone.address, TransportSecurity(papers.learner("a"))))
+    assert what.startswith(f"the front at {alone.address} answers, but the core at {address} does not answer it (")
+    assert cure == f"start the core at {address}, or correct the front's --core"
+
+
 def test_models_are_compared_with_the_runs(home, papers):
     security = TransportSecurity(papers.learner("a"))
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from atoll_server.front.core_connection import AGAIN_S
 
 from tests.end_to_end.relay import Relay
-from tests.end_to_end.world import Trainee, core, eventually, front, train
+from tests.end_to_end.world import Front, Trainee, core, eventually, front, train
 
 STEPS = 150
 
 
 def updates(figures: dict[str, float]) -> float:
     return figures['atoll_front_wan_bytes_total{direction="down",kind="update",region="eu"}']
+
+
+def refused(front: Front) -> float:
+    """Calls that it ended because the core did not answer."""
+    series = front.figures()
+    return sum(
+        count
+        for name, count in series.items()
+        if name.startswith("atoll_front_refused_total{") and "unavailable" in name
+    )
 
 
 def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
@@ -54,6 +66,26 @@ def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
         eventually(lambda: trainee.learner.stats().merged > before + 2)
         over.append(True)
         trainee.done()
+
+
+def test_a_front_keeps_a_connection_that_works_although_its_first_attempts_failed(tmp_path):
+    with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
+        over: list[bool] = []
+        trainee = Trainee(eu.address, "a", lambda _: bool(over))
+        trainee.start()
+        eventually(lambda: hasattr(trainee, "learner") and trainee.learner.stats().merged > 2)
+        learner = trainee.learner
+        it.kill()
+        eventually(lambda: refused(eu) >= 3)  # the call that broke, and attempts over the connections that followed
+        it.start()
+        eventually(lambda: learner.stats().connected)
+        dialled, reconnects = eu.child.log.read_text().count("dialling again"), learner.stats().reconnects
+        merged, long_enough = learner.stats().merged, time.monotonic() + AGAIN_S + 1.0
+        eventually(lambda: time.monotonic() > long_enough and learner.stats().merged > merged)
+        over.append(True)
+        trainee.done()
+        assert eu.child.log.read_text().count("dialling again") == dialled
+        assert learner.stats().reconnects == reconnects
 
 
 def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):

@@ -8,11 +8,14 @@ import sys
 
 import grpc
 import pytest
+from atoll.demo.processes import free_port
 from atoll.errors import LearnerError
+from atoll_server.access.certificates import init, issue
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.security.certificate import Role
 
 from tests.end_to_end.test_refusals import Hand, _rescale, _set
-from tests.end_to_end.world import Trainee, core, eventually, train
+from tests.end_to_end.world import Trainee, core, eventually, front, train
 
 
 def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +48,28 @@ def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the
         assert shown.count("merged") == 5
     wrong = atoll("receipts", "--dir", str(running.directory), "--fate", "eaten")
     assert wrong.stderr == 'error: --fate "eaten" is invalid: give pending, merged or refused\n'
+
+
+def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    with front(tmp_path, address) as alone:
+        done = atoll("status", "--server", alone.address)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: the front at {alone.address} answers, but the core at {address} does not answer it ("
+    )
+    assert done.stderr.endswith(
+        f"): start it with `atoll core --listen {address} --dir DIR`, or correct the front's --core\n"
+    )
+
+
+def test_the_certificate_of_a_core_is_not_taken_for_a_missing_core(tmp_path):
+    init(tmp_path)
+    directory = issue(tmp_path, Role.CORE, "home", ["127.0.0.1"], 1)
+    done = atoll("status", "--server", f"127.0.0.1:{free_port()}", "--tls", str(directory))
+    assert done.returncode == 1
+    said = f"--tls {directory} has the certificate of core/home, which cannot call a core"
+    assert done.stderr == f"error: {said}: use an operator's (atoll certs issue operator NAME)\n"
 
 
 def test_pages_of_receipts_lose_nothing_between_them(tmp_path):

@@ -311,7 +311,7 @@ def test_the_table_of_memory_and_disk_is_the_planners():
     sizes = 124e6, 1e9, 7e9
     assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
     assert f"| {DISK_BYTES:g} N bytes, plus waiting contributions " in rows["| core, disk"]
-    assert f" {WAITING_BYTES:g} N bytes per learner and outer step of `--max-staleness`" in page
+    assert f" {WAITING_BYTES:g} N bytes per learner per outer step of `--max-staleness`" in " ".join(page.split())
     assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
     learners = rows["| learner, host memory besides model and optimizer"]
     assert f"| {LEARNER_BYTES:g} N bytes" in learners

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -11,10 +12,12 @@ import pytest
 import structlog
 import torch
 from atoll import LearnerError
+from atoll.agent.run_session import DUPLICATE_S
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import FRAME_PARAMETERS
 from torch import nn
 
+from tests.clocks import SetClock
 from tests.learner.fake_core import fake_core
 from tests.learner.loops import Loop, until
 
@@ -225,6 +228,24 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
     core.start()
     assert not entered.is_alive()
     assert "no core answered at" in str(errors[0])
+
+
+def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core, monkeypatch):
+    """The core has believed in the name's previous process for as long as it serves, not since this learner began."""
+    clock = SetClock(time.monotonic(), time.time())
+    core.stop()
+    loop = Loop(core.address, connect_timeout_s=100.0)
+    monkeypatch.setattr(loop.learner, "_clock", clock)
+    entered = threading.Thread(target=loop.learner.__enter__, daemon=True)
+    entered.start()
+    until(lambda: loop.learner.stats().last_error)  # the first attempt found no core
+    clock.steady += DUPLICATE_S + 1.0
+    core.fail("Join", grpc.StatusCode.ALREADY_EXISTS, "a learner has this name now", times=2)
+    core.start()
+    entered.join(15.0)
+    assert not entered.is_alive()
+    assert loop.learner.stats().connected, loop.learner.stats().last_error
+    loop.learner.__exit__(None, None, None)
 
 
 def test_fetches_that_fail_again_and_again_are_told_of(core):

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import grpc.aio
 import numpy as np
 from atoll.agent import partial_fetch, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
+from atoll_server.front import core_connection
 from atoll_server.front import service as front_service
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
@@ -660,7 +662,7 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
-    """Calls that end because it dialled again make it dial again (found by seed 19)."""
+    """Calls that end because it dialled again make it dial again later (found by seed 19), as do calls that failed."""
     answering = front_service.FrontService._answering
 
     @asynccontextmanager
@@ -668,8 +670,9 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
         async with answering(self, *values) as route:
             try:
                 yield route
-            except LinkLost:
-                route.shard.core_connection._suspected = True
+            except (LinkLost, grpc.aio.AioRpcError):
+                dial_again = route.shard.core_connection._again
+                asyncio.get_running_loop().call_later(core_connection.AGAIN_S, dial_again, "the core did not answer")
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):

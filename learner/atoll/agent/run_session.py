@@ -33,7 +33,7 @@ from atoll.stats import Counters
 log = structlog.get_logger()
 
 HELD_S = 2.0  # after a connection of this length, back-off restarts from its shortest wait
-DUPLICATE_S = 12.0  # for this long, a core may believe that the previous process with this name is alive
+DUPLICATE_S = 12.0  # for this long after its first refusal, a core may believe that this name's last process is alive
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
@@ -62,6 +62,7 @@ class RunSession:
         self._on_ready = on_ready
         self._entered = False
         self._said_away = False
+        self._name_taken_at: float | None = None  # when the core first refused the name since the last join
         self._stop = stop
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - jitter
@@ -123,8 +124,7 @@ class RunSession:
         """Logs once per outage why the core cannot be reached. Raises LearnerError if a retry cannot help."""
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
-        duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
-        if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not duplicate:
+        if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not self._name_may_become_free(error):
             raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
@@ -137,11 +137,21 @@ class RunSession:
             text = "lost the core: training continues" if self._entered else "waiting for the core"
             log.warning(text, learner=name, server=address, error=one_line(error))
 
+    def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether the core refused the name because of another process, and has done so for less than DUPLICATE_S."""
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+            return False
+        now = self._clock.monotonic()
+        if self._name_taken_at is None:
+            self._name_taken_at = now
+        return now - self._name_taken_at < DUPLICATE_S
+
     # ------------------------------------------------------------------------------ joining
 
     async def _join(self) -> None:
         """Joins, and begins to fetch all newer versions."""
         core, reply = self.core, await self._joiner.join()
+        self._name_taken_at = None
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
         shards = self._placed(reply, layout)

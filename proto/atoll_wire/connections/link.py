@@ -19,6 +19,7 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity
 
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
+CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
 QUICK_CALLS = 48  # on one connection; a core allows 64
 MAX_CARRIERS = 64  # limit on connections that carry one stream each
 DEAD_S = 20.0  # a closing link cancels a call without a frame for this long; a float32 message has up to 8 MiB
@@ -64,6 +65,13 @@ def is_unreachable(error: grpc.RpcError) -> bool:
     return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED} and not is_atoll_status(
         error
     )
+
+
+def core_away(error: grpc.RpcError) -> str:
+    """Returns the address of the core that did not answer the front that ended this call; empty if no front did."""
+    metadata: Any = error.trailing_metadata()
+    found = (value for key, value in metadata or () if key == CORE_AWAY and isinstance(value, bytes))
+    return " ".join(next(found, b"").decode(errors="replace").split())
 
 
 class Transfers:

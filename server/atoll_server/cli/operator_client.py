@@ -12,9 +12,10 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream
-from atoll_wire.connections.link import is_unreachable
+from atoll_wire.connections.link import core_away, is_unreachable
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import UserError
+from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
 from atoll_server.checkpoints.unshared_tensors import warning_of
@@ -44,6 +45,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
     """
     address = remote.address
     remote.security.check([address])
+    _check_caller(remote.security.tls)
     if not (remote.token.isascii() and remote.token.isprintable()):
         raise OperatorError("--token has invalid characters: give the token that `atoll token` printed")
     with remote.security.dial_and_wait(address) as dialled:
@@ -51,10 +53,22 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
+            if core := core_away(error):
+                fix = f"start it with `atoll core --listen {core} --dir DIR`, or correct the front's --core"
+                text = f"the front at {address} answers, but {error.details()}"
+                raise OperatorError(f"{text}: {fix}") from error
             if is_unreachable(error):
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise OperatorError(f"no core answers at {address} ({error.details()}): {fix}") from error
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error
+
+
+def _check_caller(tls: Path | None) -> None:
+    """Raises OperatorError for the certificate of a core. It is only for serving, so each TLS handshake would fail."""
+    identity = "" if tls is None else read_certificate(tls).identity
+    if identity.startswith(f"{Role.CORE.value}/"):
+        text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"
+        raise OperatorError(f"{text}: use an operator's (atoll certs issue operator NAME)")
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):

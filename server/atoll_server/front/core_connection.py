@@ -18,7 +18,7 @@ from atoll_server.front.known_sessions import KnownSessions
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-AGAIN_S = 5.0  # shortest time between two dials after a failure
+AGAIN_S = 5.0  # for this long after a dial, and after its first answer, a failure does not lead to another dial
 
 Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
 FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
@@ -37,23 +37,32 @@ class CoreConnection:
 
     def _open(self) -> None:
         self.link = self._dial(self.address, self._security, self.clock)
-        self._opened_at, self._suspected = self.clock.monotonic(), False
+        self._kept_since, self._has_answered = self.clock.monotonic(), False
 
     async def look(self) -> None:
-        """Dials again if a dial is due, and closes idle connections. Call this method every WATCH_S seconds."""
-        now = self.clock.monotonic()
-        if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
-            why = "the certificates have changed" if self.link.stale else "the core did not answer"
-            log.warning(f"{why}: dialling again", core=self.address)
-            self.again()
+        """Dials again if the certificates have changed, and closes idle connections. Call it every WATCH_S seconds."""
+        if self.link.stale:
+            self._again("the certificates have changed")
         await self.link.rest()
 
-    def suspect(self, link: Link) -> None:
-        """Records that a call lost its connection. The link's other connections may be dead too."""
-        self._suspected |= link is self.link
+    def answered(self, link: Link) -> None:
+        """Records that the core answered a call over this link."""
+        if link is self.link and not self._has_answered:
+            self._kept_since, self._has_answered = self.clock.monotonic(), True
 
-    def again(self) -> None:
-        """Dials new connections for later calls. On the old connections, waiting calls end and transfers continue."""
+    def suspect(self, link: Link) -> None:
+        """Dials again after a call over this link lost its connection: the other connections may be dead too.
+
+        A link that is new, or was first answered just now, is kept: attempts from before the core served may still
+        fail, and each connection is made again by gRPC. The decision is made at once, because a later one would cut
+        connections that have worked since the failure.
+        """
+        if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
+            self._again("the core did not answer")
+
+    def _again(self, why: str) -> None:
+        """Dials new connections for all later calls. On the old ones, waiting calls end and transfers continue."""
+        log.warning(f"{why}: dialling again", core=self.address)
         self._retire()
         self._open()
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call
-from atoll_wire.connections.link import is_atoll_status
+from atoll_wire.connections.link import CORE_AWAY, is_atoll_status
 from atoll_wire.contract import AUTHORIZATION
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import CoreConnection
+from atoll_server.front.core_connection import CoreConnection, is_connection_lost
 from atoll_server.rpc.calls import Context, abort, discard_rest, end
 
 PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
@@ -69,13 +69,21 @@ def _passing(
             audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
+            if is_connection_lost(error):
+                await _end_without_core(context, core_connection.address, error.details() or "no details")
             await end(context, error.code(), error.details() or "", meant=is_atoll_status(error))
         except LinkLost:
-            await end(context, grpc.StatusCode.UNAVAILABLE, "the core does not answer: try again later")
+            await _end_without_core(context, core_connection.address, "the connection was closed")
         finally:
             await discard_rest(requests)
 
     return passing
+
+
+async def _end_without_core(context: Context, address: str, why: str) -> NoReturn:
+    """Ends a call that the core did not answer. The caller learns which core that is."""
+    text = f"the core at {address} does not answer it ({why})"
+    await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:  # noqa: ANN401 - gRPC's

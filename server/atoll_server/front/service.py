@@ -73,9 +73,11 @@ class FrontService(rpc.OuterServicer):
         async with self._answering(context):
             self._may(context, request.learner)
             began = core.clock.monotonic()
-            with core.link.quick.use() as connection:
+            link = core.link
+            with link.quick.use() as connection:
                 reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
-            core.link.answered(core.clock.monotonic() - began)
+            link.answered(core.clock.monotonic() - began)
+            core.answered(link)
             await self._routes.joined(reply)
             session = pb.Session(
                 run=reply.run,
@@ -123,17 +125,18 @@ class FrontService(rpc.OuterServicer):
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Notification]:
         """Passes a shard's notifications on until the shard, the learner or this front ends the call."""
         shard = self._routes.numbered(request.session, request.shard)
-        async with self._answering(context, shard, request.session):
+        async with self._answering(context, shard, request.session) as route:
             self._may(context, request.session.learner)
             wait = self._waits.begin()
             with (
-                shard.link.quick.use() as connection,
+                route.link.quick.use() as connection,
                 open_stream("Follow", connection.stub.Follow(request)) as call,
             ):
                 try:
                     while (notification := await wait.next(aiter(call))) is not None:
                         self.fetching.told(shard, notification.log, request.session, _versions(notification))
                         self._answered(shard, up=True)
+                        shard.core_connection.answered(route.link)
                         yield notification
                 except Refused:
                     if not self._stopping:
@@ -261,7 +264,9 @@ class FrontService(rpc.OuterServicer):
             if is_connection_lost(error):
                 self._answered(route.shard, up=False)
                 route.shard.core_connection.suspect(route.link)
-            if not is_atoll_status(error):  # from gRPC or another server on the core's port: must not end a learner
+            if is_atoll_status(error):
+                route.shard.core_connection.answered(route.link)
+            else:  # from gRPC, or another server on the core's port; it must not end a learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)

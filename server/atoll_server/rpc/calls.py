@@ -142,10 +142,20 @@ async def abort(context: Context, refused: Refused) -> NoReturn:
     await end(context, grpc.StatusCode[refused.status.name], refused.detail)
 
 
-async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: bool = True) -> NoReturn:
-    """Ends a call with a status. meant: marks the end as deliberate, so that callers do not blame the connection."""
+async def end(
+    context: Context,
+    code: grpc.StatusCode,
+    details: str,
+    *,
+    meant: bool = True,
+    more: tuple[tuple[str, str | bytes], ...] = (),
+) -> NoReturn:
+    """Ends a call with a status. meant: marks it as deliberate, so that callers do not blame the connection.
+
+    more: further trailing metadata.
+    """
     try:
-        await context.abort(code, details, ATOLL_STATUS if meant else ())
+        await context.abort(code, details, (*(ATOLL_STATUS if meant else ()), *more))
     except Exception as error:
         asyncio.get_running_loop().call_soon(_forget, error)
         raise
