@@ -54,5 +54,10 @@ def copied(to: Path) -> Path:
     )
     there = [name for name in listed.stdout.split(b"\0") if name and (ROOT / os.fsdecode(name)).exists()]
     to.mkdir()
-    subprocess.run(["xargs", "-0", "cp", "--parents", "-t", str(to)], cwd=ROOT, input=b"\0".join(there), check=True)
+    subprocess.run(
+        ["xargs", "-0", "cp", "--no-dereference", "--parents", "-t", str(to)],
+        cwd=ROOT,
+        input=b"\0".join(there),
+        check=True,
+    )
     return to

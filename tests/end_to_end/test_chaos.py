@@ -40,4 +40,4 @@ def test_a_process_that_ends_by_itself_ends_chaos_with_one_line(tmp_path):
     command = [*ATOLL, "chaos", "--procfile", str(file), "--server", "127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == "error: bad ended with status 3: its log is empty\n"
+    assert done.stderr == "error: bad exited with status 3: its log is empty\n"

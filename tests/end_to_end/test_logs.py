@@ -31,7 +31,11 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
             request = pb.ListReceiptsRequest(fate=pb.FATE_MERGED)
             oldest = list(stub.ListReceipts(request, timeout=20).receipts)[-1].receipt
         name = f"{oldest.learner}/{oldest.incarnation}/{oldest.fragment}/{oldest.seq}"
-        assert lines(learner.log, name) == ["sending a contribution", "the core acknowledged a contribution", "the core merged a contribution"]
+        assert lines(learner.log, name) == [
+            "sending a contribution",
+            "the core acknowledged a contribution",
+            "the core merged a contribution",
+        ]
         assert lines(front.log, name)[0] == "passing on"
         assert "answered by the core" in lines(front.log, name)
         assert [line for line in lines(core.child.log, name) if line != "upload"] == ["durable", "merged"]

@@ -142,7 +142,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         damaged = restore(running.directory, first)
         assert damaged.returncode == 1
         assert f"checkpoint {first} is damaged" in damaged.stderr
-        assert f"there is {second} (" in damaged.stderr
+        assert f"use one of {second} (" in damaged.stderr
         running.start()
         assert running.status().generation == 3
         [trainee] = train(running.address, "a", steps=60)
