@@ -63,6 +63,14 @@ class CoreFacts:
     damage: str
 
 
+def check_protocol(meta: dict[str, Any]) -> None:
+    """Sets the protocol of a new run. Raises SettingsError when the run uses another one than this core."""
+    if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
+        raise SettingsError(
+            f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the version that began the run"
+        )
+
+
 class Core:
     """A core process: a directory, its registrar and one shard. given: run settings that the command line sets."""
 
@@ -169,10 +177,7 @@ class Core:
         Raises SettingsError when the run does not allow them.
         """
         meta = run_ledger.get_meta(db)
-        if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
-            raise SettingsError(
-                f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the version that began the run"
-            )
+        check_protocol(meta)
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:

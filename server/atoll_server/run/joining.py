@@ -149,8 +149,8 @@ class Joining:
         if difference is not None:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has a different model: {difference}; build the run\'s model, or start '
-                "a core with another --dir",
+                f'learner "{request.learner[:80]}" has a different model: {difference}; '
+                "build the run's model, or start a core with another --dir",
             )
         if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
