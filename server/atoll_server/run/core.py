@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
+from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 from atoll_wire.process import allocator
@@ -105,8 +106,8 @@ class Core:
         Raises SettingsError.
         """
         self.failed = asyncio.get_running_loop().create_future()
-        log.info("preparing kernels: the first start on a machine takes half a minute to compile them")
-        await asyncio.to_thread(merge.warm_up)
+        with compiling_is_logged():
+            await asyncio.to_thread(merge.warm_up)
         allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and takes 50 MiB
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
