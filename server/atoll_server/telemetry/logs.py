@@ -43,7 +43,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.JoinRefused(learner, _, refused):
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):
-            log.info(action, operator=operator, **what)
+            log.info(action, operator=operator, **what, **entry.outcome)
         case entries.UploadBegan(key, cycle, received):
             log.debug("upload", contribution=str(key), cycle=cycle, received=received)
         case entries.TurnedAway(learner, refused):
