@@ -113,8 +113,11 @@ class OperatorService(rpc.OperatorServicer):
         return pb.EvictReply()
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
-        """Pauses the run, or with an empty reason resumes it."""
+        """Pauses the run, or with an empty reason resumes it. A resume changes nothing if the run is not paused."""
         reason = request.reason[:LARGEST_REASON]
+        if not reason and not self._core.registrar.paused:
+            await self._may(context, "resume")
+            return pb.PauseReply()
         async with self._acting(context, "pause" if reason else "resume", reason=reason) as name:
             said = f"by {name or 'an operator'}: {reason}" if reason else ""
             await asyncio.shield(asyncio.create_task(self._core.registrar.pause(said)))
