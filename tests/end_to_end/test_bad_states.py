@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import sqlite3
@@ -20,10 +21,12 @@ from typing import Any
 
 import pytest
 from atoll_server.cli.run_directory import read_run
+from atoll_server.cli.verify import verify
 from atoll_server.storage import database, run_ledger
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.errors import UserError
 
-from tests.end_to_end.world import core, eventually, train
+from tests.end_to_end.world import Trainee, core, eventually, train
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "concepts" / "failures.md"
 DAMAGE: dict[str, Bad] = {}
@@ -31,16 +34,20 @@ DAMAGE: dict[str, Bad] = {}
 
 @dataclass(frozen=True)
 class Bad:
-    """says: in the error, when it does not recover; in the log, when it does."""
+    """says: in the error, when it does not recover; in the log, when it does.
+
+    warns: what `atoll checkpoint verify` warns of, when a core recovers; empty if nothing is damaged.
+    """
 
     damage: Callable[[Path], None]
     says: str
     recovers: bool
+    warns: str
 
 
-def bad(says: str, *, recovers: bool = False):
+def bad(says: str, *, recovers: bool = False, warns: str = ""):
     def add(damage: Callable[[Path], None]) -> Callable[[Path], None]:
-        DAMAGE[damage.__name__.replace("_", " ")] = Bad(damage, says, recovers)
+        DAMAGE[damage.__name__.replace("_", " ")] = Bad(damage, says, recovers, warns)
         return damage
 
     return add
@@ -116,12 +123,16 @@ def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
 
-@bad("a row of the ledger table contributions does not match its checksum", recovers=True)
+@bad(
+    "a row of the ledger table contributions does not match its checksum",
+    recovers=True,
+    warns="ledger rows: a row of the ledger table contributions",
+)
 def contribution_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
 
 
-@bad("does not match its checksum: restore a backup", recovers=True)
+@bad("does not match its checksum: restore a backup", recovers=True, warns="ledger rows: the fate of contribution")
 def contribution_has_another_fate(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
 
@@ -234,22 +245,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True)
+@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])
@@ -291,7 +302,11 @@ def an_upload_of_first_parameters_was_left_over(directory: Path) -> None:
     (directory / "staging" / "1.part").write_bytes(b"half")
 
 
-@bad("initial.safetensors does not match its checksum: restore it from a backup", recovers=True)
+@bad(
+    "initial.safetensors does not match its checksum: restore it from a backup",
+    recovers=True,
+    warns="first parameters: ",
+)
 def first_parameters_have_a_flipped_bit(directory: Path) -> None:
     flip(directory / "initial.safetensors", 0.9)
 
@@ -309,6 +324,85 @@ def directory_is_a_file(directory: Path) -> None:
 def spool_is_a_file(directory: Path) -> None:
     shutil.rmtree(directory / "spool")
     (directory / "spool").write_text("no directory")
+
+
+def files(directory: Path) -> dict[Path, bytes]:
+    """All but SQLite's shared memory, which a reader may create."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
+    return {path: path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_verify_says_without_a_core_what_a_start_would_find(template, tmp_path, name, capsys):
+    case, directory = DAMAGE[name], tmp_path / "run"
+    shutil.copytree(template, directory)
+    case.damage(directory)
+    before = files(directory)
+    if case.recovers:
+        verify(directory)
+    else:
+        with pytest.raises(UserError) as error:
+            verify(directory)
+        print(error.value)
+        assert "\n" not in str(error.value)
+        assert ": " in str(error.value), "the error has a fix"
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert files(directory) == before
+    if case.recovers:
+        assert len(warnings) == bool(case.warns)
+        assert all(case.warns in line for line in warnings)
+
+
+def type_verify(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", "--dir", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_verify_names_each_part_of_a_sound_directory(template, tmp_path):
+    shutil.copytree(template, tmp_path / "run")
+    done = type_verify(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    parts = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert parts[:-1] == ["ledger pages", "first parameters", "snapshots", "start", "payloads", "ledger rows"]
+    assert done.stdout.splitlines()[-1] == f"a core can start from {tmp_path / 'run'}"
+
+
+def test_verify_finds_a_ledger_with_random_bytes_in_its_middle(template, tmp_path):
+    shutil.copytree(template, tmp_path / "run")
+    sql(tmp_path / "run", f"PRAGMA user_version={database.SCHEMA_VERSION}")
+    path = tmp_path / "run" / "ledger.sqlite"
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 6000] = random.Random(1).randbytes(6000)
+    path.write_bytes(content)
+    done = type_verify(tmp_path / "run")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "restore" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_verify_refuses_while_a_core_uses_the_directory(tmp_path):
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=8)
+        with pytest.raises(UserError, match=r"a core uses .*: stop it, or check a copy"):
+            verify(running.directory)
+
+
+def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
+    with core(tmp_path) as running:
+        slow = Trainee(running.address, "slow", lambda _: False, pace_s=30.0)
+        slow.start()
+        eventually(lambda: running.status().learners)
+        fast = Trainee(running.address, "fast", lambda _: False)
+        fast.start()
+        eventually(lambda: running.status().contributions.pending > 0)
+        running.kill()
+        verify(running.directory)
+        for path in (running.directory / "spool").rglob("*.frames"):
+            flip(path, 0.9)
+        with pytest.raises(UserError, match="does not match its checksum: the disk lost acknowledged data"):
+            verify(running.directory)
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -37,6 +37,14 @@ runpy.run_module("atoll_server", run_name="__main__")
     assert done.stderr.startswith("error: nowhere:0 is not loopback: give --tls DIR")
 
 
+def test_a_core_that_compiles_nothing_does_not_speak_of_it(tmp_path):
+    with core(tmp_path) as running:
+        first = running.log()
+        running.kill()
+        running.start()
+        assert "preparing kernels" not in running.log().removeprefix(first)
+
+
 def test_health_and_reflection_answer(tmp_path):
     with core(tmp_path) as running, grpc.insecure_channel(running.address) as channel:
         for service in ("", "atoll.v1.Outer", "atoll.v1.Operator"):

@@ -72,6 +72,25 @@ def test_the_certificate_of_a_core_is_not_taken_for_a_missing_core(tmp_path):
     assert done.stderr == f"error: {said}: use an operator's (atoll certs issue operator NAME)\n"
 
 
+def test_the_audit_log_has_the_outcome_of_an_action_that_failed(tmp_path):
+    with core(tmp_path) as running:
+        for early in (("take",), ("export", str(tmp_path / "model"))):
+            assert "the run has no parameters yet" in atoll("checkpoint", *early, "--server", running.address).stderr
+        assert atoll("evict", "z", "--server", running.address).returncode == 1
+        train(running.address, "a", steps=8)
+        for command in (("checkpoint", "take"), ("evict", "a")):
+            assert atoll(*command, "--server", running.address).returncode == 0
+        running.stop()
+    lines = [json.loads(line) for line in (running.directory / "audit.jsonl").read_text().splitlines()]
+    acted = [(line["act"], line.get("status"), line.get("detail")) for line in lines if "operator" in line]
+    assert acted[:2] == [
+        (act, "unavailable", "the run has no parameters yet: start a learner first")
+        for act in ("take a checkpoint", "export the model")
+    ]
+    assert acted[2][:2] == ("evict", "not_found")
+    assert acted[3:] == [("take a checkpoint", None, None), ("evict", None, None)]
+
+
 def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=60)

@@ -53,13 +53,23 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
             trainee.done()
         final = running.status()
         # The core's own start found the run paused: only what changed after it is told.
-        eventually(lambda: [each.text for each in events(running) if each.kind == "paused"] == ["resumed"])
+        eventually(lambda: [each.text for each in events(running) if each.kind in {"paused", "resumed"}] == ["resumed"])
     for trainee in trainees:
         stats = trainee.learner.stats()
         assert stats.paused_s > 0.8 * stood_s
         assert stats.blocked_s < 0.2 * stood_s, "paused is not blocked"
     a = next(each for each in final.learners if each.learner == "a")
     assert a.goodput.lost_s["blocked"] + a.goodput.lost_s["other"] < 0.5 * stood_s, "nor lost"
+
+
+def test_a_run_that_is_not_paused_is_not_resumed(tmp_path):
+    with core(tmp_path) as running:
+        done = atoll("resume", "--server", running.address)
+        assert (done.returncode, done.stdout) == (0, "the run is not paused\n")
+        pause(running, "")  # as a dashboard may ask, whose operator was not the only one
+        assert {each.kind for each in events(running)} == {"core"}
+        running.stop()
+        assert "resume" not in (running.directory / "audit.jsonl").read_text()
 
 
 def test_an_evicted_learner_leaves_a_paused_run(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 from atoll import LearnerError
 from atoll.agent.run_session import DUPLICATE_S
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import frame_codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS
+from numba.core import event
+from structlog.testing import capture_logs
 from torch import nn
 
 from tests.clocks import SetClock
@@ -41,6 +45,18 @@ def flown(loop: Loop, core, fragment: int = 0) -> tuple:
     core.open(fragment)
     loop.until(lambda: core.pending(fragment))
     return core.pending(fragment)[-1]
+
+
+def test_a_learner_says_once_that_it_compiles_kernels(core, monkeypatch):
+    def compile_two() -> None:
+        for function in (frame_codec.decompress, frame_codec.warm_up):
+            with event.trigger_event("numba:compile", {"dispatcher": SimpleNamespace(py_func=function)}):
+                pass
+
+    monkeypatch.setattr("atoll.agent.thread.segments.warm_up", compile_two)
+    with capture_logs() as lines, Loop(core.address).learner:
+        pass
+    assert [line["event"].partition(":")[0] for line in lines].count("preparing kernels") == 1
 
 
 def test_work_goes_out_is_merged_and_comes_back(core):

@@ -58,7 +58,7 @@ def test_the_run_itself():
         ("core", "", "the run has its first parameters (1,234)"),
         ("checkpoint", "", "checkpoint 1 is durable"),
         ("paused", "", "paused by ann: night"),
-        ("paused", "", "resumed"),
+        ("resumed", "", "resumed"),
         ("trouble", "", "the disk is full"),
         ("joined", "a", "joined from no region"),
     ]

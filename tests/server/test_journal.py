@@ -24,6 +24,7 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
+from atoll_server.telemetry.logs import logged
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
@@ -135,6 +136,13 @@ def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
         return changed
 
     assert asyncio.run(found()) == [(type(entry).__name__, where) for entry, where in SHOWN]
+
+
+def test_the_log_has_a_learners_state_by_its_name():
+    structlog.reset_defaults()
+    with capture_logs() as lines:
+        logged(entries.Joined("a", "eu", 1, Arrival.NEW, 0.0, "", 2), 0.0)
+    assert [line["state"] for line in lines] == ["initialise"]
 
 
 def test_subscribers_are_told_in_the_order_in_which_they_subscribed():

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 T = TypeVar("T")
 
 Outcome = Literal["open", "merging", "merged", "lapsed"]
-Kind = Literal["core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "trouble"]
+Kind = Literal[
+    "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble"
+]
 
 
 class Page(BaseModel, Generic[T]):

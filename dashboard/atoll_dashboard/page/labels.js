@@ -4,7 +4,7 @@ export const STATES = ["live", "paused", "joining", "silent", "left", "evicted"]
 export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away", "other"];
 export const FATES = ["pending", "merged", "refused"];
 export const KINDS = [
-  "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "trouble",
+  "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble",
 ];
 
 const CAUSE_WORDS = {
@@ -33,7 +33,7 @@ export function total(learners) {
 
 const KIND_SIGNS = {
   core: "core", joined: "joining", back: "live", silent: "silent", left: "left", evicted: "evicted",
-  refused: "refused", checkpoint: "checkpoint", paused: "paused", trouble: "silent",
+  refused: "refused", checkpoint: "checkpoint", paused: "paused", resumed: "live", trouble: "silent",
 };
 
 export function kindSign(kind) {

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.block_kernels import F32
+from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process import logs
@@ -115,8 +116,9 @@ class Agent:
         self._loop.set_exception_handler(_seen_to)
         if self._leaving:
             return
-        await asyncio.to_thread(frame_codec.warm_up)
-        await asyncio.to_thread(segments.warm_up)
+        with compiling_is_logged():
+            await asyncio.to_thread(frame_codec.warm_up)
+            await asyncio.to_thread(segments.warm_up)
         self._session = RunSession(
             self._identity,
             self._model,

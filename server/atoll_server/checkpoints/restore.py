@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,10 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
             raise TensorFileError(f"{path} does not match its checksum: restore it from a backup")
 
 
+def _log_unusable(error: SnapshotError) -> None:
+    structlog.get_logger().error("a snapshot cannot be used, trying without it: check the disk", error=str(error))
+
+
 def restore(
     db: sqlite3.Connection,
     origin: Origin,
@@ -131,19 +135,20 @@ def restore(
     *,
     from_start: bool = False,
     owned: Collection[int] | None = None,
+    unusable: Callable[[SnapshotError], None] = _log_unusable,
 ) -> Restored:
     """Rebuilds a generation's state, and compares each replayed merge's checksums with the ledger's.
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
-    this directory; None for all of the run's fragments.
-    Raises LedgerError, SpoolError or TensorFileError, with the name of the damaged item.
+    this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is passed over.
+    Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
     """
     line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
     fragments = [each for each in layout.fragments if owned is None or each.index in owned]
     snapshots = lineage.snapshots(db, line)
     undone = [row for row in shard_ledger.snapshots(db) if not line.has(row)]
-    states = None if from_start else _newest_sound(snapshots, directory, fragments, disk)
+    states = None if from_start else _newest_sound(snapshots, directory, fragments, disk, unusable)
     if states is None:
         check_initial(initial.path, origin.initial_sha256, disk)
         states = {each.index: initial_state(layout, initial, each) for each in fragments}
@@ -162,15 +167,18 @@ def restore(
 
 
 def _newest_sound(
-    snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[FragmentLayout], disk: Disk
+    snapshots: list[SnapshotRow],
+    directory: Path,
+    fragments: Sequence[FragmentLayout],
+    disk: Disk,
+    unusable: Callable[[SnapshotError], None],
 ) -> dict[int, FragmentState] | None:
     """The newest readable snapshot's state; None without one. Removes newer, unreadable snapshots from the list."""
     while snapshots:
         try:
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
         except SnapshotError as error:
-            # An older snapshot and a longer replay give the same state.
-            structlog.get_logger().error("a snapshot cannot be used and is ignored: check the disk", error=str(error))
+            unusable(error)  # an older snapshot and a longer replay give the same state
             snapshots.pop()
     return None
 

@@ -1,4 +1,4 @@
 """Subcommands of `atoll` for a core: start and query it, read its directory, issue certificates.
 
-May import: access, checkpoints, merging, service, settings, storage.
+May import: access, checkpoints, merging, run, service, settings, storage.
 """

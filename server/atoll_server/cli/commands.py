@@ -44,9 +44,10 @@ def register(app: typer.Typer) -> None:
     app.command("evict")(evict_command)
     app.command("token")(token_command)
     app.command("replay")(replay_command)
-    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, restore and export checkpoints of a run.")
+    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, verify, restore and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
+    checkpoint.command("verify")(checkpoint_verify)
     checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint")
@@ -186,6 +187,28 @@ def checkpoint_list(
     from atoll_server.cli.operator_client import list_checkpoints
 
     list_checkpoints(_core(server, tls, token, insecure_plaintext))
+
+
+def checkpoint_verify(
+    directory: Annotated[
+        Path,
+        typer.Option(
+            "--dir",
+            help="Directory of the run, or a copy of it. No core may use it.",
+            envvar="ATOLL_CHECKPOINT_VERIFY_DIR",
+        ),
+    ],
+) -> None:
+    """Check whether a core can start from a directory, for example from a backup. Nothing is changed.
+
+    It reads the whole ledger, all snapshots, the first parameters and the payloads, and repeats the merges that a start
+    repeats. It needs about as much memory as a core. A warning names damage that a start survives. The exit status is 1
+    if a core could not start or continue, or if pages of the ledger are damaged.
+    """
+    need("checkpoint verify", "server", *KEEPING)
+    from atoll_server.cli.verify import verify
+
+    verify(directory)
 
 
 def checkpoint_restore(

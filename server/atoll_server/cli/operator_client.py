@@ -90,6 +90,9 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 def pause(remote: OperatorTarget, reason: str) -> None:
     """Pauses the run. With an empty reason, resumes it."""
     with operator(remote) as stub:
+        if not reason and not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused:
+            print("the run is not paused")
+            return
         stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
     print(f"the run is paused: {reason}" if reason else "the run is resumed")
 

@@ -44,12 +44,15 @@ def read_run(
 
 
 @contextmanager
-def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
-    """Opens, read-only, the ledger of a run that has parameters. Raises SettingsError, LedgerError."""
+def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
+    """Opens the ledger of a run that has parameters, read-only. unused: no core uses it.
+
+    Raises SettingsError, LedgerError.
+    """
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
-    with read_ledger(path) as db:
+    with read_ledger(path, unused=unused) as db:
         if "fingerprint" not in run_ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         yield db

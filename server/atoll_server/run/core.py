@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
+from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 from atoll_wire.process import allocator
@@ -64,6 +65,15 @@ class CoreFacts:
     damage: str
 
 
+def check_protocol(meta: dict[str, Any]) -> None:
+    """Sets the protocol of a new run. Raises SettingsError if the run uses a different one."""
+    if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
+        raise SettingsError(
+            f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
+            "use the version that began the run"
+        )
+
+
 class Core:
     """A core process: a directory, its registrar and one shard. given: run settings from the command line."""
 
@@ -98,9 +108,9 @@ class Core:
         Raises SettingsError.
         """
         self.failed = asyncio.get_running_loop().create_future()
-        log.info("preparing kernels: the first start on a machine compiles them for half a minute")
-        await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and uses 50 MiB
+        with compiling_is_logged():
+            await asyncio.to_thread(merge.warm_up)
+        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and takes 50 MiB
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
@@ -170,11 +180,7 @@ class Core:
         Raises SettingsError if the run does not allow the given settings.
         """
         meta = run_ledger.get_meta(db)
-        if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
-            raise SettingsError(
-                f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
-                "use the version that began the run"
-            )
+        check_protocol(meta)
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:

@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import math
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
-import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.contract import FATE_NAMES
 
 from atoll_server.access.identity import caller
-from atoll_server.access.refusals import Refused
+from atoll_server.access.refusals import Refused, Status
 from atoll_server.access.tokens import OperatorTokens, operator_name
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, initial_states
-from atoll_server.rpc.calls import Context, abort, end
+from atoll_server.rpc.calls import Context, abort
 from atoll_server.run.core import Core
 from atoll_server.service.status import list_rounds, status
 from atoll_server.shard.admission import MAX_NUMBER
@@ -42,22 +42,42 @@ class OperatorService(rpc.OperatorServicer):
         self._core = core
         self._tokens = tokens
 
-    async def _may(self, context: Context, act: str = "", **what: str) -> str:
-        """Returns the operator's name. Ends any other caller's call. act: the recorded action; empty for a read."""
+    async def _may(self, context: Context, act: str = "") -> str:
+        """The operator's name. Ends the call of any other caller. act: the requested action; empty for a read."""
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
         except Refused as refused:
             self._core.registrar.record(entries.OperatorRefused(act, context.peer(), refused))
             await abort(context, refused)
-        if act:
-            self._core.registrar.record(entries.OperatorActed(act, name, who.peer, what))
         return name
 
-    async def _shard(self, context: Context) -> Shard:
-        """Returns this process's shard. Ends the call while the run has no parameters."""
+    @contextlib.asynccontextmanager
+    async def _acting(self, context: Context, act: str, **what: str) -> AsyncIterator[str]:
+        """Context of an operator's action; yields the operator's name. Records the action with its outcome.
+
+        Ends the call of any other caller, and a call whose action raises Refused.
+        """
+        name = await self._may(context, act)
+        acted = entries.OperatorActed(act, name, context.peer(), what)
+        try:
+            yield name
+        except Refused as refused:
+            acted = replace(acted, status=refused.status.value, detail=refused.detail)
+            await abort(context, refused)
+        except (asyncio.CancelledError, GeneratorExit):
+            acted = replace(acted, status="cancelled", detail="the caller did not wait for the result")
+            raise
+        except Exception as error:
+            acted = replace(acted, status="unknown", detail=str(error))
+            raise
+        finally:
+            self._core.registrar.record(acted)
+
+    def _shard(self) -> Shard:
+        """This process's shard. Raises Refused while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
-            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+            raise Refused(Status.UNAVAILABLE, NOTHING_YET)
         return shards[0]
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
@@ -87,20 +107,20 @@ class OperatorService(rpc.OperatorServicer):
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
         act = "evict" if reason else "let in again"
-        await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
-        try:
+        async with self._acting(context, act, learner=request.learner[:80], reason=reason, **what):
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
-            await asyncio.shield(evicting)  # an operator that disconnects must not interrupt this
-            return pb.EvictReply()
-        except Refused as refused:
-            await abort(context, refused)
+            await asyncio.shield(evicting)  # an operator that disconnects must not stop it halfway
+        return pb.EvictReply()
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
-        """Pauses the run. With an empty reason, resumes it."""
+        """Pauses the run, or with an empty reason resumes it. A resume changes nothing if the run is not paused."""
         reason = request.reason[:LARGEST_REASON]
-        name = await self._may(context, "pause" if reason else "resume", reason=reason)
-        said = f"by {name or 'an operator'}: {reason}" if reason else ""
-        await asyncio.shield(asyncio.create_task(self._core.registrar.pause(said)))
+        if not reason and not self._core.registrar.paused:
+            await self._may(context, "resume")
+            return pb.PauseReply()
+        async with self._acting(context, "pause" if reason else "resume", reason=reason) as name:
+            said = f"by {name or 'an operator'}: {reason}" if reason else ""
+            await asyncio.shield(asyncio.create_task(self._core.registrar.pause(said)))
         return pb.PauseReply()
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
@@ -128,42 +148,45 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a snapshot now, and replies when the snapshot is durable."""
-        await self._may(context, "take a checkpoint")
-        shard = await self._shard(context)
-        try:
-            return checkpoint(await shard.snapshots.take())
-        except OSError as error:
-            text = f"the snapshot cannot be written ({error}): free space on the core's disk"
-            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        """Takes a snapshot now, and replies when it is durable."""
+        async with self._acting(context, "take a checkpoint"):
+            try:
+                taken = await self._shard().snapshots.take()
+            except OSError as error:
+                text = f"the snapshot cannot be written ({error}): free space on the core's disk"
+                raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
+        return checkpoint(taken)
 
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the published model at its current versions, or the first parameters."""
-        await self._may(context, "export the model")
-        shard = await self._shard(context)
-        try:
-            with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
-                async with (
-                    contextlib.AsyncExitStack() as reading
-                ):  # releases the states before the streaming, since merges need the memory
-                    if request.initial:
-                        states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
-                    else:
-                        states = {
-                            index: await reading.enter_async_context(shard.readers.newest(fragment))
-                            for index, fragment in shard.fragments.items()
-                        }
-                    await asyncio.to_thread(write_checkpoint, file, shard.layout, shard.initial, states)
-                file.seek(0)
-                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                    yield pb.ExportCheckpointReply(chunk=chunk)
-        except Refused as refused:
-            await abort(context, refused)
-        except OSError as error:
-            text = f"the export cannot be written ({error.strerror}): free space on the core's disk"
-            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        """Streams the published model, at its current versions or with the first parameters."""
+        async with self._acting(context, "export the model"):
+            try:
+                async with contextlib.aclosing(self._export(self._shard(), initial=request.initial)) as chunks:
+                    async for chunk in chunks:
+                        yield pb.ExportCheckpointReply(chunk=chunk)
+            except OSError as error:
+                text = f"the export cannot be written ({error.strerror}): free space on the core's disk"
+                raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
+
+    async def _export(self, shard: Shard, *, initial: bool) -> AsyncGenerator[bytes]:
+        """The model as chunks of a file. Raises Refused, OSError."""
+        with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+            async with (
+                contextlib.AsyncExitStack() as reading
+            ):  # releases the states before streaming, since merges need the memory
+                if initial:
+                    states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
+                else:
+                    states = {
+                        index: await reading.enter_async_context(shard.readers.newest(fragment))
+                        for index, fragment in shard.fragments.items()
+                    }
+                await asyncio.to_thread(write_checkpoint, file, shard.layout, shard.initial, states)
+            file.seek(0)
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield chunk
 
 
 def checkpoint(row: SnapshotRow) -> pb.Checkpoint:

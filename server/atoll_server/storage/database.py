@@ -86,12 +86,14 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 
 
 @contextlib.contextmanager
-def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """Context with a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
+def read_ledger(path: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
+    """Context with a read-only connection to an existing ledger; a core may be using it. Raises LedgerError.
 
-    This works even on a read-only disk, if the core ended cleanly or the copy is complete.
+    Also works on a read-only disk, if the core ended cleanly or the copy is complete. unused: no core uses it, so that
+    SQLite needs no files next to it.
     """
-    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    unused = unused or not os.access(path.parent, os.W_OK)
+    still = unused and not path.with_name(f"{path.name}-wal").exists()
     try:
         address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
@@ -144,9 +146,9 @@ def large(db: sqlite3.Connection) -> bool:
     return bool(pages * size > CHECKED_AT_ONCE_BYTES)
 
 
-def check_pages(db: sqlite3.Connection, path: Path) -> None:
-    """Checks every page. Raises LedgerError if a page is damaged."""
-    broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+def check_pages(db: sqlite3.Connection, path: Path, *, indices: bool = False) -> None:
+    """Reads every page. Raises LedgerError when one is damaged. indices: also compares each index with its table."""
+    broken = db.execute(f"PRAGMA {'integrity' if indices else 'quick'}_check(1)").fetchone()[0]
     if broken != "ok":
         raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
 

@@ -6,6 +6,7 @@ or fails.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -55,13 +56,14 @@ class Disk:
 
         Raises BlockingIOError if another process holds the lock.
         """
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o640)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return lambda: os.close(descriptor)
+        return _locked(os.open(path, os.O_CREAT | os.O_RDWR, 0o640), fcntl.LOCK_EX)
+
+    def share(self, path: Path) -> Callable[[], None]:
+        """Takes a shared lock on an existing file, without a write; returns a function that releases it.
+
+        Raises BlockingIOError while another process holds an exclusive lock.
+        """
+        return _locked(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
 
     def create(self, path: Path) -> WritableFile:
         """Creates an empty file, or replaces an existing file."""
@@ -113,6 +115,37 @@ class Disk:
 
 
 DISK = Disk()
+
+
+class ReadOnlyDisk(Disk):
+    """The machine's disk for code that restores a run without a change: names stay as they are.
+
+    Nothing is removed, made or made durable. Writes of files are not expected, and fail.
+    """
+
+    def make_directory(self, path: Path) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+    def remove(self, path: Path) -> bool:
+        return self.exists(path)
+
+    def create(self, path: Path) -> WritableFile:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def rename(self, old: Path, new: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(old), None, str(new))
+
+
+def _locked(descriptor: int, kind: int) -> Callable[[], None]:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return lambda: os.close(descriptor)
 
 
 class _Written:

@@ -173,6 +173,13 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     return number
 
 
+def check_rows(db: sqlite3.Connection) -> None:
+    """Verifies sums and merges of all generations. Raises LedgerError when a checksum does not match."""
+    for table, columns in (("tallies", 11), ("merges", 13)):
+        for _ in verified(db.execute(f"SELECT * FROM {table}"), table, columns):  # noqa: S608 - constants
+            pass
+
+
 def receipts(
     db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:

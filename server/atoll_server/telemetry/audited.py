@@ -34,7 +34,7 @@ def audited(audit_log: AuditLog, entry: Entry, _now: float) -> None:
                 "operator refused", entry.peer, asked=asked, status=refused.status.value, detail=refused.detail
             )
         case entries.OperatorActed():
-            audit_log.note(entry.action, operator=entry.operator, peer=entry.peer, **entry.what)
+            audit_log.note(entry.action, operator=entry.operator, peer=entry.peer, **entry.what, **entry.outcome)
         case (
             entries.OfTheRun()
             | entries.Evicted()  # the audit log already contains the operator's action

@@ -206,12 +206,22 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """A permitted operator action begins. operator: empty without tokens. what: the action's arguments."""
+    """An operator's action has ended. operator: empty without tokens. what: the action's arguments.
+
+    status, detail: of an action that failed; empty if it succeeded.
+    """
 
     action: str
     operator: str
     peer: str
     what: Mapping[str, str]
+    status: str = ""
+    detail: str = ""
+
+    @property
+    def outcome(self) -> dict[str, str]:
+        """Status and detail of an action that failed; nothing if it succeeded."""
+        return {"status": self.status, "detail": self.detail} if self.status else {}
 
 
 # ------------------------------------------------------------------------------------------------- contributions

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     REFUSED = "refused"
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
+    RESUMED = "resumed"
     TROUBLE = "trouble"
 
 
@@ -70,8 +71,8 @@ class EventLog:
             case entries.FirstParameters():
                 self._add(Kind.CORE, f"the run has its first parameters ({entry.parameters:,})", now)
             case entries.PauseChanged():
-                text = f"paused {entry.reason}" if entry.reason else "resumed"
-                self._add(Kind.PAUSED, text, now)
+                kind, text = (Kind.PAUSED, f"paused {entry.reason}") if entry.reason else (Kind.RESUMED, "resumed")
+                self._add(kind, text, now)
             case entries.SnapshotTaken():
                 self._add(Kind.CHECKPOINT, f"checkpoint {entry.number} is durable", now)
             case entries.Trouble():

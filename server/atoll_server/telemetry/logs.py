@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 import structlog
+from atoll_wire import outer_pb2 as pb
 
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
@@ -33,7 +34,8 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.SnapshotFailed(error):
             log.error("the snapshot could not be written: check the disk", error=error)
         case entries.Joined(learner, region, incarnation, state=state):
-            log.info("joined", learner=learner, incarnation=incarnation, region=region, state=state)
+            name = pb.JoinReply.State.Name(state).removeprefix("STATE_").lower()
+            log.info("joined", learner=learner, incarnation=incarnation, region=region, state=name)
         case entries.Left(learner, incarnation):
             log.info("left", learner=learner, incarnation=incarnation)
         case entries.Evicted(learner, reason):
@@ -43,7 +45,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.JoinRefused(learner, _, refused):
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):
-            log.info(action, operator=operator, **what)
+            log.info(action, operator=operator, **what, **entry.outcome)
         case entries.UploadBegan(key, cycle, received):
             log.debug("upload", contribution=str(key), cycle=cycle, received=received)
         case entries.TurnedAway(learner, refused):

@@ -1,0 +1,37 @@
+"""Says that kernels are compiled, since the first start on a machine then takes half a minute longer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import structlog
+from numba.core import event
+
+log = structlog.get_logger()
+
+MESSAGE = "preparing kernels: the first start on a machine takes half a minute to compile them"
+
+
+@contextlib.contextmanager
+def compiling_is_logged() -> Iterator[None]:
+    """Context that logs MESSAGE once, as soon as numba compiles one of Atoll's kernels that its cache lacks."""
+    with event.install_listener("numba:compile", _Listener()):
+        yield
+
+
+class _Listener(event.Listener):
+    """Numba calls it in the thread that compiles. It does not hear of kernels that come from the cache."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_start(self, event: Any) -> None:  # noqa: ANN401
+        """Called before a function is compiled. A training script may compile its own functions meanwhile."""
+        if not self._said and event.data["dispatcher"].py_func.__module__.startswith("atoll"):
+            self._said = True
+            log.info(MESSAGE)
+
+    def on_end(self, event: Any) -> None:  # noqa: ANN401
+        """Required by numba."""

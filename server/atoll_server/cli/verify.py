@@ -1,0 +1,147 @@
+"""Checks, without a core and without a change, whether a core can start from a run's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from atoll_wire.errors import SettingsError, UserError
+from atoll_wire.layout.frame_spans import Codec
+
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial, stored_layout
+from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
+from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
+from atoll_server.checkpoints.verification import DAMAGE, ROWS
+from atoll_server.cli.run_directory import ledger_of
+from atoll_server.run.trial_start import TrialStart, trial_start
+from atoll_server.storage import database, run_ledger, shard_ledger
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.disk import DISK
+from atoll_server.storage.rows import ContributionRow
+from atoll_server.storage.spool import Spool, SpoolError, StoredPayload
+
+
+def verify(directory: Path) -> None:
+    """Prints one line per part, and a warning for damage that a start survives.
+
+    Raises UserError for damage with which a core does not start, or stops at its next merge. Pages of the ledger count
+    as such damage, even if a start does not read them.
+    """
+    with _unused(directory):
+        try:
+            with ledger_of(directory, unused=True) as db:
+                _Check(db, directory).all()
+        except DAMAGE as error:  # a changed row may also raise errors of Python
+            if isinstance(error, UserError):
+                raise
+            raise LedgerError(f"{directory} is damaged ({error}): restore it from a backup") from error
+
+
+@contextlib.contextmanager
+def _unused(directory: Path) -> Iterator[None]:
+    """Context in which no core may take the directory."""
+    try:
+        unlock = DISK.share(directory / "lock")
+    except BlockingIOError as error:
+        raise SettingsError(f"a core uses {directory}: stop it, or check a copy of the directory") from error
+    except (FileNotFoundError, NotADirectoryError):
+        yield  # no core has used it
+        return
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be read ({error.strerror}): use a user that may read its files"
+        ) from error
+    try:
+        yield
+    finally:
+        unlock()
+
+
+class _Check:
+    """The checks of one directory, in the order of a start."""
+
+    def __init__(self, db: sqlite3.Connection, directory: Path) -> None:
+        self._db = db
+        self._directory = directory
+        self._ledger = directory / LEDGER
+        self._warnings = 0
+
+    def all(self) -> None:
+        database.check_pages(self._db, self._ledger)
+        print(f"ledger pages: ok ({self._ledger.stat().st_size / 1e6:.1f} MB)")
+        self._first_parameters()
+        self._snapshots()
+        start = trial_start(self._db, self._directory)
+        merges = sum(map(len, start.restored.updates.values()))
+        print(f"start: ok ({merges} merges repeated, {len(start.pending)} contributions wait for a merge)")
+        self._payloads(start)
+        self._rows()
+        survived = f", despite {self._warnings} warnings" if self._warnings else ""
+        print(f"a core can start from {self._directory}{survived}")
+
+    def _warn(self, text: str) -> None:
+        self._warnings += 1
+        print(f"warning: {text}")
+
+    def _first_parameters(self) -> None:
+        """A start reads the file's header. It reads the values only if there is no sound snapshot."""
+        meta = run_ledger.get_meta(self._db)
+        size = open_tensors(self._directory / INITIAL).data.size
+        try:
+            check_initial(self._directory / INITIAL, meta["initial_sha256"], DISK)
+            print(f"first parameters: ok ({size / 1e6:.1f} MB)")
+        except (TensorFileError, OSError) as error:
+            self._warn(f"first parameters: {error}")
+
+    def _snapshots(self) -> None:
+        fragments = stored_layout(run_ledger.get_meta(self._db)).fragments
+        rows = shard_ledger.snapshots(self._db)
+        sound = 0
+        for row in rows:
+            try:
+                load_snapshot(snapshot_path(self._directory, row.id), fragments, row)
+                sound += 1
+            except SnapshotError as error:
+                self._warn(f"checkpoint {row.id} is damaged ({error}): it cannot be restored; keep another backup")
+        print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
+
+    def _payloads(self, start: TrialStart) -> None:
+        """Reads each frame. The trial start has already read those of the merges after the newest sound snapshot."""
+        for held in start.pending:
+            _read_frames(held.row, held.stored)  # a core with a damaged one stops at its merge
+        spool = Spool(self._directory / "spool", limit_bytes=0, kept_bytes=0)
+        read, damaged = len(start.pending), 0
+        for generation, row in start.kept:
+            if not DISK.exists(spool.path(generation, row.key)):
+                continue
+            read += 1
+            try:
+                norms_sq = np.array(row.norms_sq, np.float64)
+                _read_frames(row, spool.open(generation, row.key, Codec(row.codec), norms_sq, row.scale))
+            except (SpoolError, OSError) as error:
+                damaged += 1
+                self._warn(f"only a start from an older checkpoint needs this payload: {error}")
+        print(f"payloads: {'damaged' if damaged else 'ok'} ({read - damaged} of {read} sound)")
+
+    def _rows(self) -> None:
+        """Reads the rows and indices that a start does not read."""
+        try:
+            number = shard_ledger.read_again(self._db, 0, ROWS)
+            while number:
+                number = shard_ledger.read_again(self._db, number, ROWS)
+            shard_ledger.check_rows(self._db)
+            database.check_pages(self._db, self._ledger, indices=True)
+            print("ledger rows: ok")
+        except DAMAGE as error:
+            text = str(error) if isinstance(error, UserError) else f"{self._ledger} is damaged ({error})"
+            self._warn(f"ledger rows: {text}")
+
+
+def _read_frames(row: ContributionRow, stored: StoredPayload) -> None:
+    """Compares each frame of a contribution with its checksum. Raises SpoolError."""
+    with contextlib.closing(stored):
+        for frame in range(row.frames):
+            stored.payload(frame)

@@ -1,0 +1,88 @@
+"""Restores a run from its directory as a start of a core does, without a change to the directory."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll_wire.errors import SettingsError
+from atoll_wire.process.clock import SYSTEM
+
+from atoll_server.checkpoints.restore import Origin, Restored, restore
+from atoll_server.checkpoints.snapshot import SnapshotError
+from atoll_server.run.core import check_protocol
+from atoll_server.run.first_parameters import STAGING
+from atoll_server.run.registrar import Registrar
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import CoreSettings
+from atoll_server.shard.context import ShardContext
+from atoll_server.shard.fragment import HeldContribution
+from atoll_server.shard.shard import Shard
+from atoll_server.shard.shard_restore import restore_shard
+from atoll_server.shard.snapshotter import covered
+from atoll_server.storage import lineage, run_ledger
+from atoll_server.storage.disk import ReadOnlyDisk
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.rows import ContributionRow
+from atoll_server.telemetry.journal import Journal
+from atoll_server.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStart:
+    """The state with which a core would start.
+
+    pending: contributions that wait for their merge. kept: merged ones whose payloads are not deleted yet, each with
+    its generation. Some payloads may be missing, if the newest snapshots cover them.
+    """
+
+    restored: Restored
+    pending: list[HeldContribution]
+    kept: list[tuple[int, ContributionRow]]
+
+
+def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
+    """Restores a run that has parameters. db: a read-only connection to its ledger.
+
+    Raises SettingsError, LedgerError, SpoolError or TensorFileError, as a start does.
+    """
+    for name in ("spool", "snapshots", STAGING):
+        if (path := directory / name).exists() and not path.is_dir():
+            raise SettingsError(f"{path} cannot be used (it is no directory): restore a backup")
+    disk, journal = ReadOnlyDisk(), Journal()
+    meta = run_ledger.get_meta(db)
+    check_protocol(meta)
+    settings = CoreSettings(listen=(), directory=directory)
+    registrar = Registrar(settings.limits, RunClock(SYSTEM), journal)
+    registrar.restore(meta, run_ledger.learners(db), LedgerWriter(db, _fail, SYSTEM))
+    restored = restore(db, Origin.of(meta), directory, disk, unusable=_passed_over)
+    context = ShardContext(
+        settings=settings,
+        run=registrar.settings,
+        generation=registrar.generation,
+        registry=registrar.registry,
+        journal=journal,
+        writer=registrar.writer,
+        metrics=Metrics(),
+        disk=disk,
+        clock=registrar.clock,
+        fail=_fail,
+    )
+    shard = Shard(context, restored, registrar.view(), damaged=False)
+    restore_shard(shard, db, restored)
+    pending = [held for fragment in shard.fragments.values() for held in fragment.held.values()]
+    kept = [
+        (generation, row)
+        for fragment, after in covered(restored.snapshots, shard.fragments).items()
+        for generation, row, _ in lineage.merged(db, restored.line, fragment, after)
+    ]
+    return TrialStart(restored, pending, kept)
+
+
+def _passed_over(_error: SnapshotError) -> None:
+    """The caller checks all snapshots, and reports those that are damaged."""
+
+
+def _fail(error: BaseException) -> None:
+    raise error
