@@ -123,7 +123,7 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
 
 
 def _log_unusable(error: SnapshotError) -> None:
-    structlog.get_logger().error("a snapshot cannot be used, trying without it: check the disk", error=str(error))
+    structlog.get_logger().error("a snapshot cannot be used and is ignored: check the disk", error=str(error))
 
 
 def restore(
