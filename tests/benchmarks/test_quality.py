@@ -84,6 +84,7 @@ def test_without_a_grace_window_the_late_are_merged_at_once_and_by_policy_as_in_
     assert len({at_once["loss"], waiting["loss"], papers["loss"]}) == 3
 
 
+@pytest.mark.slow
 def test_processes_over_grpc_give_what_virtual_time_gives():
     recipe = replace(SMALL, steps=100)
     made = through_processes(recipe, 0.03)

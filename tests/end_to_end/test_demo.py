@@ -17,6 +17,7 @@ from tests.end_to_end.world import eventually
 DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
     arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]

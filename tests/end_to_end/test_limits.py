@@ -16,7 +16,7 @@ def test_a_core_lets_as_many_names_in_and_takes_as_large_messages_as_it_is_told(
 
     with core(tmp_path, "--limit-learners", "1", "--limit-message-bytes", "1MiB") as running:
         train(running.address, "a", steps=10)
-        second = Trainee(running.address, "b", lambda _: True)
+        second = Trainee(running.address, "b", lambda _: True, connect_timeout_s=3.0)
         second.start()
         with pytest.raises(atoll.LearnerError, match=r"the run has 1 learner names.*--limit-learners"):
             second.done()

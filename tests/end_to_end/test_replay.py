@@ -86,6 +86,7 @@ def test_its_own_settings_are_no_other(recorded):
     assert " by 0 % of" in said
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
     directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, with another momentum from here
