@@ -6,15 +6,15 @@ import socket
 
 import pytest
 
-PROCESSES = {"command", "dashboard", "end_to_end"}  # folders whose tests start many processes
+PROCESSES = {"command": "dashboard", "dashboard": "dashboard", "end_to_end": "end_to_end"}  # folder -> group
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps tests that start many processes in two groups, each on one worker: more at once would miss their limits."""
     for item in items:
-        if item.path.parent.name in PROCESSES:
-            item.add_marker(pytest.mark.xdist_group(f"processes {item.path.name < 'test_kill.py'}"))
+        if group := PROCESSES.get(item.path.parent.name):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
