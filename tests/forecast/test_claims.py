@@ -24,7 +24,7 @@ def test_table_1_from_one_set_of_parameters():
 
 @pytest.mark.parametrize("name", ["goodput", "bandwidth", "scavenging", "hardware"])
 def test_records_are_what_the_commands_say(name):
-    """Else docs/benchmarks/paper.md, which was written from them, says what nobody sees."""
+    """Else docs/benchmarks/paper.md, which was written from them, would say what the commands no longer print."""
     if name == "goodput":
         recorded, said = _record(name)["goodput"], goodput_claims(goodput.Failures(), hours=30.0)
         assert {n: pytest.approx(row, rel=1e-6) for n, row in recorded.items()} == said
