@@ -15,6 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if group := PROCESSES.get(item.path.parent.name):
             item.add_marker(pytest.mark.xdist_group(group))
+        elif item.path.name == "test_quality.py":  # its trained models are made once per worker
+            item.add_marker(pytest.mark.xdist_group("quality"))
 
 
 @pytest.fixture

@@ -22,7 +22,15 @@ def test_table_1_from_one_set_of_parameters():
         assert ours[name][3] == pytest.approx(theirs, abs=3)
 
 
-@pytest.mark.parametrize("name", ["goodput", "bandwidth", "scavenging", "hardware"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "goodput",
+        "bandwidth",
+        pytest.param("scavenging", marks=pytest.mark.slow),
+        pytest.param("hardware", marks=pytest.mark.slow),
+    ],
+)
 def test_records_are_what_the_commands_say(name):
     """Else docs/benchmarks/paper.md, which was written from them, would say what the commands no longer print."""
     if name == "goodput":

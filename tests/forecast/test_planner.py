@@ -282,7 +282,7 @@ def test_goodput_as_json_has_all_cells(tmp_path):
     assert "<svg" in plot.read_text()
 
 
-@pytest.mark.parametrize("what", ["bandwidth", "hardware"])
+@pytest.mark.parametrize("what", ["bandwidth", pytest.param("hardware", marks=pytest.mark.slow)])
 def test_other_tables_print_and_draw(tmp_path, what):
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     code, said, error = atoll("simulate", what, "--json", out, "--plot", plot)

@@ -123,6 +123,7 @@ print(measured.report(show_missing=True))
 """
 
 
+@pytest.mark.slow
 def test_seeds_go_everywhere_in_the_syncer():
     done = subprocess.run([sys.executable, "-c", COVERED], capture_output=True, text=True, check=True, timeout=300)
     percent = float(done.stdout.splitlines()[-1])
