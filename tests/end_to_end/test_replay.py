@@ -129,6 +129,7 @@ def test_a_damaged_ledger_is_named(recorded, tmp_path, command, damage):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_without_a_snapshot_equality_is_said_to_be_the_ledgers_own(tmp_path):
     directory = train(tmp_path, "--record", "--snapshot-every-s", "0.1")
     said = atoll("replay", directory)[1]

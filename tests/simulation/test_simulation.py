@@ -100,6 +100,7 @@ def digest(seed: int) -> str:
     return hashlib.sha256("\n".join(simulate(seed).checks.trace).encode()).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_in_another_process_too():
     script = "import sys; from tests.simulation.test_simulation import digest; print(digest(int(sys.argv[1])))"
     for seed, hashing in ((3, "1"), (4, "2")):
