@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.world import Trainee, core, eventually, train
 
 RANK = """
