@@ -32,6 +32,7 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
+LOOP_CLOSED = "Event loop is closed"
 ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
 
 
@@ -113,7 +114,7 @@ class Agent:
 
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-        self._loop.set_exception_handler(_seen_to)
+        self._loop.set_exception_handler(ignore_known_grpc_errors)
         if self._leaving:
             return
         with compiling_is_logged():
@@ -172,7 +173,12 @@ def _interpreter_ends() -> bool:
     return not main.is_alive()
 
 
-def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores a known error (grpc#25364): gRPC wakes all loops of a process for each event, even those without one."""
-    if not (isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context["message"]):
+def ignore_known_grpc_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ignores two known errors of several gRPC loops in a process (grpc#25364).
+
+    gRPC wakes all loops for each event, even those without one, and passes events on to loops that have closed.
+    """
+    error = context.get("exception")
+    known = isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and str(error) == LOOP_CLOSED)
+    if not (known and "PollerCompletionQueue" in context["message"]):
         loop.default_exception_handler(context)
