@@ -25,8 +25,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## one core, three learners, two kills: ARGS="--json out.json" passes options
 	@$(BIN)/atoll demo $(ARGS)
 
-test: $(READY) ## the fast tests, on three workers: many of them wait
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup -m "$(FAST)" $(ARGS)
+test: $(READY) ## the fast tests, on three workers: many of them wait. A file's tests share a worker and its fixtures
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(FAST)" $(ARGS)
 
 test-slow: $(READY) ## tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)

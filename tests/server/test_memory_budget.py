@@ -31,7 +31,6 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     assert memory_budget.machine_bytes() > 1 << 30
 
 
-@pytest.mark.xdist_group("end_to_end")
 def test_the_learner_that_brings_it_ends_with_that_line(tmp_path):
     with core(tmp_path, "--memory-gib", "0.5") as running:
         trainee = Trainee(running.address, "large", lambda _: True)
