@@ -64,8 +64,15 @@ def test_a_learner_that_cannot_start_says_why_in_one_line(arguments, status, sai
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "elsewhere"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, elsewhere):
     command = [*ATOLL, "learner", "--name", "a", "--server", "127.0.0.1:1", "--connect-timeout-s", "100"]
     learner = subprocess.Popen(

@@ -59,7 +59,7 @@ def generations(path: Path, table: str) -> dict[int, int]:
         return dict(db.execute(f"SELECT generation, COUNT(*) FROM {table} GROUP BY generation").fetchall())  # noqa: S608
 
 
-@pytest.mark.parametrize("through_a_front", [False, True])
+@pytest.mark.parametrize("through_a_front", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path, through_a_front):
     with core(tmp_path, *OPTIONS) as running, front(tmp_path / "front", running.address) as gateway:
         with training(gateway.address if through_a_front else running.address, "a", "b") as trainees:
@@ -158,7 +158,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         assert first not in {each.id for each in listed}
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])])
 def test_a_restore_that_is_killed_leaves_the_old_generation_or_the_new_one_whole(tmp_path, point):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)

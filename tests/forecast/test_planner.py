@@ -61,6 +61,7 @@ def test_a_price_that_nobody_said_is_not_nothing(tmp_path):
     assert found["methods"][0]["month_price"] is None
 
 
+@pytest.mark.slow
 def test_the_cores_own_link_carries_what_all_regions_do():
     regions = tuple(Region(f"r{number}", 8, 1e10, 0.06) for number in range(10))
     free = plan(Job(7e9, 2.0, regions))
