@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from atoll.errors import LearnerError
 from atoll_server.run import memory_budget
 
