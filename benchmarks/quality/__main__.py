@@ -64,35 +64,36 @@ def write(path: Path, records: Records) -> None:
 
 HEAD = """# Quality: what the records say
 
-`make quality` makes this report. The folder `runs` has a file for each table, with the runs that no earlier table has.
-[budgets.json](runs/budgets.json) has the runs that only the last table uses. Each run has its settings and its commit.
+`make quality` writes this report. The folder `runs` has a file for each table, with the runs that no earlier table
+uses. [budgets.json](runs/budgets.json) has the runs that only the last table uses. Each run includes its settings and
+its commit.
 
-Loss is validation loss in nats per byte, of the published model after all learners have left. Each cell has the mean
-over seeds and its standard error. Comparisons pair the runs by seed: both have the same first parameters. Both also
-have the same text in the same order if their learners, speeds and failures are the same. With mixed speeds a run has
-more outer steps for its tokens, since rounds follow the fastest learner.
+Loss is the published model's validation loss in nats per byte, after all learners have left. Each cell has the mean
+over seeds and its standard error. Comparisons pair the runs by seed: both runs start from the same parameters. If their
+learners, speeds and failures are the same, both also read the same text in the same order. With mixed speeds, a run
+makes more outer steps per token, because rounds follow the fastest learner.
 
-A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2,048.
-[over-grpc.json](over-grpc.json) compares a core and learners in separate processes with virtual time
+A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2,048 windows.
+[over-grpc.json](over-grpc.json) compares runs in separate processes with runs in virtual time
 (`python -m benchmarks.quality.over_grpc`).
 
-[explored.json](explored.json) has the runs that led to the settings, with one seed each. The code changed between
-them, so compare them only with each other. Until 2026-11-22, learners with H = 6 and 12, and learners with outer rates
-of 0.9 and 0.5, answered one round per step. Later versions dropped or adopted the policies:
+[explored.json](explored.json) has the runs that led to the default settings, with one seed each. The code changed
+between them, so compare them only with each other. Until 2026-11-22, learners with H = 6 and 12, and learners with
+outer rates of 0.9 and 0.5, answered one round per step. Later versions adopted or dropped these policies:
 
-- `discounted` is how merges are weighted today.
-- `landing` and `ending:PART:1:1` are today's end of a run: a cool-down over that part of the tokens, and plain means
-  when no learner is left.
-- `late-at-once` merges late work when it arrives. `late-together` merges it when all of its round has arrived.
-- `parts` lets momentum fade by work instead of by merges.
+- `discounted` is today's weighting of merges.
+- `landing` and `ending:PART:1:1` are today's end of a run. It consists of a cool-down over that part of the tokens, and
+  of plain means after all learners have left.
+- `late-at-once` merges late work when it arrives. `late-together` merges it after the whole round has arrived.
+- `parts` lets the momentum decay by merged work instead of by merges.
 - `beyond-one` discounts only work that is more than one outer step late.
-- `exact` is the loss of the core's own parameters, compared with the published ones.
+- `exact` is the loss of the core's exact parameters instead of the published ones.
 """
 
 BUDGETS_HEAD = """### The gap to data-parallel training, by budget
 
-Four learners have H = 24, int4 both ways, and as many tokens as data-parallel training. Each side uses the best of the
-rates that were tried with the first seed. Comparisons pair the runs by seed.
+Four learners use H = 24, int4 in both directions, and as many tokens as data-parallel training. Each side uses the best
+inner rate that was tried with the first seed. Comparisons pair the runs by seed.
 """
 
 
