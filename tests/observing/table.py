@@ -16,7 +16,7 @@ Each core, front and learner with `--metrics-listen HOST:PORT` serves these metr
 [Monitoring](../operate/monitoring.md) shows what to watch.
 
 - A histogram has the series `_bucket`, `_sum` and `_count`.
-- `atoll_learner_*` is what the core saw of a learner. `atoll_local_*` is what the learner's own process measured.
+- `atoll_learner_*` holds the core's observations of a learner. `atoll_local_*` holds the learner's own measurements.
 - Each process also exports `process_*`: memory, CPU time and open files.
 
 This page is generated from the code by `make reference`.
