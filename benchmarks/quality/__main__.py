@@ -82,8 +82,8 @@ between them, so compare them only with each other. Until 2026-11-22, learners w
 outer rates of 0.9 and 0.5, answered one round per step. Later versions adopted or dropped these policies:
 
 - `discounted` is today's weighting of merges.
-- `landing` and `ending:PART:1:1` are today's end of a run. It consists of a cool-down over that part of the tokens, and
-  of plain means after all learners have left.
+- `landing` and `ending:PART:1:1` are today's end of a run. It consists of a cool-down over the given part of the
+  tokens, and of plain means after all learners have left.
 - `late-at-once` merges late work when it arrives. `late-together` merges it after the whole round has arrived.
 - `parts` lets the momentum decay by merged work instead of by merges.
 - `beyond-one` discounts only work that is more than one outer step late.
