@@ -87,7 +87,7 @@ outer rates of 0.9 and 0.5, answered one round per step. Later versions adopted 
 - `late-at-once` merges late work when it arrives. `late-together` merges it after the whole round has arrived.
 - `parts` lets the momentum decay by merged work instead of by merges.
 - `beyond-one` discounts only work that is more than one outer step late.
-- `exact` is the loss of the core's exact parameters instead of the published ones.
+- `exact` is the loss of the core's exact parameters, not of the published parameters.
 """
 
 BUDGETS_HEAD = """### The gap to data-parallel training, by budget
