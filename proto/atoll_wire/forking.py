@@ -1,8 +1,9 @@
 """Makes gRPC work in a process that forks, as PyTorch's data loaders do.
 
 gRPC's own fork handlers crash such a process or its children (grpcio 1.85: every time). Without the handlers, forking
-works if the children do not use gRPC. gRPC reads the setting once, on its first import. So every package of Atoll
-imports this module first. A program that imported grpc before Atoll keeps the handlers, and Atoll refuses forks there.
+works if the children do not use gRPC. gRPC reads the setting once, on its first import. Every package of Atoll
+therefore imports this module first. A program that imported grpc before Atoll keeps the handlers, and Atoll refuses
+forks there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _hooked = False
 
 @contextlib.contextmanager
 def refused(error: Exception) -> Iterator[None]:
-    """Context in which `os.fork` raises this error if gRPC's handlers would run. Starting a program is allowed."""
+    """Context manager that makes `os.fork` raise this error if gRPC's handlers would run.
+
+    Starting a program is allowed.
+    """
     global _hooked  # noqa: PLW0603 - an audit hook cannot be removed
     if not HANDLED:
         yield

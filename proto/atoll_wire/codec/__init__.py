@@ -1,4 +1,4 @@
-"""Float32 values as coded frames: quantising, the kernels over blocks and frames, compression, checksums, buffers.
+"""Coding of float32 values as frames: quantisation, kernels over blocks and frames, compression, checksums, buffers.
 
 Start with `frame_codec`, which encodes and decodes one frame.
 

@@ -1,7 +1,7 @@
-"""Inner loops over one block of values that share a scale, and arrays at memory addresses. Other kernels call them.
+"""Inner loops over one block of values that share a scale, and views of memory at an address. Other kernels call them.
 
 A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. Adding the product
-to an anchor rounds once, with or without a fused multiply-add, on any machine. So anchors are bit-identical.
+to an anchor rounds once, with or without a fused multiply-add, on any machine. Anchors are therefore bit-identical.
 
 `levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values). In a
 block of n values with two codes per byte, byte i has value i in its low half, and value i + (n + 1) // 2 in its high
@@ -29,7 +29,7 @@ F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 
-AHEAD, LINE = 2 * BLOCK, 16  # in values: distance of the prefetch, and length of a cache line
+AHEAD, LINE = 2 * BLOCK, 16  # both in values: prefetch distance, and cache line length
 LANES = 64  # number of parallel sums: a single sum would wait for each addition
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
@@ -37,7 +37,7 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function on first use and caches it on disk. It releases the GIL and does not use fastmath.
+    """Compiles a function on first use and caches the result on disk. The result releases the GIL and avoids fastmath.
 
     See `frame_codec.warm_up`.
     """
@@ -76,7 +76,7 @@ def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:  # noqa: ANN401 - n
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = declare(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # to read, keep, data
+        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # read, keep, data
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
@@ -91,7 +91,7 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Prefetches the block after the next. It loads while a kernel passes twice over the current block.
+    """Prefetches the block after the next. The load overlaps with a kernel's two passes over the current block.
 
     at: index of the current block's first value. Does nothing beyond the end of `values`.
     """
@@ -101,31 +101,34 @@ def fetch_ahead(values: F32, at: int) -> None:
 
 @kernel
 def floats_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Returns `length` float32 values at an address, as a view. The caller keeps the memory alive."""
+    """Returns a view of `length` float32 values at an address. The caller must keep the memory alive."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.float32)
 
 
 @kernel
 def bytes_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Returns `length` bytes at an address, see `floats_at`."""
+    """Returns a view of `length` bytes at an address (see `floats_at`)."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint8)
 
 
 @kernel
 def scales_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Returns `length` scales at an address as the bits of bfloat16, see `floats_at`."""
+    """Returns a view of `length` scales at an address, as the bits of bfloat16 (see `floats_at`)."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint16)
 
 
 @kernel
 def scale_of(bits: np.uint16) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """Returns the float32 value of a scale. bits: of a bfloat16."""
+    """Returns a scale as float32. bits: the scale's bits as bfloat16."""
     return float_of(np.uint32(bits) << np.uint32(16))
 
 
 @kernel
 def coded_bytes(length: int, levels: int) -> int:
-    """Returns the bytes of the codes of a block, or of a segment whose blocks except the last have even length."""
+    """Returns the size of the codes in bytes.
+
+    length: of a block, or of a segment of blocks with even length before the last.
+    """
     if levels == 7:
         return (length + 1) // 2
     return length if levels == 127 else 4 * length
@@ -233,7 +236,7 @@ def _square_of_pairs(block: U8, length: int) -> int:
 
 @kernel
 def add_squares(values: F32, sums: F64) -> None:
-    """Adds the values' squares in float64 to LANES sums in turn. Each call begins at the first sum."""
+    """Adds the squares of the values, in float64, to the LANES sums in turn. Each call begins at the first sum."""
     whole = len(values) // LANES * LANES
     for start in range(0, whole, LANES):
         part = values[start : start + LANES]

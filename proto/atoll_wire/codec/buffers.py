@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_BYTES = 1 << 20  # for smaller vectors, the allocator reuses memory
+MIN_BYTES = 1 << 20  # the allocator already reuses the memory of smaller vectors
 MAX_KEPT, MAX_KEPT_BYTES = 4, 256 << 20  # limits on free blocks per size; one block is always kept
 
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Says that kernels are compiled, since the first start on a machine then takes half a minute longer."""
+"""Logs that kernels are being compiled, because the first start on a machine then takes half a minute longer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MESSAGE = "preparing kernels: the first start on a machine takes half a minute t
 
 @contextlib.contextmanager
 def compiling_is_logged() -> Iterator[None]:
-    """Context that logs MESSAGE once, as soon as numba compiles one of Atoll's kernels that its cache lacks."""
+    """Context manager that logs MESSAGE once, as soon as numba compiles a kernel of Atoll that is not in its cache."""
     with event.install_listener("numba:compile", _Listener()):
         yield
 
 
 class _Listener(event.Listener):
-    """Numba calls it in the thread that compiles. It does not hear of kernels that come from the cache."""
+    """Receives numba's compiler events, in the thread that compiles. Kernels loaded from the cache cause no events."""
 
     def __init__(self) -> None:
         self._said = False
@@ -34,4 +34,4 @@ class _Listener(event.Listener):
             log.info(MESSAGE)
 
     def on_end(self, event: Any) -> None:  # noqa: ANN401
-        """Required by numba."""
+        """Does nothing. Numba requires this method."""

@@ -1,8 +1,8 @@
 """Encodes float32 vectors as frames and decodes them: quantised in blocks of 512 values, compressed with zstd.
 
 A frame's payload is one zstd frame that declares its content size. The content is the packed codes of all blocks, then
-their scales as bfloat16, little-endian. With FLOAT32, the content is the values. All sizes follow from the layout, so
-data on the wire does not determine how much memory is allocated.
+their scales as bfloat16, little-endian. With FLOAT32, the content consists of the values themselves. All sizes follow
+from the layout, so data on the wire never determines how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code;
 
 
 class CodecError(ValueError):
-    """The values cannot be encoded, because one is not finite."""
+    """One of the values is not finite, so they cannot be encoded."""
 
 
 class FrameError(ValueError):
@@ -104,7 +104,7 @@ def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> N
 
 
 def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """Adds each segment's factor times its values to their place in `out`, in one pass.
+    """Multiplies each segment's values by the segment's factor and adds them to `out`, in one pass.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
     Raises FrameError if the payload does not decode to span.length values. `out` is then unchanged.
@@ -113,7 +113,7 @@ def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, ou
 
 
 def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """Does the work of `decode_add` for a content, which must be valid."""
+    """Does the same as `decode_add` for decompressed content, which must be valid."""
     target = out[span.place]
     if codec is Codec.FLOAT32:
         target += np.repeat(factors, lengths(span)) * content.view("<f4")
@@ -131,12 +131,12 @@ def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, 
 
 
 def compress(content: Content) -> bytes:
-    """Compresses a content to a frame's payload."""
+    """Compresses the content of a frame. Returns the payload."""
     return _zstd().compressor.compress(content.data)
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a payload. Checks the declared size first, so that a zip bomb needs no memory.
+    """Returns the content of a payload. Checks the declared size first, so that a zip bomb cannot exhaust the memory.
 
     Raises FrameError if the payload is not valid.
     """

@@ -43,7 +43,7 @@ BAD_CODE = 3
 
 @kernel
 def quantise(values: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> int:
-    """Writes codes and scales of a frame's values. Returns SOUND or NOT_FINITE."""
+    """Writes the codes and scales of a frame's values. Returns SOUND or NOT_FINITE."""
     at = 0
     code_at = 0
     scale_at = 0

@@ -1,7 +1,7 @@
 """PURE: estimates how long the next arrival may take, from the gaps seen so far.
 
-The estimate follows TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x smoothed deviation. So a slow or uneven
-link gets a longer timeout than a fast and even link, without configuration.
+The estimate follows TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x smoothed deviation. A slow or uneven
+link therefore gets a longer timeout than a fast and even one, without configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ DEVIATIONS = 4.0
 
 
 class ArrivalEstimator:
-    """Arrivals of one kind from one sender. least_s, most_s: bounds of `max_wait_s`, which starts at `most_s`."""
+    """Estimates when the next arrival of one kind from one sender is due.
+
+    least_s, most_s: bounds of `max_wait_s`, which starts at `most_s`.
+    """
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self._least_s = least_s
@@ -46,5 +49,5 @@ class ArrivalEstimator:
         return min(self._most_s, max(self._least_s, self._gap_s + DEVIATIONS * self._deviation_s))
 
     def overdue(self, now: float) -> bool:
-        """Whether the next arrival is later than `max_wait_s`."""
+        """Returns whether the next arrival is later than `max_wait_s`."""
         return self._at is not None and now - self._at > self.max_wait_s()

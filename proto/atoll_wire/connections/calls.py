@@ -1,8 +1,9 @@
 """The errors that any call may raise, and the only way to open a streaming call.
 
 A streaming call ends with the block that opened it, and is counted until then. A call that is neither read nor
-cancelled stays open on both sides, and a connection has room for few calls. If a task is cancelled, gRPC cancels only
-the call for which the task is waiting. `tests/test_tidy.py` checks that all code opens streaming calls in this way.
+cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled, gRPC cancels
+only the call for which the task is waiting. `tests/test_tidy.py` checks that all code opens streaming calls in this
+way.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _open = set[tuple[str, Streaming]]()  # open calls of this process; gRPC reports
 
 @contextlib.contextmanager
 def open_stream(method: str, call: C) -> Iterator[C]:
-    """Context with a streaming call. The end of the block cancels the call. The block may raise LinkLost."""
+    """Context manager for a streaming call, which is cancelled at the end of the block.
+
+    The block may raise LinkLost.
+    """
     mine = (method, call)
     _open.add(mine)
     call.add_done_callback(lambda _: _ended(mine))
@@ -59,7 +63,10 @@ async def unary_reply(call: Awaitable[T]) -> T:
 
 @contextlib.contextmanager
 def _losing_the_link() -> Iterator[None]:
-    """Context that raises LinkLost if the call was cancelled. gRPC raises the CancelledError of a cancelled task."""
+    """Context manager that raises LinkLost if the call, but not the task, was cancelled.
+
+    gRPC raises CancelledError for both.
+    """
     try:
         yield
     except asyncio.CancelledError as error:
@@ -92,6 +99,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Context for writes that ignores the end of the call. Reading from the call raises the reason."""
+    """Context manager for writes, which ignores that the call has ended. Reading from the call raises the reason."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

@@ -1,4 +1,7 @@
-"""A pool of connections of one kind to one address. The pool opens another if all carry their share of calls."""
+"""A pool of connections of one kind to one address.
+
+The pool opens another connection once all carry their share of calls.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,8 @@ class Connection:
 class ConnectionPool:
     """A pool of connections. dial: opens a connection and returns its stub and channel.
 
-    share: calls over each connection before another is opened. most: limit on open connections. fewest: number of
-    connections that stay open once they were opened. Beyond `share` times `most` calls, connections carry more than
-    their share.
+    share: calls per connection before the pool opens another. most: limit on open connections. fewest: number of
+    connections that stay open once opened. Beyond `share` times `most` calls, connections carry more than their share.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class ConnectionPool:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
-        """Context with a connection for one call. Raises LinkLost on a closed pool."""
+        """Context manager that lends a connection for one call. Raises LinkLost on a closed pool."""
         connection = self.take()
         try:
             yield connection

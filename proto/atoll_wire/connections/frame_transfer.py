@@ -209,7 +209,7 @@ class _Streams:
         mine: set[int],
         moved: Callable[[], None],
     ) -> None:
-        """Sends frames until none is left or the call ends. `_hear` raises the reason."""
+        """Sends frames until none is left or the call ends. `_hear` raises the call's error."""
         with tolerate_ended_call():
             await call.write(pb.PushRequest(header=self._header))
             while frames:

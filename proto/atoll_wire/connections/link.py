@@ -55,13 +55,13 @@ class Call(Protocol):
 
 
 def is_atoll_status(error: grpc.RpcError) -> bool:
-    """Whether a core or a front set this status, as opposed to gRPC, a proxy, or another server."""
+    """Returns whether a core or a front set this status, as opposed to gRPC, a proxy, or another server."""
     metadata: Any = error.trailing_metadata()
     return any(key == ATOLL_STATUS[0][0] for key, _ in metadata or ())
 
 
 def is_unreachable(error: grpc.RpcError) -> bool:
-    """Whether a call failed because neither a core nor a front answered."""
+    """Returns whether a call failed because neither a core nor a front answered."""
     return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED} and not is_atoll_status(
         error
     )
@@ -83,7 +83,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def of(self, call: Call) -> Iterator[Callable[[], None]]:
-        """Context for a call that carries frames. Yields a function to call for each frame."""
+        """Context manager for a call that carries frames. Yields a function to call for each frame."""
 
         def moved() -> None:
             self._moved_at[call] = self._clock.monotonic()
@@ -137,7 +137,7 @@ class Link:
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
-        """Records the seconds until an answer that did not wait behind a frame."""
+        """Records how long an answer took that did not wait behind a frame. after_s: in seconds."""
         self.up.answered(after_s)
         self.down.answered(after_s)
 

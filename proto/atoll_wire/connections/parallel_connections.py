@@ -1,8 +1,8 @@
 """The connections that carry frames, and their number.
 
 One TCP connection does not fill a long link that loses packets. Its window shrinks with each loss, grows by one packet
-per round trip, and starts small after a pause. So if round trips are long, the number of connections grows, unless more
-connections prove slower. On a short link, one connection is as fast as this machine.
+per round trip, and starts small after a pause. If round trips are long, the number of connections therefore grows,
+unless more connections prove slower. On a short link, one connection is as fast as this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class ConnectionCount:
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
-        """Records the seconds until an answer that did not wait behind a frame. The shortest is the round trip."""
+        """Records how long an answer took that did not wait behind a frame, in seconds.
+
+        The shortest is the round trip.
+        """
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
             self.idle()  # the round trip only seemed long, because both sides were busy
@@ -169,13 +172,13 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Records the seconds until an answer that did not wait behind a frame."""
+        """Records how long an answer took that did not wait behind a frame. after_s: in seconds."""
         self._width.answered(after_s)
         self._widen()
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[TransferProgress]:
-        """Context for an upload or a fetch. Yields the object that records the progress."""
+        """Context manager for an upload or a fetch. Yields the object that records the progress."""
         carried = TransferProgress(self)
         self._carrying += 1
         try:

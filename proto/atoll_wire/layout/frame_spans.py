@@ -40,7 +40,7 @@ class FrameSpan:
     segments: tuple[Segment, ...]
 
     def moved(self, by: int) -> FrameSpan:
-        """Returns the same frame at a position that is `by` values later."""
+        """Returns the same frame, moved `by` values towards the end of the vector."""
         segments = tuple(Segment(each.piece, each.offset + by, each.length) for each in self.segments)
         return FrameSpan(self.index, self.offset + by, self.length, segments)
 

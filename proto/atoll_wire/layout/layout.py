@@ -1,7 +1,7 @@
 """The assignment of tensors to fragments, and of fragments' values to frames.
 
-A layout depends only on the list of trainable tensors and the number of fragments. So a core and its learners compute
-the same layout, and need to compare only fingerprints.
+A layout depends only on the list of trainable tensors and the number of fragments. A core and its learners therefore
+compute the same layout, and compare only fingerprints.
 
 Packing: tensors that are merged by direction go into the emptiest fragment, largest first. The largest fragment is then
 at most 4/3 of the optimum (Graham 1969). These tensors are cut only above twice the mean fragment size, and the merge
@@ -99,7 +99,7 @@ class FragmentLayout:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Consecutive frames of one fragment, with their values as one vector. One owner takes and adopts them.
+    """Consecutive frames of one fragment, with their values as one vector. One owner takes and adopts all of them.
 
     first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
     in the run's vector, and with their numbers in the fragment.
@@ -141,7 +141,7 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Lays out tensors in `fragments` fragments. 0: use 24 fragments, or as many as the tensors allow.
+    """Assigns tensors to fragments. fragments: their number. 0 means 24, or as many as the tensors allow.
 
     Raises LayoutError if a fragment would be empty, or if tensors are malformed.
     """
@@ -151,7 +151,7 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
     if fragments:
         bins = _pack(tensors, fragments)
         if not all(bins):
-            while not all(bins):  # fewer, until none is empty
+            while not all(bins):  # use fewer fragments until none is empty
                 bins = _pack(tensors, len(bins) - 1 if len(bins) <= 64 else 3 * len(bins) // 4)
             raise LayoutError(
                 f"{fragments} fragments are too many for these tensors: use --fragments {len(bins)}, or omit the option"

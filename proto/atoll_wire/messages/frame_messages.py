@@ -1,7 +1,8 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
 Both messages have `Frame`s as field 2. A frame is encoded once for all its receivers, in protobuf's format.
-Concatenated frames are a message. This module reads such messages as views of their bytes. protobuf reads other forms.
+Concatenated frames form a message. This module reads such messages as views of their bytes. protobuf reads messages in
+any other form.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ def join_request(message: bytes) -> pb.JoinRequest:
 
 
 def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
-    """Returns the message. Raises DecodeError for more than `most` fields: protobuf creates an object for each."""
+    """Returns the message unchanged.
+
+    Raises DecodeError for more than `most` fields: protobuf makes an object of each.
+    """
     at, count = 0, 0
     while at < len(message):
         count += 1

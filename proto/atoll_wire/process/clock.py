@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two times. Use `monotonic` for durations and deadlines, and `wall` for people and for data that is stored."""
+    """Two clocks. Use `monotonic` for durations and deadlines, and `wall` for people and for stored data."""
 
     def monotonic(self) -> float:
-        """Returns the seconds since an arbitrary moment. They never go back. Compare them only in this process."""
+        """Returns the seconds since an arbitrary moment. They never decrease. Compare them only in this process."""
 
     def wall(self) -> float:
         """Returns the seconds since 1970 from the machine's clock, which may jump."""

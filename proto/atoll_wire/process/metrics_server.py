@@ -68,7 +68,7 @@ class MetricsServer:
 
 
 def check(address: str | None, *, plaintext: bool) -> None:
-    """Raises MetricsServerError for an address beyond loopback, unless `plaintext`. The server has no TLS."""
+    """Raises MetricsServerError for an address beyond loopback, unless `plaintext`, because the server has no TLS."""
     if address is not None and not on_loopback([address]) and not plaintext:
         raise MetricsServerError(
             f"--metrics-listen {address} is not loopback, and metrics have no TLS: give a loopback address, or add "

@@ -33,7 +33,7 @@ REACH = "Certificates"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Overrides of a setting's option. Empty: the default, which follows from the field and class.
+    """Overrides parts of a setting's option. An empty value keeps the default, which follows from the field and class.
 
     name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
     panel: the heading in help.

@@ -75,7 +75,7 @@ def read_certificate(path: Path) -> CertificateInfo:
 
 
 def allows_name(said: str, name: str) -> bool:
-    """Whether a certificate's name covers a name. said: the certificate's name, which may end with ANY."""
+    """Returns whether a certificate's name covers a name. said: the certificate's name, which may end with ANY."""
     return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
 
 

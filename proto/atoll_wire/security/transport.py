@@ -32,7 +32,7 @@ class TransportSecurityError(UserError):
 
 
 def on_loopback(addresses: Iterable[str]) -> bool:
-    """Whether all these addresses (HOST:PORT or unix:PATH) are on this machine."""
+    """Returns whether all these addresses (HOST:PORT or unix:PATH) are on this machine."""
     return all(address.startswith("unix:") or _is_loopback(address.rpartition(":")[0]) for address in addresses)
 
 
