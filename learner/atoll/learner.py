@@ -384,9 +384,11 @@ class Learner:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context for evaluation or deliberate throttling between steps. Its time counts neither as useful nor as lost.
+        """Context manager for evaluation or deliberate throttling between steps.
 
-        Inside the context, you may move parameters to another device. Move them back before it ends.
+        Its time counts neither as useful nor as lost.
+
+        Inside the block, you may move parameters to another device. Move them back before the block ends.
         """
         if self._rests:  # inside another pause, which counts the time
             yield

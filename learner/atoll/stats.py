@@ -105,12 +105,12 @@ class Counters:
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
-        """Tokens of the run: this learner's own, plus the other learners' tokens in the core's last report."""
+        """Returns the run's tokens: this learner's own, plus the other learners' tokens in the core's last report."""
         # The core receives this learner's tokens with a delay. Removed tokens may include this learner's.
         return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
-        """Tokens of the run; at least `agreed`, unless an operator removed tokens since the last call."""
+        """Returns the run's tokens: at least `agreed`, unless an operator has removed tokens since the last call."""
         corrected, self.corrected = self.corrected, False
         return max(0 if corrected else agreed, self.known_tokens())
 
@@ -144,7 +144,10 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Whether to report a pause to the core. Short pauses are throttling, which is part of the steps."""
+        """Returns whether to report a pause to the core.
+
+        Short pauses are throttling, which counts as part of the steps.
+        """
         since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 

@@ -65,7 +65,7 @@ class FragmentTrack:
         return self.run.fragment.index
 
     def behind(self) -> bool:
-        """Whether a fetch is needed."""
+        """Returns whether a fetch is needed."""
         return self.whole or self.version < self.target
 
     def known(self) -> int:
@@ -167,7 +167,7 @@ class CoreView:
         return self.tracks[fragment]
 
     def connected(self) -> bool:
-        """Whether every shard is connected."""
+        """Returns whether every shard is connected."""
         return all(shard.connected.is_set() for shard in self.shards)
 
     def sort_answers(self, exchange: ThreadExchange) -> None:

@@ -44,7 +44,7 @@ class Identity:
     security: TransportSecurity = LOCAL
 
     def problem(self) -> LearnerError | None:
-        """Returns why the learner cannot connect to any server, or None."""
+        """Returns the error if the learner cannot connect to any server, or None."""
         if not self.addresses:
             return LearnerError("the list of servers is empty: give at least one HOST:PORT")
         try:

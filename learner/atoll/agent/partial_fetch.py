@@ -101,8 +101,9 @@ class PartialFetch:
             self._parts[index] = _Part()
 
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """Returns the values at the header's version as a new array, and their CRC-32C. None: a frame is invalid.
+        """Returns the values at the header's version as a new array, and their CRC-32C.
 
+        The array is None if a frame is invalid.
         base: float32 (run.length,), the values that the update is added to, or None for a fetch of the values. The
         header's checksum covers the whole fragment: see `checksums.joined`.
         """

@@ -138,7 +138,7 @@ class RunSession:
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
-        """Whether the core refused the name because of another process, and has done so for less than DUPLICATE_S."""
+        """Returns whether the name is refused because of another process, and for less than DUPLICATE_S seconds."""
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
             return False
         now = self._clock.monotonic()

@@ -80,7 +80,7 @@ class ShardSession:
                 self._dial_again(self._shard)
 
     def _ends_with(self, error: grpc.aio.AioRpcError | LinkLost | None = None) -> bool:
-        """Whether the learner must join again. Otherwise it retries this shard."""
+        """Returns whether the learner must join again. Otherwise it retries this shard."""
         if self._shard.lost.is_set() or self._core.said_goodbye:
             return True
         if isinstance(error, grpc.aio.AioRpcError) and remedy(error) is not Remedy.TRY_AGAIN:

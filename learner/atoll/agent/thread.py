@@ -167,7 +167,10 @@ class Agent:
 
 
 def _interpreter_ends() -> bool:
-    """Whether the interpreter is ending. Thread pools then fail, and the original error must be the last output."""
+    """Returns whether the interpreter is ending.
+
+    Thread pools then fail, and the original error must be the last output.
+    """
     main = threading.main_thread()
     main.join(ENDING_S)
     return not main.is_alive()

@@ -1,7 +1,7 @@
 """Each fragment's parameters as float32 in host memory: the original memory if it is float32 on the host, else a copy.
 
-Each torch call and each freed tensor releases the GIL. So each operation makes one call for all tensors of a fragment,
-and this module keeps views.
+Each torch call and each freed tensor releases the GIL. Each operation therefore makes one call for all tensors of a
+fragment, on views that this module keeps.
 """
 
 from __future__ import annotations

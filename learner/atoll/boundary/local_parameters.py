@@ -80,7 +80,10 @@ class LocalParameters:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Context for all adoptions of a boundary. After an exception inside it, the learner cannot continue."""
+        """Context manager for all adoptions of a boundary.
+
+        After an exception in its block, the learner cannot continue.
+        """
         self.torn = True
         yield
         self.torn = False

@@ -66,7 +66,7 @@ class Reversal:
     rest: float
 
     def looks_so(self, moved: F32, given: _Given) -> bool:
-        """Whether a step reverses part[0] to part[1] of an adoption. moved: the step, float32 (values,)."""
+        """Returns whether a step reverses part[0] to part[1] of an adoption. moved: the step, float32 (values,)."""
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
@@ -204,7 +204,7 @@ class MovementDetector:
                 self._learn()
 
     def _written(self, moved: F32, values: F32, usual: F32) -> bool:
-        """Whether most places moved by more than allowed. moved, usual: norms per place. values: the row."""
+        """Returns whether most places moved by more than allowed. moved, usual: norms per place. values: the row."""
         if not moved.any():
             return False
         allowed = WRITTEN_STEPS * usual + ROUNDINGS * self._rounding * self._norms(values)
@@ -271,7 +271,7 @@ class MovementDetector:
         return Movement.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
-        """Whether a step consists of an adoption's reversal and an ordinary step."""
+        """Returns whether a step consists of an adoption's reversal and an ordinary step."""
         kind, unit = AT_ONCE if given.age == 1 else LATER, given.change / given.size
         if not kind.looks_so(moved, given):
             return False

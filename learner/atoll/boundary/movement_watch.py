@@ -130,7 +130,10 @@ class MovementWatch:
             self._rows[self._after] = self._samples.read()
 
     def _has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer updates sampled parameters. False in CUDA graph capture: replays call no hooks."""
+        """Returns whether an optimizer updates sampled parameters.
+
+        The result is False during CUDA graph capture, because replays call no hooks.
+        """
         if self._samples.recorded():
             return False
         if optimizer is self._last:

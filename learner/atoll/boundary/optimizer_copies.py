@@ -31,7 +31,10 @@ class OptimizerCopies:
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
-        """Context for a change of parameters. Copies change by the same amount. restart: they become equal instead."""
+        """Context manager for a change of parameters, which makes the same change to the copies.
+
+        restart: set the copies equal to the parameters instead.
+        """
         pairs = self._of(parameters)
         before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
         yield
@@ -55,7 +58,7 @@ class OptimizerCopies:
         return pairs
 
     def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
-        """Whether a state tensor is a copy. Judged only once, because copies diverge later."""
+        """Returns whether a state tensor is a copy. This is judged only once, because copies diverge later."""
         if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
             return False
         found = self._known.get((id(parameter), key))
@@ -65,7 +68,7 @@ class OptimizerCopies:
 
 
 def _near(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether samples of both tensors' values are nearly the same."""
+    """Returns whether samples of both tensors' values are nearly the same."""
     stride = max(1, parameter.numel() // LOOKED_AT)
     with torch.no_grad():
         ours, theirs = ((t[::stride] if t.dim() else t).float() for t in (parameter, value))

@@ -147,7 +147,7 @@ class Parameters:
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
     def on_accelerator(self) -> bool:
-        """Whether any parameter is outside host memory."""
+        """Returns whether any parameter is outside host memory."""
         return not all(value.is_cpu for value in self.values)
 
 

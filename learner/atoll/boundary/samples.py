@@ -67,7 +67,7 @@ class ParameterSamples:
         return torch.cat(self._views)
 
     def recorded(self) -> bool:
-        """Whether a CUDA graph is being captured. The graph would record reads."""
+        """Returns whether a CUDA graph is being captured. The graph would record reads."""
         return self.parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:

@@ -42,7 +42,7 @@ class KillRecord:
 
 @contextmanager
 def observing(address: str) -> Iterator[Observer]:
-    """Context with an observer of the core at this address, HOST:PORT."""
+    """Context manager for an observer of the core at this address, HOST:PORT."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         yield Observer(channel)
 
@@ -101,7 +101,7 @@ class Observer:
             self._core_waiting = None
 
     def all_train(self, learners: int) -> bool:
-        """Whether at least `learners` learners are live."""
+        """Returns whether at least `learners` learners are live."""
         return sum(each.state == "live" for each in self.status.learners) >= learners
 
     def export(self, path: str) -> None:

@@ -81,7 +81,10 @@ class Children:
         return child
 
     def interrupt(self) -> None:
-        """Raises KeyboardInterrupt, but later if a child is being started: the child would outlive this process."""
+        """Raises KeyboardInterrupt.
+
+        While a child is being started, this is delayed, because the child would outlive this process.
+        """
         if self._starting:
             self._interrupted = True
             return
@@ -142,7 +145,9 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Context with a group of children, which are killed when the block ends. SIGTERM ends the block like Ctrl-C.
+    """Context manager for a group of children, which are killed when the block ends.
+
+    SIGTERM ends the block like Ctrl-C.
 
     The context sets both handlers, because a process that a script starts in the background ignores SIGINT.
     """

@@ -7,9 +7,9 @@ error stays in L, so there is no error buffer. Adopting A' after D was taken:
     q in flight, refused, or none L' = A' - D            ("rebase"; "overwrite" sets D = 0)
     q too stale                   L' = A'                (D = 0: the work is given up)
 
-So, up to rounding: sum of inner displacement = sum of own merged q + (A - L) + abandoned work. For parameters that are
-not float32, D is measured from the stored value. The origin o = stored(L') + (A' - L') replaces A. Otherwise the
-rounding of A' would be sent as work.
+Up to rounding, therefore: sum of inner displacement = sum of own merged q + (A - L) + abandoned work. For parameters
+that are not float32, D is measured from the stored value. The origin o = stored(L') + (A' - L') replaces A. Otherwise
+the rounding of A' would be sent as work.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class Track:
         return PseudoGradient(coded, *self.flying, self.base_version, self.restores)
 
     def later(self, steps: int) -> bool:
-        """Whether the learner has work that is newer than the contribution in flight. steps: the learner's counter."""
+        """Returns whether the learner has work that is newer than the contribution in flight.
+
+        steps: the learner's counter.
+        """
         return self.flying is not None and self.steps_from + self.flying[1] < steps
 
     def refused(self) -> int:

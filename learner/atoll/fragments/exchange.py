@@ -54,7 +54,8 @@ class Submission:
 class BoundaryWork:
     """The work of a step boundary: fragments to release, then anchors to adopt, then rounds to answer.
 
-    The boundary removes each item once the item is done. So no item is lost if, for example, a signal handler raises.
+    The boundary removes each item once the item is done. No item is therefore lost if, for example, a signal handler
+    raises.
     """
 
     released: deque[int] = field(default_factory=deque)

@@ -1,8 +1,8 @@
 """PURE: the addresses of a fragment's values in memory, and kernels that process them in one pass and one call.
 
-A fragment's parameters are many tensors, and its coded values are many frames. Each call releases the GIL. So kernels
-take addresses, and a step boundary makes one call for all tensors. The code that computes addresses keeps the memory
-alive.
+A fragment's parameters are many tensors, and its coded values are many frames. Each call releases the GIL. Kernels
+therefore take addresses, and a step boundary makes one call for all tensors. The code that computes addresses keeps the
+memory alive.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ NO_FRAMES = np.empty(0, np.int64)
 
 
 def take(origin: F32, places: SegmentAddresses, shape: FragmentShape) -> Coded:
-    """Codes origin - values at `places`. origin: float32 (length,). Raises CodecError if a value is not finite."""
+    """Codes origin - values, where the values are at `places`. Raises CodecError if a value is not finite.
+
+    origin: float32 (length,).
+    """
     coded = Coded.empty(shape)
     if not _take(origin, places.starts, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")

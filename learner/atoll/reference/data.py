@@ -1,8 +1,8 @@
 """Text as bytes: the sources of the Python standard library, which every machine has, or your files.
 
 A hash of a file's name assigns it to training or validation. A single file, or a folder of few files, is split near its
-end. Batches are random windows that depend only on a seed, a stream and the batch's number. So learners see different
-text, and a restarted learner continues where it stopped.
+end. Batches are random windows that depend only on a seed, a stream and the batch's number. Learners therefore see
+different text, and a restarted learner continues where it stopped.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * size.width, size.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: (batch, time, width); returns the same shape. cos, sin: (time, head / 2)."""
+        """Applies the block. x: (batch, time, width). cos, sin: (time, head / 2). Returns a tensor of x's shape."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
@@ -73,7 +73,7 @@ class Transformer(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """symbols: int64 (batch, time) -> logits (batch, time, 256)."""
+        """Returns logits, (batch, time, 256). symbols: int64 (batch, time)."""
         time = symbols.shape[1]
         cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         x = self.embedding(symbols)
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
         return logits
 
     def loss(self, window: Tensor) -> Tensor:
-        """Mean cross-entropy of each next byte, in nats. window: int64 (batch, time + 1)."""
+        """Returns the mean cross-entropy of each next byte, in nats. window: int64 (batch, time + 1)."""
         logits = self(window[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
 

@@ -85,7 +85,7 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
     ):
         leaving.learner = learner
         # The run's tokens include those of earlier processes with this name, except for steps after their last report.
-        # So a restarted learner continues with text that it has not seen.
+        # A restarted learner therefore continues with text that it has not seen.
         first = learner.run_tokens // tokens
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
@@ -211,7 +211,9 @@ def inner_step(
 
 
 class Leaving:
-    """Context that handles SIGTERM and SIGINT. During joining, they end the wait for a core. Later, they set `asked`.
+    """Context manager that handles SIGTERM and SIGINT.
+
+    During joining, they end the wait for a core. Later, they set `asked`.
 
     The loop should check `asked`, and end after its step to leave cleanly. The block's end restores the old handlers.
     Set `learner` once the learner has joined.
