@@ -27,12 +27,12 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """K for `live` learners: at most `live`, and at least one."""
+        """Returns K for `live` learners: at most `live`, and at least one."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
     def __str__(self) -> str:
-        """Text that `parse` converts back."""
+        """Returns text that `parse` converts back."""
         return f"{100 * self.share:g}%" if self.learners is None else str(self.learners)
 
     @classmethod
@@ -106,14 +106,20 @@ class RunSettings(Settings):
     ] = False
 
     def heat(self, tokens: int) -> float:
-        """1 during the run. Falls to 0 over the last `outer_cool_down` of its tokens. tokens: trained so far."""
+        """Returns a factor that is 1 during the run and falls to 0 over the last `outer_cool_down` of its tokens.
+
+        tokens: tokens trained so far.
+        """
         if not self.total_tokens:
             return 1.0
         left = max(0.0, 1 - tokens / self.total_tokens)
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
-        """Learning rate and momentum for the outer step to a version of this age. heat: 0 gives a plain mean."""
+        """Returns the learning rate and momentum for the outer step to a version of this age.
+
+        heat: 0 gives a plain mean.
+        """
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
@@ -132,7 +138,10 @@ class RunSettings(Settings):
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
-        """A copy with the given settings replaced. None keeps a setting. Raises SettingsError for invalid values."""
+        """Returns a copy with the given settings replaced.
+
+        None keeps a setting. Raises SettingsError for invalid values.
+        """
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 

@@ -103,7 +103,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Whether another line may be written now. Counts the line in either case. who: the limit's owner."""
+        """Returns whether another line may be written now. Counts the line in either case. who: the limit's owner."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)

@@ -1,4 +1,4 @@
-"""PURE: a caller's identity: the contents of its certificate, and the learners that it may act as."""
+"""PURE: the identity of a caller, taken from its certificate, and the learners that it may act as."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Caller:
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
-    """The caller of a call. Raises Refused for a certificate without a role."""
+    """Returns the caller of a call. Raises Refused for a certificate without a role."""
     said = context.auth_context()
     if b"ssl" not in said.get("transport_security_type", ()):
         return Caller(None, "", context.peer())

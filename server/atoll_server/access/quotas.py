@@ -89,11 +89,11 @@ class Quotas(Settings):
     ] = 120.0  # 18 kbit/s
 
     def streams(self, method: str) -> int:
-        """Limit on a learner's or peer's open calls to a method."""
+        """Returns the limit on a learner's or peer's open calls to a method."""
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
     def _read(self) -> dict[str, int]:
-        """Quotas on calls to methods that read further messages after the first one."""
+        """Returns the quotas on calls to methods that read further messages after the first one."""
         return {
             "Push": self.pushes,
             "Report": self.reports,
@@ -106,7 +106,7 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """Upper bound in bytes on one learner's incomplete messages in this process's memory.
+        """Returns the upper bound in bytes on one learner's incomplete messages in this process's memory.
 
         methods: names of all the server's methods.
         """
@@ -132,7 +132,7 @@ class RateBucket:
         return max(0.0, -self._left / self._per_s)
 
     def full(self, now: float) -> bool:
-        """Whether the bucket is full, like a new one."""
+        """Returns whether the bucket is full, like a new one."""
         self._fill(now)
         return self._left >= self._burst
 

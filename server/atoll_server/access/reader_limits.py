@@ -35,7 +35,10 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """Context in which a learner reads a thing's newest version. end: called to end the read at a limit."""
+        """Context manager in which a learner reads a thing's newest version.
+
+        end: ends the read when a limit is reached.
+        """
         self._count += 1
         number, self._newest[thing] = self._count, version
         self._readers[number] = _Reader(learner, thing, version, end)
@@ -51,7 +54,7 @@ class ReaderLimits:
             del self._readers[number]
 
     def reads(self, version: Hashable) -> bool:
-        """Whether any learner reads this version."""
+        """Returns whether any learner reads this version."""
         return any(reader.version == version for reader in self._readers.values())
 
     def passed(self, thing: Hashable) -> None:

@@ -33,7 +33,10 @@ class OperatorTokens:
         self._stamp, self._sums = self._read()
 
     def name_of(self, token: str) -> str | None:
-        """The name of the operator with this token, or None. An invalid new file does not replace the old tokens."""
+        """Returns the name of the operator with this token, or None.
+
+        An invalid new file does not replace the old tokens.
+        """
         if self._stamp != (now := self._look()):
             try:
                 self.load()
@@ -84,7 +87,10 @@ def new(path: Path, name: str) -> str:
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The calling operator's name; empty if callers need neither a certificate nor a token. Raises Refused."""
+    """Returns the calling operator's name, or an empty string if callers need neither a certificate nor a token.
+
+    Raises Refused.
+    """
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))

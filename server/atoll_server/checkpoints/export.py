@@ -1,8 +1,8 @@
 """The published model as a safetensors file that `load_state_dict(strict=True)` accepts.
 
 Trainable tensors are written at one set of fragment versions, in the model's own types. Each tied name gets its own
-copy. Frozen tensors and buffers have the values of the first parameters. The metadata names those that may have changed
-since.
+copy. Frozen tensors and buffers have the values of the first parameters. The metadata lists those whose values may have
+changed since.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states
 
 
 def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:
-    """One tensor's pieces in order, from the fragments that contain them."""
+    """Yields one tensor's pieces in order, from the fragments that contain them."""
     pieces = [
         (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
     ]

@@ -75,7 +75,7 @@ class Origin:
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout with which the run began. Raises LedgerError if this version of Atoll plans another layout."""
+    """Returns the layout with which the run began. Raises LedgerError if this version of Atoll plans another layout."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -89,12 +89,12 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
 
 
 def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentState]:
-    """Version 0 of every fragment. Raises TensorFileError when a value is not finite."""
+    """Returns version 0 of every fragment. Raises TensorFileError when a value is not finite."""
     return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
-    """Version 0 of one fragment. Raises TensorFileError when a value is not finite."""
+    """Returns version 0 of one fragment. Raises TensorFileError when a value is not finite."""
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
         name = layout.tensors[piece.tensor].name
@@ -173,7 +173,10 @@ def _newest_sound(
     disk: Disk,
     unusable: Callable[[SnapshotError], None],
 ) -> dict[int, FragmentState] | None:
-    """The newest readable snapshot's state; None without one. Removes newer, unreadable snapshots from the list."""
+    """Returns the newest readable snapshot's state, or None without one.
+
+    Removes newer, unreadable snapshots from the list.
+    """
     while snapshots:
         try:
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
@@ -213,7 +216,7 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
 
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
-    """A merged contribution's row in the ledger. Raises LedgerError if it is missing."""
+    """Returns a merged contribution's row in the ledger. Raises LedgerError if it is missing."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")

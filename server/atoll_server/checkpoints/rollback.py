@@ -30,7 +30,10 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run at a checkpoint. generation: continues from the checkpoint. began: whether this call began it."""
+    """A run at a checkpoint.
+
+    generation: the one that continues from the checkpoint. began: whether this call began it.
+    """
 
     row: SnapshotRow
     generation: int
@@ -96,7 +99,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """Text that lists the checkpoints that the operator can restore."""
+    """Returns text that lists the checkpoints that the operator can restore."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -104,7 +107,7 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Whether no contribution was acknowledged or refused in this generation."""
+    """Returns whether no contribution was acknowledged or refused in this generation."""
     return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
@@ -143,7 +146,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
 
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:
-    """A learner's account at the checkpoint."""
+    """Returns a learner's account at the checkpoint."""
     account: TimeAccount = TimeAccount.from_data(learner.account)
     parts = (
         undone.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters

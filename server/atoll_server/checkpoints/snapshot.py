@@ -27,7 +27,7 @@ class SnapshotError(UserError):
 
 
 def snapshot_path(directory: Path, snapshot_id: int) -> Path:
-    """The path of the snapshot's file."""
+    """Returns the path of the snapshot's file."""
     return directory / "snapshots" / f"{snapshot_id:08d}.safetensors"
 
 

@@ -76,7 +76,7 @@ class TensorFile:
     data: NDArray[np.uint8]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """A tensor's bytes as stored in the file."""
+        """Returns a tensor's bytes as stored in the file."""
         entry = self.entries[name]
         return self.data[entry.start : entry.stop]
 
@@ -86,7 +86,10 @@ class TensorFile:
             self.data.base.madvise(mmap.MADV_DONTNEED)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """A trainable tensor as a flat float32 vector. The values are exact: float32 includes bfloat16 and float16."""
+        """Returns a trainable tensor as a flat float32 vector.
+
+        The values are exact: float32 includes bfloat16 and float16.
+        """
         dtype, raw = self.entries[name].dtype, self.raw(name)
         if dtype == "F32":
             return raw.view("<f4")

@@ -18,7 +18,10 @@ REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
 def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> list[str]:
-    """Names of a file's unshared tensors. names, metadata: from the file. trained: names of trained tensors."""
+    """Returns the names of a file's unshared tensors.
+
+    names, metadata: from the file. trained: names of trained tensors.
+    """
     told = set(listed(metadata))
     return sorted(
         name for name in names if name not in trained and (name in told or name.rpartition(".")[2] in AVERAGES)
@@ -26,7 +29,7 @@ def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping
 
 
 def warning(names: Collection[str]) -> str:
-    """The warning about an export with these unshared tensors; empty if there are none."""
+    """Returns the warning about an export with these unshared tensors, or an empty string if there are none."""
     if not names:
         return ""
     first = json.dumps(min(names)[:MAX_SHOWN])
@@ -38,7 +41,7 @@ def warning(names: Collection[str]) -> str:
 
 
 def warning_of(export: Path) -> str:
-    """The warning about an exported file."""
+    """Returns the warning about an exported file."""
     with export.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -46,7 +49,10 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """The names in a file's metadata. Empty if the list is invalid, as a learner may have written any text."""
+    """Returns the names in a file's metadata.
+
+    Returns none if the list is invalid, because a learner may have written any text.
+    """
     if not isinstance(metadata, Mapping):
         return []
     try:

@@ -1,4 +1,4 @@
-"""While the core serves, verifies data that a start does not read: the run's history and its first parameters."""
+"""Verifies, while the core serves, data that a start does not read: the run's history and its first parameters."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ class OperatorError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class OperatorTarget:
-    """How an operator reaches a core or a front. address: HOST:PORT. token: empty if the core requires none."""
+    """The address and credentials with which an operator reaches a core or a front.
+
+    address: HOST:PORT. token: empty if the core requires none.
+    """
 
     address: str
     security: TransportSecurity = LOCAL
@@ -39,9 +42,10 @@ class OperatorTarget:
 
 @contextlib.contextmanager
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
-    """Context with a stub for a core.
+    """Context manager for a stub for a core.
 
-    Raises OperatorError if the core is unreachable or refuses; TransportSecurityError if a certificate is unusable.
+    Raises OperatorError if the core is unreachable or refuses the call. Raises TransportSecurityError if a certificate
+    is unusable.
     """
     address = remote.address
     remote.security.check([address])
@@ -64,7 +68,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError for the certificate of a core. It is only for serving, so each TLS handshake would fail."""
+    """Raises OperatorError if the certificate is a core's: it is only for serving, so each TLS handshake would fail."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"

@@ -112,7 +112,7 @@ class _WhatIf:
         self._settings = recorded.changed(**given)
 
     def of(self, row: MergeRow) -> MergeRow:
-        """A merge's row with the changed settings."""
+        """Returns a merge's row with the changed settings."""
         rule, settings = dict(row.rule), self._settings
         lr, momentum = settings.outer_at(rule["age"], rule["heat"])
         if "outer_lr" in self._names:

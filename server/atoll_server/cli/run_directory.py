@@ -26,7 +26,7 @@ from atoll_server.storage.disk import DISK
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """The state with which a core would start. from_start: replays the whole ledger, which needs --record.
+    """Returns the state with which a core would start. from_start: replays the whole ledger, which needs --record.
 
     check: also compares the first parameters' file with its digest, since an export copies tensors from this file.
     generation: None for the current one. Raises SettingsError if the generation does not exist.
@@ -45,7 +45,7 @@ def read_run(
 
 @contextmanager
 def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
-    """Opens the ledger of a run that has parameters, read-only. unused: no core uses it.
+    """Opens the ledger of a run that has parameters, read-only. unused: whether no core uses it.
 
     Raises SettingsError, LedgerError.
     """

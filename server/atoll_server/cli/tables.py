@@ -16,7 +16,7 @@ FEW = 40  # number of learners and fragments that fit on a screen
 
 
 def console() -> Console:
-    """A console as wide as the terminal. In a pipe or a log, it has WIDE columns, so that no table is cut."""
+    """Returns a console as wide as the terminal. In a pipe or a log, it has WIDE columns, so that no table is cut."""
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
 
@@ -30,14 +30,17 @@ def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
 
 
 def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
-    """The cells of a checkpoint's row: number, time, merges, size in MB, generation."""
+    """Returns the cells of a checkpoint's row: number, time, merges, size in MB, generation."""
     when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
     merges = str(sum(each.versions.values()))
     return str(each.id), when, merges, f"{each.size_bytes / 1e6:.1f}", str(each.generation)
 
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
-    """The whole status. most: limit on shown learners, and on shown fragments. Learners in trouble come first."""
+    """Returns the whole status.
+
+    most: limit on shown learners, and on shown fragments. Learners in trouble come first.
+    """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
@@ -119,7 +122,7 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
 
 
 def _recovery(each: pb.LearnerStatus) -> str:
-    """Seconds for the process's start, its Join and its first step; empty for a first incarnation."""
+    """Returns the seconds of the process's start, Join and first step, or an empty string for a first incarnation."""
     parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

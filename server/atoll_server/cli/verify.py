@@ -42,7 +42,7 @@ def verify(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(directory: Path) -> Iterator[None]:
-    """Context in which no core may take the directory."""
+    """Context manager that keeps every core from taking the directory."""
     try:
         unlock = DISK.share(directory / "lock")
     except BlockingIOError as error:
@@ -87,7 +87,7 @@ class _Check:
         print(f"warning: {text}")
 
     def _first_parameters(self) -> None:
-        """A start reads the file's header. It reads the values only if there is no sound snapshot."""
+        """Checks the file's digest. A start reads only its header, or also its values if there is no sound snapshot."""
         meta = run_ledger.get_meta(self._db)
         size = open_tensors(self._directory / INITIAL).data.size
         try:

@@ -35,7 +35,7 @@ def watch_status(remote: OperatorTarget) -> None:
 
 
 def _watch(remote: OperatorTarget) -> None:
-    """While the core does not answer, keeps the last state on the screen and shows its age."""
+    """Refreshes the screen. While the core does not answer, the last state stays on the screen with its age."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)

@@ -1,4 +1,6 @@
-"""A front, the gateway of one region. It serves and calls the core's service. The loss of its state loses no work.
+"""A front, the gateway of one region.
+
+It serves and calls the core's service. No work is lost when a front loses its state.
 
 `fetch_cache` keeps updates, `core_connection` dials the core, and `pass_through` forwards operators' calls.
 

@@ -1,4 +1,4 @@
-"""A front's connections to one address, with the redial of dead ones, and its view of each shard there."""
+"""A front's connections to one address, which it replaces when they are dead, and its view of each shard there."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class CoreConnection:
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection: the other connections may be dead too.
 
-        A link that is new, or was first answered just now, is kept: attempts from before the core served may still
-        fail, and each connection is made again by gRPC. The decision is made at once, because a later one would cut
-        connections that have worked since the failure.
+        Keeps a link that is new, or was first answered just now. Attempts from before the core served may still fail,
+        and gRPC makes these connections again. The decision is immediate: a later one would cut connections that have
+        worked since the failure.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
@@ -117,5 +117,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed because its connection broke, and neither the core nor this front ended the call."""
+    """Returns whether a call failed because its connection broke, and not because the core or this front ended it."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

@@ -63,7 +63,7 @@ class CachedFetch:
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Returns the frames that the caller must fetch. Excludes frames that have arrived or that a fetch brings."""
+        """Returns the frames that the caller must fetch. Excludes frames that have arrived or are being fetched."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
@@ -120,7 +120,10 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Items by key. In full memory, drops idle items, the least recently used first. limit_bytes: limit on frames."""
+    """Items by key.
+
+    When the memory is full, it drops idle items, the least recently used first. limit_bytes: limit on frames.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

@@ -33,7 +33,7 @@ class KnownSessions:
         self._answered_at.clear()
 
     def known(self, session: pb.Session, now: float) -> bool:
-        """Whether the shard accepted this session within the last KNOWN_S seconds."""
+        """Returns whether the shard accepted this session within the last KNOWN_S seconds."""
         at = self._answered_at.get(_key(session))
         return at is not None and now - at < KNOWN_S
 

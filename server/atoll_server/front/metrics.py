@@ -55,5 +55,8 @@ class FrontMetrics:
             self._names.add(name)
 
     def learner(self, name: str, direction: str) -> Counter:
-        """The counter of a learner's bytes. Names beyond MAX_NAMES, or not confirmed by the core, share one."""
+        """Returns the counter of a learner's bytes.
+
+        Names beyond MAX_NAMES, or not confirmed by the core, share one counter.
+        """
         return self._learners.labels(name if name in self._names else OTHERS, direction)

@@ -73,13 +73,13 @@ class RegionFetches:
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Records a shard's message, see `UpstreamShard.told`. If the log changed, clears the shard's cached items."""
+        """Records a shard's message (see `UpstreamShard.told`). If the log changed, clears the shard's cached items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """The header for this learner, the item (complete or not), and the indices of the wanted frames."""
+        """Returns the header for this learner, the item (complete or not), and the indices of the wanted frames."""
         session, header = request.session, None
         shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)

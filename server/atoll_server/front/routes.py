@@ -76,17 +76,23 @@ class Routes:
         return known[address]
 
     def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
-        """The shard with this fragment; the default for an unknown fragment, or for another run or generation."""
+        """Returns the shard with this fragment.
+
+        Returns the default for an unknown fragment, or for another run or generation.
+        """
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
 
     def numbered(self, session: pb.Session, number: int) -> UpstreamShard:
-        """The shard with this number; the default for an unknown number, or for another run or generation."""
+        """Returns the shard with this number.
+
+        Returns the default for an unknown number, or for another run or generation.
+        """
         mine = (session.run, session.generation) == self._run and number < len(self._shards)
         return self._shards[number] if mine else self.default
 
     def near(self, session: pb.Session) -> UpstreamShard:
-        """The first shard at the address where learners join; the default without one."""
+        """Returns the first shard at the address where learners join, or the default if there is none."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
         return next((shard for shard in shards if shard.core_connection is self.core), self.default)

@@ -85,7 +85,7 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """A session's owner: the learner's name if a certificate allows this name, otherwise the name and the token.
+    """Returns a session's owner: the learner's name if a certificate allows it, or else the name and the token.
 
     Only the core can check a token. At a front, callers with different tokens are therefore different owners.
     """

@@ -248,7 +248,7 @@ class FrontService(rpc.OuterServicer):
     async def _answering(
         self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
-        """Context of a call. Ends the call with the shard's status, or with this front's refusal.
+        """Context manager for a call. It ends the call with the shard's status, or with this front's refusal.
 
         shard: None if not known yet. session: None if a failure of this call says nothing about a session.
         """
@@ -284,7 +284,7 @@ class FrontService(rpc.OuterServicer):
 
 @asynccontextmanager
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
-    """Context that runs `sending` while the body awaits the call's replies. The end of one ends the other.
+    """Context manager that runs `sending` while the body awaits the call's replies. The end of one ends the other.
 
     Raises the error of `sending` if this error ended the call.
     """
@@ -302,7 +302,10 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or beyond this header."""
+    """Returns the size of a message's payloads in bytes.
+
+    Raises Refused for frames that are invalid or beyond this header.
+    """
     brought = frame_messages.frames_in(request)
     if header.control_only:
         raise Refused(
@@ -321,7 +324,7 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
 
 
 def _versions(notification: pb.Notification) -> Iterable[tuple[int, int]]:
-    """The pairs of fragment and version in a notification."""
+    """Returns the pairs of fragment and version in a notification."""
     if notification.HasField("current"):
         return notification.current.versions.items()
     published = notification.published

@@ -1,4 +1,4 @@
-"""PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
+"""PURE: accounts for learner time: goodput (useful / provisioned learner-seconds) and the causes of lost time.
 
 Provisioned time runs from a name's first Join until the learner leaves or the run ends. It includes downtime, but not
 deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits reported
@@ -45,15 +45,15 @@ class IncarnationCounters:
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """How many of the `said` tokens count now, and the time up to which they use the learner's time."""
+        """Returns how many of the `said` tokens count now, and the time up to which they use the learner's time."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Tokens that the learner gave up, or that a restored checkpoint undid."""
+        """Returns the tokens that the learner gave up, or that a restored checkpoint undid."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
-        """Stepping time of tokens that will never be merged.
+        """Returns the stepping time of tokens that will never be merged.
 
         accepted: a dead incarnation's acknowledged tokens; None for a living one, whose further tokens may follow.
         """
@@ -119,8 +119,9 @@ class TimeAccount:
     by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard sums again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
-        """A new incarnation joins. The time since the previous one's last report is lost, unless that one had left.
+        """Records that a new incarnation joined.
 
+        The time since the previous incarnation's last report is lost, unless that incarnation had left.
         now: wall-clock seconds. process_age_s: seconds since the new process started. returning: the name is known.
         """
         if returning:
@@ -205,11 +206,11 @@ class TimeAccount:
         return sum(sums.parameters_up for sums in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
-        """Reported tokens that do not count, because they were voided or undone."""
+        """Returns the reported tokens that do not count, because they were voided or undone."""
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Reported tokens that count, since they were neither voided nor undone."""
+        """Returns the reported tokens that count, since they were neither voided nor undone."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
@@ -231,7 +232,7 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """This learner's sums at a shard, which the caller may change. Adds them if they are missing."""
+        """Returns this learner's sums at a shard, which the caller may change. Adds them if they are missing."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
@@ -246,7 +247,7 @@ class TimeAccount:
             sums.accepted_before += tokens
 
     def _bury(self) -> None:
-        """Adds the dead incarnation's counters, with its lost tokens, to the past."""
+        """Adds the dead incarnation's counters, with its lost tokens, to `past`."""
         dead = self.current
         accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
         dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
@@ -273,7 +274,10 @@ class TimeAccount:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """The learner's training rate; None before RATE_STEPS steps, since the first steps include compilation."""
+        """Returns the learner's training rate.
+
+        Returns None before RATE_STEPS steps, since the first steps include compilation.
+        """
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
         current = self.current
@@ -282,12 +286,12 @@ class TimeAccount:
         return Rate(1 / self.step_time_s, self.total("tokens") / self.total("steps"))
 
     def total(self, name: str) -> Any:  # noqa: ANN401
-        """A counter summed over all incarnations."""
+        """Returns a counter summed over all incarnations."""
         mine = getattr(self.current, name)
         return mine + getattr(self.past[0], name) if self.past else mine
 
     def balance(self, now: float) -> GoodputTotals:
-        """Useful, provisioned and lost seconds up to `now`."""
+        """Returns the useful, provisioned and lost seconds up to `now`."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         accepted = sum(sums.accepted_before for sums in self.by_shard.values())
@@ -305,16 +309,22 @@ class TimeAccount:
         return GoodputTotals(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Whether the current process has sent a report. It sends none before it has parameters."""
+        """Returns whether the current process has sent a report. It sends none before it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Seconds since the last report if above SILENT_S, else 0. A silent learner counts as down until it reports."""
+        """Returns the seconds since the last report if above SILENT_S, else 0.
+
+        A silent learner counts as down until it reports.
+        """
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """JSON values for the run's tables in the ledger. The shards' tables contain the values of `by_shard`."""
+        """Returns JSON values for the run's tables in the ledger.
+
+        The shards' tables contain the values of `by_shard`.
+        """
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
         del data["by_shard"]
@@ -335,7 +345,7 @@ def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:
 
 
 def total_goodput(balances: Iterable[GoodputTotals]) -> GoodputTotals:
-    """The run's balance: the sum over learners."""
+    """Returns the run's balance: the sum over learners."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return GoodputTotals(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

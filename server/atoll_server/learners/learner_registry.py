@@ -66,7 +66,7 @@ class RegistryEntry:
 
     @contextmanager
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
-        """Context of an open Follow or Report call, in which the learner is connected. end: called to end the call."""
+        """Context manager for an open Follow or Report call, in which the learner is connected. end: ends the call."""
         self.streams[end], self.due_since = None, None
         try:
             yield
@@ -79,7 +79,7 @@ class RegistryEntry:
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
-        """Whether a living process uses the name. After a dead process's delayed Join, no calls follow."""
+        """Returns whether a living process uses the name. After a dead process's delayed Join, no calls follow."""
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
@@ -137,7 +137,7 @@ class LearnerRegistry:
 
         wall: seconds of the run's clock. now: monotonic seconds. The reply to a process's first attempt contains a
         proof, without which it cannot take over a name. A dead process's late Join lacks this proof. Until a Join
-        with the proof, the entry is returned unchanged, with the proof in its challenge.
+        brings the proof, the returned entry is unchanged and has the proof in its challenge.
         Raises Refused for a name that is malformed, used by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -209,14 +209,17 @@ class LearnerRegistry:
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
-        """Whether a process is older than the name's current process, which may still come back."""
+        """Returns whether a process is older than the name's current process, which may still come back."""
         account = entry.account
         waited = wall - max(account.heard_at, self.since)
         older = wall - age_s < account.began_at - LATENCY_S
         return older and account.left_at is None and waited < LONGEST_WAIT_S
 
     def _next_session(self) -> int:
-        """The next session number. Numbers are unique over all names, so an ended session's number is never reused."""
+        """Returns the next session number.
+
+        Numbers are unique over all names, so an ended session's number is never reused.
+        """
         self._sessions += 1
         return self._sessions
 
@@ -235,7 +238,7 @@ class LearnerRegistry:
         return entry
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
-        """The entry of a session's name. session: the number that its token proves; 0 if the token is invalid.
+        """Returns the entry of a session's name. session: the number that its token proves; 0 if the token is invalid.
 
         Raises Refused if the session is unknown here (the learner must join again), fenced or evicted.
         """
@@ -264,7 +267,7 @@ class LearnerRegistry:
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """The learners' training rates, computed at most once per second.
+        """Returns the learners' training rates, computed at most once per second.
 
         They exclude learners that were evicted, or silent for COMPARED_S while this core listened.
         """
@@ -283,7 +286,7 @@ class LearnerRegistry:
         return self._rates
 
     def _starts(self, entry: RegistryEntry, wall: float) -> bool:
-        """Whether a learner without a rate is expected to train soon."""
+        """Returns whether a learner without a rate is expected to train soon."""
         account = entry.account
         here = entry.connected or wall - max(account.heard_at, self.since) < LONGEST_WAIT_S
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
@@ -305,15 +308,15 @@ class LearnerRegistry:
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Each learner's trained tokens as reported, without voided and undone tokens."""
+        """Returns each learner's trained tokens as reported, without voided and undone tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """All learners' tokens that do not count, since operators voided them or a rollback undid them."""
+        """Returns all learners' tokens that do not count, since operators voided them or a rollback undid them."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """All learners' counted tokens, without voided and undone tokens."""
+        """Returns all learners' counted tokens, without voided and undone tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(
@@ -329,17 +332,17 @@ class LearnerRegistry:
 
 
 def fenced(name: str) -> Refused:
-    """The refusal of a process whose name another process has taken over."""
+    """Returns the refusal of a process whose name another process has taken over."""
     text = f'learner "{name}" was started again elsewhere, so this older process is fenced off: stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
 
 
 def evicted(entry: RegistryEntry) -> Refused:
-    """The refusal of a learner that an operator evicted."""
+    """Returns the refusal of a learner that an operator evicted."""
     fix = f"`atoll evict {entry.name} --undo` lets it join again"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {fix}')
 
 
 def refuse_reason(reason: str) -> str:
-    """The reason in an evicted learner's receipts."""
+    """Returns the reason in an evicted learner's receipts."""
     return f"its learner was evicted: {reason}"

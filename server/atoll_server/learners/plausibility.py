@@ -1,7 +1,7 @@
 """PURE: how much of a learner's reported work counts. The core cannot observe training, but it can measure time.
 
 - Reported steps and tokens count up to FASTER times the other learners' median rate. The limit covers the time since
-  the last counted ones. The excess counts later, as time passes. A learner's own earlier reports raise no limit.
+the last counted work. The excess counts later, as time passes. A learner's own earlier reports do not raise any limit.
 - If there are other learners and none of them has trained yet, tokens are held back. They count as soon as another
   learner has a rate. If a learner is alone, all its tokens count.
 - A contribution's tokens count if they were counted for its learner and were not in its earlier contributions to this
@@ -68,18 +68,18 @@ class Rates:
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
 
     def of(self, learner: str) -> Rate | None:
-        """The learner's own rate; None if it has none yet."""
+        """Returns the learner's own rate, or None if it has none yet."""
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """The other learners' median rate; None if none of them has a rate."""
+        """Returns the other learners' median rate, or None if none of them has a rate."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
         return None if steps_s is None or batch is None else Rate(steps_s, batch)
 
     def most(self, learner: str) -> MaxRates:
-        """The limits on a learner's counted reports."""
+        """Returns the limits on a learner's counted reports."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
@@ -89,7 +89,7 @@ class Rates:
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
-    """The upper median of sorted values without `own`; None if there are no others."""
+    """Returns the upper median of sorted values without `own`, or None if there are no others."""
     others = len(values) - (own is not None)
     if not others:
         return None
@@ -98,7 +98,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """For each learner, the fraction of its weight that counts in a merge (see the module's last rule)."""
+    """Returns, for each learner, the fraction of its weight that counts in a merge (see the module's last rule)."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
@@ -131,7 +131,7 @@ class Declared:
 def credited(
     said: Declared, reported: Declared, given: int, unheard_s: float, own: Rate | None, usual: Rate | None
 ) -> Declared:
-    """The part of a contribution's declared tokens and steps that counts.
+    """Returns the part of a contribution's declared tokens and steps that counts.
 
     reported: the counted part of the learner's reports. given: tokens in its earlier contributions to this fragment.
     unheard_s: seconds since the learner's last report of new steps.
@@ -151,6 +151,9 @@ def credited(
 
 
 def _most_of_a_step(own: Rate | None, usual: Rate) -> float:
-    """Limit on a contribution's tokens per step. It depends on the learner's step rate, never on its reported batch."""
+    """Returns the limit on a contribution's tokens per step.
+
+    It depends on the learner's step rate, never on its reported batch.
+    """
     few_steps = FASTER * usual.tokens_s / own.steps_s if own is not None else 0.0
     return max(MIXED * usual.batch, few_steps)

@@ -27,11 +27,14 @@ class SessionKey:
     generation: int
 
     def token(self, name: str, incarnation: int, number: int) -> bytes:
-        """A session's token, which proves that the session's process made a call. number: 1 to 2**64 - 1."""
+        """Returns a session's token, which proves that the session's process made a call. number: 1 to 2**64 - 1."""
         said = json.dumps([self.start.hex(), self.run, self.generation, name, incarnation, number])
         return number.to_bytes(NUMBER_BYTES, "big") + hmac.digest(self.secret, said.encode(), "sha256")
 
     def number(self, name: str, incarnation: int, token: bytes) -> int:
-        """The session number that a token proves; 0 if the token belongs to another name, incarnation, run or start."""
+        """Returns the session number that a token proves.
+
+        Returns 0 if the token belongs to another name, incarnation, run or start.
+        """
         number = int.from_bytes(token[:NUMBER_BYTES], "big")
         return number if hmac.compare_digest(token, self.token(name, incarnation, number)) else 0

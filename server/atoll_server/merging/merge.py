@@ -47,7 +47,7 @@ class FragmentState:
     momentum: F32
 
     def checksums(self) -> tuple[int, int, int]:
-        """CRC-32C of theta, theta_pub and momentum."""
+        """Returns the CRC-32C of theta, theta_pub and momentum."""
         return (
             frame_codec.vector_crc32c(self.theta),
             frame_codec.vector_crc32c(self.theta_pub),
@@ -75,7 +75,7 @@ class Contribution(Protocol):
         """The factor that clips the contribution, 0 to 1."""
 
     def content(self, span: FrameSpan) -> Content:
-        """The decompressed content of one frame: codes, then scales."""
+        """Returns the decompressed content of one frame: codes, then scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,15 @@ class MergeResult:
 
 
 def start(theta: F32) -> FragmentState:
-    """A fragment at version 0, with zero momentum. theta: float32 (fragment.length,), which merges change in place."""
+    """Returns a fragment at version 0, with zero momentum.
+
+    theta: float32 (fragment.length,), which merges change in place.
+    """
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
-    """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
+    """Returns tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
 
     The discount is that of FedAsync (1903.03934), but only for staleness above one outer step. A smaller delay costs
     little quality, and a discount would cost more (records/quality).
@@ -111,7 +114,7 @@ def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
 
 
 def norms_sq(fragment: FragmentLayout, per_frame: Sequence[F64]) -> F64:
-    """Squared norm of each piece. per_frame: the results of `frame_codec.check_frame`, in frame order."""
+    """Returns the squared norm of each piece. per_frame: the results of `frame_codec.check_frame`, in frame order."""
     sums = np.zeros(len(fragment.pieces), np.float64)
     for span, squares in zip(fragment.frames, per_frame, strict=True):
         for segment, square in zip(span.segments, squares, strict=True):
@@ -130,7 +133,7 @@ def merge(
     """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
 
     weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
-    theta_pub; may be the old array. The second pass changes theta and momentum in place. An error in the first pass
+    theta_pub, and may be the old array. The second pass changes theta and momentum in place. An error in the first pass
     leaves the state unchanged. After an error in the second pass, the caller must discard the state. Norms up to
     LARGEST_NORM keep every sum finite.
     """
@@ -165,7 +168,7 @@ class _Given:
         self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
 
     def contents(self, span: FrameSpan) -> list[Content]:
-        """One content per contribution, for one frame."""
+        """Returns one content per contribution, for one frame."""
         found = self._kept.get(span.index) if self._kept else None
         if found is None:
             found = [contribution.content(span) for contribution in self._contributions]
@@ -175,7 +178,7 @@ class _Given:
 
 
 def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
-    """A contribution's factor per piece in the first pass, float32. directed: pieces merged by direction."""
+    """Returns a contribution's factor per piece in the first pass, float32. directed: pieces merged by direction."""
     factors = np.full(len(directed), weighs * contribution.scale, np.float64)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(contribution.norms_sq[index])
@@ -184,7 +187,10 @@ def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: fl
 
 
 def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
-    """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
+    """Runs the first pass over a frame. Returns the combination's sum of squares per segment.
+
+    factors: float32 (contributions, pieces).
+    """
     contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
     frame_squares(*_coded(contents, span, given.codec), frame_codec.lengths(span), _by_segment(factors, span), squares)
     return squares
@@ -200,7 +206,10 @@ def _step(
     part: float,
     published: F32,
 ) -> MergeResult:
-    """Second pass: Nesterov's step, the published update, and checksums. part: fraction of an outer step, 0 to 1."""
+    """Runs the second pass: Nesterov's step, the published update, and checksums.
+
+    part: fraction of an outer step, 0 to 1.
+    """
     frames = []
     theta_crc = 0
     theta_pub_crc = 0
@@ -251,17 +260,17 @@ def _step_frame(
 
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
-    """Kernel arguments for a frame's contents: addresses, byte offset of the scales, and number of levels."""
+    """Returns kernel arguments for a frame's contents: addresses, byte offset of the scales, and number of levels."""
     return addresses(contents), frame_codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Values per segment (contributions, segments) from values per piece (contributions, pieces)."""
+    """Returns the values per segment (contributions, segments) from values per piece (contributions, pieces)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 
 def addresses(contents: Sequence[Content]) -> I64:
-    """Memory addresses of contents as int64, for kernels. The caller must keep the contents alive."""
+    """Returns the memory addresses of contents as int64, for kernels. The caller must keep the contents alive."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 

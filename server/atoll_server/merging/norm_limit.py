@@ -33,7 +33,7 @@ Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
 @dataclass(frozen=True, slots=True)
 class NormVerdict:
-    """scale: the contribution's factor in its merge. refusal: the reason for a refusal; empty if accepted."""
+    """The verdict on a contribution. scale: its factor in the merge. refusal: the reason; empty if accepted."""
 
     scale: float = 1.0
     refusal: str = ""
@@ -41,19 +41,22 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """taken, refused: each learner's latest sizes, latest sender last. count: number of accepted contributions."""
+    """The sizes of recent contributions. taken, refused: each learner's latest sizes, latest sender last.
+
+    count: number of accepted contributions.
+    """
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)
     refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last accepted one
     count: int = 0
 
     def sizes(self, window: int) -> list[Size]:
-        """The sizes in the window, with an equal share from each learner."""
+        """Returns the sizes in the window, with an equal share from each learner."""
         share = max(1, window // max(1, len(self.taken)))
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
     def changed_for_all(self, learner: str, present: Set[str]) -> bool:
-        """Whether more than half of the present learners, with this one, were refused AGREED times in a row."""
+        """Returns whether more than half of the present learners, with this one, were refused AGREED times in a row."""
         here = (self.taken.keys() | self.refused.keys()) & (present | {learner})
         agreed = {name for name in here if len(self.refused.get(name, ())) >= AGREED}
         return learner in agreed and 2 * len(agreed) > len(here)

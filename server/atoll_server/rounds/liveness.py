@@ -21,7 +21,7 @@ ANSWER_PATIENCE = 4.0  # longest wait of a round for a learner, as a multiple of
 
 
 def smoothed(old: float | None, seen: float) -> float:
-    """Exponential moving average. old: None before the first observation."""
+    """Returns the exponential moving average. old: None before the first observation."""
     return seen if old is None else old + SMOOTHING * (seen - old)
 
 
@@ -81,18 +81,21 @@ class LearnerLiveness:
             self.first_steps = self.steps
 
     def _sleeps(self, gap_s: float) -> bool:
-        """Whether this gap was a silence. After two long gaps in a row, long gaps are the report interval."""
+        """Returns whether this gap was a silence.
+
+        After two long gaps in a row, long gaps count as the report interval.
+        """
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
         self.silences = self.silences + 1 if silent else 0
         return self._woke()
 
     def _woke(self) -> bool:
-        """Whether the learner's newest report ended a silence."""
+        """Returns whether the learner's newest report ended a silence."""
         return self.silences == 1
 
     def awake_since(self, at: float) -> float:
-        """The later of `at` and the end of the last silence, during which the learner did not work."""
+        """Returns the later of `at` and the end of the last silence, during which the learner did not work."""
         return at if self.woke_at is None else max(at, self.woke_at)
 
     def _see_steps(self, grown: int, steps: int, took_s: float, now: float) -> None:
@@ -109,15 +112,18 @@ class LearnerLiveness:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def measured_s(self) -> float:
-        """Duration of this process's step time measurement in seconds, exact to one report interval."""
+        """Returns the duration of this process's step time measurement in seconds, exact to one report interval."""
         return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
 
     def silent_after_s(self) -> float:
-        """Time without a step after which this learner is no longer live, in seconds."""
+        """Returns the time without a step after which this learner is no longer live, in seconds."""
         return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))
 
     def live(self, now: float) -> bool:
-        """Whether rounds wait for this learner. It makes steps, woke, or announced a pause and still reports."""
+        """Returns whether rounds wait for this learner.
+
+        It makes steps, woke, or announced a pause and still reports.
+        """
         if self.gone:
             return False
         if self.step_time_s is None or self.stepped_at is None:
@@ -125,23 +131,29 @@ class LearnerLiveness:
         return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:
-        """Whether the learner announced a pause and still reports."""
+        """Returns whether the learner announced a pause and still reports."""
         return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
-        """Whether the learner may still contribute. It is live, or it joined, woke or stopped a short time ago."""
+        """Returns whether the learner may still contribute.
+
+        It is live, or it joined, woke or stopped a short time ago.
+        """
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def max_wait_s(self) -> float:
-        """Longest wait of a round for this learner's answer, in seconds."""
+        """Returns the longest wait of a round for this learner's answer, in seconds."""
         if self.answer_s is None:
             return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
         return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
 
 def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool) -> LearnerState:
-    """A learner's state, which only this function decides. observed: None before it joined a run with parameters."""
+    """Returns a learner's state, which only this function decides.
+
+    observed: None before it joined a run with parameters.
+    """
     if evicted:
         return LearnerState.EVICTED
     if observed is None:
@@ -156,13 +168,16 @@ def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool
 
 
 def named(learners: Sequence[str]) -> str:
-    """The first NAMED names, and the number of further names."""
+    """Returns the first NAMED names, and the number of further names."""
     more = len(learners) - NAMED
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def look_after_s(liveness: int) -> float:
-    """Time between two checks after reports. Each check visits all learners, and one report changes little."""
+    """Returns the seconds between two checks after reports.
+
+    Each check visits all learners, and a report changes little.
+    """
     return LOOK_S * max(0, liveness - FEW)
 
 
@@ -182,7 +197,10 @@ class LiveLearners:
 
     @classmethod
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
-        """Visits each learner once, so that the cost of an event does not depend on the number of open rounds."""
+        """Returns the learners at `now`.
+
+        Visits each once, so that an event's cost does not grow with the open rounds.
+        """
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]
         here = live or frozenset(name for name, observed in liveness.items() if not observed.gone)

@@ -13,7 +13,7 @@ from atoll_server.settings import RunSettings
 
 
 def part_of(weights: Iterable[float]) -> float:
-    """The fraction of an outer step that a merge with these weights makes: their sum, at most 1."""
+    """Returns the fraction of an outer step that a merge with these weights makes: their sum, at most 1."""
     whole = math.fsum(weights)
     return 1.0 if whole > 1 - 1e-9 else whole
 
@@ -35,7 +35,7 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """The rule for the merge that makes a version of this age. tokens: trained by the run so far.
+        """Returns the rule for the merge that makes a version of this age. tokens: trained by the run so far.
 
         At the end of the run, and when all learners have left, the outer step is the learners' plain mean. Nesterov's
         step overshoots the mean. Later inner steps correct the overshoot, but no inner steps follow the last merge

@@ -74,12 +74,12 @@ class RoundState:
         self.pending = dict(pending)
 
     def age(self, version: int) -> float:
-        """Outer steps up to a version. A merge of few learners is a fraction of an outer step."""
+        """Returns the outer steps up to a version. A merge of few learners is a fraction of an outer step."""
         near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # each version beyond adds 1
         return self.ages[near] + (version - near)
 
     def staleness(self, base_version: int) -> float:
-        """Outer steps from a base version to the newest version."""
+        """Returns the outer steps from a base version to the newest version."""
         return round(self.age(self.version) - self.age(base_version), 6)  # four quarters must equal 1
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
@@ -88,11 +88,11 @@ class RoundState:
             self.declined[learner] = reason
 
     def answered(self) -> set[str]:
-        """Learners that contributed or declined, so that the round does not wait for them."""
+        """Returns the learners that contributed or declined, so that the round does not wait for them."""
         return set(self.declined) | {key.learner for key in self.pending}
 
     def fresh(self) -> set[str]:
-        """Learners with a contribution to this round. They count towards the quorum."""
+        """Returns the learners with a contribution to this round. They count towards the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(

@@ -163,7 +163,10 @@ class Syncer:
         return effects
 
     def _merges_late(self, rounds: RoundState, present: LiveLearners) -> bool:
-        """Whether late contributions are merged between rounds. The last work of a leaving learner (cycle 0) waits."""
+        """Returns whether late contributions are merged between rounds.
+
+        The last work of a leaving learner (cycle 0) waits.
+        """
         late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
         waits = self.settings.grace_ratio > 0 or self.paused or not present.live
         return not waits and len(late) >= self.quorum(present)
@@ -191,7 +194,7 @@ class Syncer:
         return StayOpen(f"{fresh} of {needed} answers for the quorum, waiting for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
-        """The time by which the slowest missing learner usually answers. Frames of an upload postpone it."""
+        """Returns the time by which the slowest missing learner usually answers. Frames of an upload postpone it."""
         rounds = self.fragments[fragment]
         latest = rounds.opened_at + max((self.liveness[name].max_wait_s() for name in missing), default=0.0)
         for name in missing:
@@ -230,7 +233,10 @@ class Syncer:
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
     def _next_open_at(self, present: LiveLearners) -> float | None:
-        """The time at which the pace allows the next round. None while the run is paused or no learner trains."""
+        """Returns the time at which the pace allows the next round.
+
+        Returns None while the run is paused or no learner trains.
+        """
         interval = self.interval_s(present)
         if interval is None or self.paused:
             return None
@@ -246,31 +252,40 @@ class Syncer:
     # ------------------------------------------------------------------------------ derived
 
     def present(self, now: float) -> LiveLearners:
-        """The learners at `now`, for the other methods."""
+        """Returns the learners at `now`, for the other methods."""
         return LiveLearners.at(self.liveness, now)
 
     def quorum(self, present: LiveLearners) -> int:
-        """K: the number of fresh contributions that a round needs, given the live learners."""
+        """Returns K, the number of fresh contributions that a round needs, given the live learners."""
         return self.settings.quorum.of(len(present.live))
 
     def interval_s(self, present: LiveLearners) -> float | None:
-        """Seconds between two openings: H/P steps of the fastest live learner; None if no learner is live."""
+        """Returns the seconds between two openings: H/P steps of the fastest live learner.
+
+        Returns None if no learner is live.
+        """
         fastest = present.fastest_step_s
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
-        """The number of rounds that may be open or merging at a time."""
+        """Returns the number of rounds that may be open or merging at a time."""
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
     def grace_s(self, present: LiveLearners) -> float:
-        """Eq. 3 in seconds: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
+        """Returns the grace window in seconds (Eq. 3), never below zero.
+
+        It is gamma * (tau * step_time - (quorum_time + sync_time)).
+        """
         slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
         slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """The time at which the shard must send Ticked; None if no decision can change before the next event."""
+        """Returns the time at which the shard must send Ticked.
+
+        Returns None if no decision can change before the next event.
+        """
         times: list[float] = []
         present = self.present(now)
         for index, rounds in self.fragments.items():
@@ -285,7 +300,7 @@ class Syncer:
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:
-        """The fragment's current activity or wait, as text for people."""
+        """Returns the fragment's current activity or wait, as text for people."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason

@@ -24,7 +24,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, int]]:
-    """Options for a server's channel: limits, and pings that detect dead peers."""
+    """Returns the options for a server's channel: limits, and pings that detect dead peers."""
     return [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
@@ -61,7 +61,7 @@ class InterruptibleWait:
 
     @asynccontextmanager
     async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
-        """Context of one wait. `end` interrupts the task, so the body must not contain a `yield`.
+        """Context manager for one wait. `end` interrupts the task, so the body must not contain a `yield`.
 
         Raises Refused when the call is ended, or after max_wait_s seconds with the text `late`.
         """
@@ -77,12 +77,12 @@ class InterruptibleWait:
         self._check()  # a result that arrived at the same moment belongs to an ended session
 
     async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
-        """A stream's next message; None at its end. Raises Refused."""
+        """Returns a stream's next message, or None at its end. Raises Refused."""
         async with self(max_wait_s, late):
             return await anext(messages, None)
 
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
-        """A stream's first message. Raises Refused if the stream is empty."""
+        """Returns a stream's first message. Raises Refused if the stream is empty."""
         if (request := await self.next(requests)) is None:
             raise Refused(Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty")
         return request
@@ -100,7 +100,7 @@ class InterruptibleWaits:
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """The waits of a new call. They have already ended if the service has stopped."""
+        """Returns the waits of a new call. They have already ended if the service has stopped."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
@@ -115,7 +115,10 @@ class InterruptibleWaits:
 
 
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Indices of the frames that a Fetch requests. count: number of the fragment's frames. Raises Refused."""
+    """Returns the indices of the frames that a Fetch requests.
+
+    count: number of the fragment's frames. Raises Refused.
+    """
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
@@ -133,7 +136,7 @@ def may_end(end: End) -> None:
 
 
 def ending() -> End:
-    """The function that ends this task's call from outside. Without a CallLimiter, it has no effect."""
+    """Returns the function that ends this task's call from outside. Without a CallLimiter, it has no effect."""
     return _ending.get()
 
 

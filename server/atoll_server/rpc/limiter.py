@@ -191,7 +191,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """Context with a slot among a peer's calls whose first message is being read."""
+        """Context manager that holds a slot among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
             text = f"{peer.waiting} of your calls already wait (the limit): call again later, or open fewer streams"
             raise self.over("first_message", text)
@@ -217,7 +217,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """The learner that the call's session names, if the caller may act as this learner; otherwise the peer."""
+        """Returns the learner that the call's session names if the caller may act as this learner, or else the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -273,7 +273,10 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """The owner of a caller's connection. Fronts, and addresses without certificates, may serve many learners."""
+        """Returns the owner of a caller's connection.
+
+        Fronts, and addresses without certificates, may serve many learners.
+        """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
@@ -304,7 +307,7 @@ class _Inward:
         self._pieces = message_parts.MessageAssembler(most)
 
     async def read(self) -> Any:  # noqa: ANN401 - a message
-        """The next message, assembled from its pieces; None at the end of the stream. Raises Refused."""
+        """Returns the next message, assembled from its pieces, or None at the end of the stream. Raises Refused."""
         try:
             raw = await self._raw()
             if raw is None:
@@ -387,7 +390,7 @@ def _who(context: Context) -> Caller:
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """The session in a call's first message; None if the message has none."""
+    """Returns the session in a call's first message, or None if the message has none."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

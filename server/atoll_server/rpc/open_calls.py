@@ -28,11 +28,11 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         self.open = count_by_method(())
 
     def doing(self) -> bool:
-        """Whether any open call should not be ended early."""
+        """Returns whether any open call should not be ended early."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge of open calls that this process answers or makes."""
+        """Yields the gauge of open calls that this process answers or makes."""
         family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):

@@ -150,7 +150,7 @@ class Core:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """Keeps a description, for `facts`, of a damaged file that was found while the core serves."""
+        """Keeps the description of a file that was found damaged while the core serves. `facts` returns it."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:

@@ -45,7 +45,10 @@ class Lease:
     upload: StagedFile | None = None  # the newest upload, which ended the name's older ones
 
     def over(self, now: float, wanted: bool = False) -> bool:
-        """Whether another name may get the lease. wanted: whether another name waits. now: monotonic seconds."""
+        """Returns whether another name may get the lease.
+
+        wanted: whether another name waits. now: monotonic seconds.
+        """
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
         return late or bool(self.entry.evicted) or not self.entry.session
 
@@ -67,12 +70,12 @@ class LeaseTurns:
         self._waiting: dict[str, float] = {}  # by name: time of its last request
 
     def of(self, name: str, now: float) -> bool:
-        """Whether a name may have the next turn. now: monotonic seconds."""
+        """Returns whether a name may have the next turn. now: monotonic seconds."""
         waiting = (other for other, at in self._waiting.items() if now - at <= WAITS_S)
         return all(self._had[name] <= self._had[other] for other in waiting)
 
     def wanted(self, holder: str, now: float) -> bool:
-        """Whether a name other than the holder waits for the lease."""
+        """Returns whether a name other than the holder waits for the lease."""
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
@@ -204,7 +207,7 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
 
 
 def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    """Tensors as JSON values for the ledger; `restore.stored_layout` reads them."""
+    """Returns tensors as JSON values for the ledger; `restore.stored_layout` reads them."""
     return [
         {
             "name": t.name,

@@ -130,7 +130,7 @@ class Joining:
         return isinstance(self._run.state, Waiting)
 
     def _free_for(self, name: str, now: float) -> bool:
-        """Whether a learner has the lease, or may get it now."""
+        """Returns whether a learner has the lease, or may get it now."""
         if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
@@ -181,7 +181,10 @@ class Joining:
         self._held(process, staging).came(staging.received, until)
 
     def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
-        """The caller's lease. Raises Refused if the caller has no lease, or `staging` is not its newest upload."""
+        """Returns the caller's lease.
+
+        Raises Refused if the caller has no lease, or `staging` is not its newest upload.
+        """
         process.check_current()
         if not self._waiting():
             raise Refused(Status.UNAVAILABLE, "the run already has its first parameters: join again and fetch them")
@@ -256,7 +259,7 @@ class Joining:
 
 
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
-    """The trainable tensors that a learner declares. Raises Refused if they exceed the limits."""
+    """Returns the trainable tensors that a learner declares. Raises Refused if they exceed the limits."""
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT, f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted"

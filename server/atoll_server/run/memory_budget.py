@@ -15,17 +15,17 @@ CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def needed_bytes(parameters: float) -> int:
-    """A core's peak memory in bytes, for a model with this number of trainable parameters."""
+    """Returns a core's peak memory in bytes, for a model with this number of trainable parameters."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 
 def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """Number of parameters in tensors as the ledger stores them."""
+    """Returns the number of parameters in tensors as the ledger stores them."""
     return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
 def machine_bytes() -> int:
-    """The machine's memory in bytes, or the container's limit if that is lower."""
+    """Returns the machine's memory in bytes, or the container's limit if that is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CGROUPS:
         try:
@@ -38,7 +38,10 @@ def machine_bytes() -> int:
 
 
 def too_much(parameters: int, memory_bytes: int | None) -> str:
-    """The reason why a model does not fit in memory, with the fix; empty if it fits. memory_bytes: None: all memory."""
+    """Returns why a model does not fit in memory, with the fix, or an empty string if it fits.
+
+    memory_bytes: None for all memory of the machine.
+    """
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""

@@ -92,7 +92,7 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """The beginning of this generation, if this core is the first to serve it; otherwise None."""
+        """Returns the beginning of this generation if this core is the first to serve it, or else None."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
@@ -147,7 +147,7 @@ class Registrar:
         return self.state.shards if isinstance(self.state, Running) else ()
 
     def view(self) -> RunView:
-        """A new view of the run for shards, newer than every earlier view."""
+        """Returns a new view of the run for shards, newer than every earlier view."""
         self._views += 1
         return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
 
@@ -171,7 +171,7 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"fragment {fragment} does not exist: the run has fragments 0 to {last}")
 
     def shard(self, number: int) -> Shard:
-        """The shard at a position in `places`. Raises Refused."""
+        """Returns the shard at a position in `places`. Raises Refused."""
         if number < len(self.shards):
             return self.shards[number]
         if isinstance(self.state, Waiting):
@@ -179,28 +179,28 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)}")
 
     def places(self) -> list[pb.ShardPlace]:
-        """The place of each shard. All are at this process's own address."""
+        """Returns the place of each shard. All are at this process's own address."""
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
-        """Published versions by fragment; empty before the first parameters."""
+        """Returns the published version of each fragment. The result is empty before the first parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> LearnerProcess:
-        """The process that made a call. Checks every call with a session. Raises Refused."""
+        """Returns the process that made a call. Checks every call with a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def token(self, entry: RegistryEntry) -> bytes:
-        """The token with which a name's current process proves that it may use the name."""
+        """Returns the token with which a name's current process proves that it may use the name."""
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
-        """The message with the run's settings for learners."""
+        """Returns the message with the run's settings for learners."""
         return pb.RunSettings(
             inner_steps=self.settings.inner_steps,
             fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
@@ -287,7 +287,7 @@ def _without_parameters() -> Refused:
 
 
 def row_of(entry: RegistryEntry) -> LearnerRow:
-    """A name's row for the ledger."""
+    """Returns a name's row for the ledger."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 
 

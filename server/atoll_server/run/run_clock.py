@@ -28,15 +28,15 @@ class RunClock:
         self._wall, self._began = self._machine.wall(), self._machine.monotonic()
 
     def wall(self) -> float:
-        """Seconds on the run's clock, which never decrease."""
+        """Returns the seconds on the run's clock, which never decrease."""
         return self.at(self._machine.monotonic())
 
     def at(self, now: float) -> float:
-        """The run's time at a given moment. now: monotonic seconds."""
+        """Returns the run's time at a given moment. now: monotonic seconds."""
         return self._wall + (now - self._began)
 
     def monotonic(self) -> float:
-        """The machine's monotonic seconds."""
+        """Returns the machine's monotonic seconds."""
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:

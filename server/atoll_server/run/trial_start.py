@@ -1,4 +1,4 @@
-"""Restores a run from its directory as a start of a core does, without a change to the directory."""
+"""Restores a run from its directory in the same way as a starting core, without changing the directory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
 
 
 def _passed_over(_error: SnapshotError) -> None:
-    """The caller checks all snapshots, and reports those that are damaged."""
+    """Does nothing, because the caller checks all snapshots and reports damaged ones."""
 
 
 def _fail(error: BaseException) -> None:

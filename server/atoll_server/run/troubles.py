@@ -11,13 +11,13 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
-MISSED = 4  # more merges per fragment without the work of a learner that trains are a trouble
+MISSED = 4  # a trouble: more merges per fragment than this without the work of a learner that trains
 OTHER_TOKENS = 20.0  # factor between tokens per step beyond which a learner may report another unit
 BEYOND = 1.02  # factor on --total-tokens; slightly more is normal, since learners leave at different times
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """The current troubles. damage: a damaged file that was found; empty if none. now: monotonic seconds."""
+    """Yields the current troubles. damage: a damaged file that was found; empty if none. now: monotonic seconds."""
     if run.writer.full:
         yield _lasting("the disk is full: nothing is acknowledged until you free space")
     elif any(shard.spool.room_bytes == 0 for shard in run.shards):
@@ -37,12 +37,12 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
 
 
 def _lasting(text: str) -> Trouble:
-    """A trouble whose text does not change while it lasts."""
+    """Returns a trouble whose text does not change while it lasts."""
     return Trouble(text, text)
 
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
-    """Learners whose tokens per step differ so much from the others' that they may report another unit."""
+    """Yields the learners whose tokens per step differ so much from the others' that they may report another unit."""
     rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
     for name in sorted(run.registry.entries):
@@ -60,7 +60,7 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
 
 
 def _never_merged(run: Registrar, now: float) -> list[str]:
-    """Names of learners that train, but whose contributions are not merged."""
+    """Returns the names of learners that train, but whose contributions are not merged."""
     late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
     names = sorted(run.registry.entries)
     missed = [

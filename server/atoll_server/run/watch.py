@@ -15,12 +15,12 @@ QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
 
 
 def liveness_of(run: Registrar, learner: str) -> LearnerLiveness | None:
-    """A learner's liveness, as observed by the syncers; None if they do not know the learner."""
+    """Returns a learner's liveness, as observed by the syncers, or None if they do not know the learner."""
     return next((shard.syncer.liveness[learner] for shard in run.shards if learner in shard.syncer.liveness), None)
 
 
 def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
-    """The current state of a learner. now: monotonic seconds."""
+    """Returns the current state of a learner. now: monotonic seconds."""
     return learner_state(liveness_of(run, entry.name), now, evicted=bool(entry.evicted))
 
 
@@ -69,7 +69,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Time of the learner's last progress or of its leaving, in seconds on the run's clock."""
+        """Returns the time of the learner's last progress or of its leaving, in seconds on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without making steps

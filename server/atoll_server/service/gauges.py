@@ -59,7 +59,7 @@ def reading(
     ledger_bytes: int,
     now: float,
 ) -> MetricSamples:
-    """The run's current values. now: monotonic seconds."""
+    """Returns the run's current values. now: monotonic seconds."""
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
@@ -133,7 +133,7 @@ def _read_shards(run: Registrar, reading: MetricSamples, trained: int, now: floa
 
 
 def _size_bytes(ledger: Path) -> int:
-    """The size of the ledger and its write-ahead log in bytes. A missing or unreadable file counts as 0."""
+    """Returns the size of the ledger and its write-ahead log in bytes. A missing or unreadable file counts as 0."""
     size = 0
     for path in (ledger, Path(f"{ledger}-wal")):
         with contextlib.suppress(OSError):

@@ -278,7 +278,7 @@ class OuterService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ checks
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
-        """The learner process that made the call. Raises Refused."""
+        """Returns the learner process that made the call. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
             return self._run.session(session)
@@ -287,7 +287,7 @@ class OuterService(rpc.OuterServicer):
             raise
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
-        """The stream's next message; None at its end.
+        """Returns the stream's next message, or None at its end.
 
         Raises Refused if the message takes much longer than this upload's earlier frames.
         """

@@ -43,7 +43,10 @@ class OperatorService(rpc.OperatorServicer):
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "") -> str:
-        """The operator's name. Ends the call of any other caller. act: the requested action; empty for a read."""
+        """Returns the operator's name.
+
+        Ends the call of any other caller. act: the requested action; empty for a read.
+        """
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
@@ -54,7 +57,9 @@ class OperatorService(rpc.OperatorServicer):
 
     @contextlib.asynccontextmanager
     async def _acting(self, context: Context, act: str, **what: str) -> AsyncIterator[str]:
-        """Context of an operator's action; yields the operator's name. Records the action with its outcome.
+        """Context manager for an operator's action.
+
+        Yields the operator's name, and records the action with its outcome.
 
         Ends the call of any other caller, and a call whose action raises Refused.
         """
@@ -75,19 +80,19 @@ class OperatorService(rpc.OperatorServicer):
             self._core.registrar.record(acted)
 
     def _shard(self) -> Shard:
-        """This process's shard. Raises Refused while the run has no parameters."""
+        """Returns this process's shard. Raises Refused while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
             raise Refused(Status.UNAVAILABLE, NOTHING_YET)
         return shards[0]
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        """The current state of the run."""
+        """Returns the current state of the run."""
         await self._may(context)
         core = self._core
         return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """The fates of contributions, newest first. Reads over a separate connection to the ledger."""
+        """Returns the fates of contributions, newest first. Reads over a separate connection to the ledger."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
@@ -124,7 +129,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.PauseReply()
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
-        """The newest rounds, newest first."""
+        """Returns the newest rounds, newest first."""
         await self._may(context)
         try:
             return list_rounds(self._core.registrar, self._core.timeline, request)
@@ -132,7 +137,7 @@ class OperatorService(rpc.OperatorServicer):
             await abort(context, refused)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
-        """The events after the newest event that the caller has seen."""
+        """Returns the events after the newest event that the caller has seen."""
         await self._may(context)
         events = self._core.events
         told = (
@@ -142,7 +147,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListEventsReply(log=events.log, events=told)
 
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
-        """Snapshots on disk, oldest first."""
+        """Returns the snapshots on disk, oldest first."""
         await self._may(context)
         rows = [row for shard in self._core.registrar.shards for row in shard.snapshots.all()]
         return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
@@ -171,7 +176,7 @@ class OperatorService(rpc.OperatorServicer):
                 raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _export(self, shard: Shard, *, initial: bool) -> AsyncGenerator[bytes]:
-        """The model as chunks of a file. Raises Refused, OSError."""
+        """Yields the model as chunks of a file. Raises Refused, OSError."""
         with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
             async with (
                 contextlib.AsyncExitStack() as reading
@@ -190,14 +195,14 @@ class OperatorService(rpc.OperatorServicer):
 
 
 def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
-    """A snapshot's ledger row as a message."""
+    """Returns a snapshot's ledger row as a message."""
     return pb.Checkpoint(
         id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
     )
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """A contribution's ledger rows as a message. number: grows with each of the run's contributions."""
+    """Returns a contribution's ledger rows as a message. number: grows with each of the run's contributions."""
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

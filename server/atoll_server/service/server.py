@@ -53,8 +53,8 @@ AUDIT_LOG = "audit.jsonl"
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
     """Runs a core until SIGTERM or SIGINT. given: run settings from the command line.
 
-    announce: called with each served address. Raises SettingsError for problems that an operator can fix; CoreFailed,
-    or another error, if the core had to stop.
+    announce: called with each served address. Raises SettingsError for problems that an operator can fix. Raises
+    CoreFailed, or another error, if the core had to stop.
     """
     settings.check()
     check_role(settings.security.tls, Role.CORE)
@@ -138,7 +138,7 @@ def _limited(core: Core, method: str, peer: str, detail: str) -> None:
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
-    """The name of the learner with this session; None if this core does not know the session."""
+    """Returns the name of the learner with this session, or None if this core does not know the session."""
     try:
         return core.registrar.session(session).entry.name
     except Refused:

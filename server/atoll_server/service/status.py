@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """The data for `atoll status`. since: the start of each learner's state, in seconds since 1970."""
+    """Returns the data for `atoll status`. since: the start of each learner's state, in seconds since 1970."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -62,12 +62,18 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
 
 
 def trained_tokens(run: Registrar) -> int:
-    """Tokens trained by all learners. Merged tokens count even if their learner died before it reported them."""
+    """Returns the tokens trained by all learners.
+
+    Merged tokens count even if their learner died before it reported them.
+    """
     return max(run.registry.tokens(), math.ceil(merged_tokens(run)))
 
 
 def merged_tokens(run: Registrar) -> float:
-    """Merged tokens as a mean over parameters, at most `trained_tokens`. 0 before the run has parameters."""
+    """Returns the merged tokens as a mean over parameters, at most `trained_tokens`.
+
+    Returns 0 before the run has parameters.
+    """
     if isinstance(run.state, Waiting) or run.layout is None:
         return 0.0
     merged = sum(entry.account.merged_token_parameters for entry in run.registry.entries.values())
@@ -146,7 +152,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 
 def _answered(run: Registrar) -> Answered:
-    """For each fragment with an open round, the learners that have answered. Callers compute it once."""
+    """Returns, for each fragment with an open round, the learners that have answered. Callers compute it once."""
     return {
         index: fragment.rounds.answered()
         for shard in run.shards
@@ -179,7 +185,7 @@ LARGEST_NAME = 64
 
 
 def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
-    """The newest rounds, newest first."""
+    """Returns the newest rounds, newest first."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
         raise Refused(Status.INVALID_ARGUMENT, "the learner name is too long: names have at most 64 characters")

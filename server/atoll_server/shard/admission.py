@@ -54,7 +54,10 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
 
 
 def declared(header: pb.PushHeader) -> pb.PushHeader:
-    """The part of a header that describes the contribution. A repeated header may differ in the other fields."""
+    """Returns the part of a header that describes the contribution.
+
+    A repeated header may differ in the other fields.
+    """
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")

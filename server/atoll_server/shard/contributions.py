@@ -72,7 +72,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Tokens in this incarnation's contributions to this fragment, without refused ones."""
+        """Returns the tokens in this incarnation's contributions to this fragment, without refused ones."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
@@ -113,16 +113,16 @@ class Contributions:
         self.merged_at.update(dict.fromkeys(learners, self.merges))
 
     def missed(self, learner: str) -> int:
-        """Number of merges since the last one with a contribution from this learner."""
+        """Returns the number of merges since the last one with a contribution from this learner."""
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:
-        """The contribution's tokens times its fragment's share of all parameters."""
+        """Returns the contribution's tokens times its fragment's share of all parameters."""
         return row.tokens * self._fragments[row.key.fragment].place.length / self._parameters
 
 
 def receipt_of(fate: FateRow) -> pb.Receipt:
-    """A fate as a receipt for the learner."""
+    """Returns a fate as a receipt for the learner."""
     key = fate.key
     return pb.Receipt(
         learner=key.learner,
@@ -139,5 +139,5 @@ def receipt_of(fate: FateRow) -> pb.Receipt:
 
 
 def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
-    """A refusal as a row for the ledger. version: the fragment's current version."""
+    """Returns a refusal as a row for the ledger. version: the fragment's current version."""
     return FateRow(refusal.key, Fate.REFUSED, version, reason=refusal.reason, dropped=refusal.drop)

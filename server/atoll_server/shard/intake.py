@@ -131,7 +131,7 @@ class Intake:
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
     def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
-        """The counted part of a contribution's declared tokens and steps."""
+        """Returns the counted part of a contribution's declared tokens and steps."""
         registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
         entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
@@ -150,7 +150,7 @@ class Intake:
         return counts
 
     def _present(self) -> Set[str]:
-        """Learners that are expected to contribute."""
+        """Returns the learners that are expected to contribute."""
         now = self._shard.context.clock.monotonic()
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 

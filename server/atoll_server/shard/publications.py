@@ -56,7 +56,7 @@ class UpdateCache:
             self._drop(next(iter(self._kept)))
 
     def get(self, fragment: int, version: int) -> Publication | None:
-        """The update that leads to `version`; None if the cache has dropped this update."""
+        """Returns the update that leads to `version`, or None if the cache has dropped this update."""
         return self._kept.get((fragment, version))
 
     def _drop(self, place: tuple[int, int]) -> None:

@@ -26,8 +26,9 @@ class Readers:
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
-        """Context with a fragment's newest durable state. Only its theta_pub is guaranteed not to change meanwhile.
+        """Context manager for a fragment's newest durable state.
 
+        During the block, only its theta_pub is certain not to change.
         reader: a learner, which may read few versions at a time; None for a reader that finishes soon. Raises Refused
         if the state does not become available within MAX_WAIT_S.
         """
@@ -50,7 +51,7 @@ class Readers:
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
-        """Whether any reader uses this state. If so, a merge must write the next theta_pub to new memory."""
+        """Returns whether any reader uses this state. If so, a merge must write the next theta_pub to new memory."""
         return self._versions.reads(id(state.theta_pub))
 
     def passed(self, fragment: int) -> None:

@@ -21,5 +21,5 @@ class RunView:
     paused: str = ""
 
     def newer_than(self, other: RunView) -> bool:
-        """Compares epoch and sequence, not tokens, since an operator may reduce the tokens."""
+        """Returns whether this view is newer. Compares epoch and sequence, not tokens, which an operator may reduce."""
         return (self.epoch, self.sequence) > (other.epoch, other.sequence)

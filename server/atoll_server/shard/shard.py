@@ -233,19 +233,19 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """An acknowledged contribution without a fate. Raises KeyError if the contribution has a fate."""
+        """Returns an acknowledged contribution without a fate. Raises KeyError if the contribution has a fate."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
-        """Number of acknowledged contributions without a fate."""
+        """Returns the number of acknowledged contributions without a fate."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:
-        """Published versions by fragment number."""
+        """Returns the published versions by fragment number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
-        """The full state, for followers whose position is unknown."""
+        """Returns the full state, for followers whose position is unknown."""
         return pb.FullState(
             versions=self.versions(),
             open=[
@@ -281,7 +281,10 @@ class Shard:
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
-        """Counts payloads sent to a learner. parameters: their number. whole: whole fragments, not updates."""
+        """Counts payloads sent to a learner.
+
+        parameters: number in these payloads. whole: whether they are whole fragments, not updates.
+        """
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True
         if whole:

@@ -89,7 +89,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
 
 
 def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
-    """All kept payloads, with the bytes that count against the spool's limit."""
+    """Returns all kept payloads, with the bytes that count against the spool's limit."""
     spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
     if shard.context.run.record:

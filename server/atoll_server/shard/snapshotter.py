@@ -63,7 +63,7 @@ class Snapshotter:
         self._one_is_missing = damaged  # the missing snapshot's payloads are deleted, so only one copy is left
 
     def all(self) -> list[SnapshotRow]:
-        """All snapshots that an operator can restore, oldest first."""
+        """Returns all snapshots that an operator can restore, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
@@ -71,7 +71,7 @@ class Snapshotter:
         self._unsaved_s += took_s
 
     def due(self) -> bool:
-        """Whether to take a snapshot now.
+        """Returns whether to take a snapshot now.
 
         This is the case if a snapshot is missing. After new merges, it is also the case if the interval has passed or a
         replay would take too long.
@@ -84,7 +84,7 @@ class Snapshotter:
         return not self._taking.locked() and (replace_missing or ((late or much) and self.stale()))
 
     def stale(self) -> bool:
-        """Whether any merge came after the newest snapshot."""
+        """Returns whether any merge came after the newest snapshot."""
         versions = {index: fragment.version for index, fragment in self._fragments.items()}
         return not self.rows or self.rows[-1].versions != versions
 
@@ -184,7 +184,7 @@ class Snapshotter:
     def _covered(
         self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
     ) -> list[tuple[int, ContributionKey, int]]:
-        """Payloads that two snapshots cover now, but did not cover before.
+        """Returns the payloads that two snapshots cover now, but did not cover before.
 
         bounds: for each fragment (after, to), meaning the versions above `after` up to `to`.
         """
@@ -209,10 +209,13 @@ class Snapshotter:
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Whether undone work must still be kept: this generation has fewer than two snapshots."""
+    """Returns whether undone work must still be kept: this generation has fewer than two snapshots."""
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
-    """For each fragment, the version up to which two snapshots cover the payloads; 0 with fewer than two snapshots."""
+    """Returns, for each fragment, the version up to which two snapshots cover the payloads.
+
+    0: fewer than two snapshots.
+    """
     return rows[-2].versions if len(rows) >= 2 else dict.fromkeys(fragments, 0)

@@ -20,7 +20,7 @@ from enum import Enum
 
 
 class UploadState(Enum):
-    """An upload's state (see the module)."""
+    """An upload's state. The module's docstring explains each state."""
 
     GROWING = "growing"
     WHOLE = "whole"
@@ -52,7 +52,7 @@ class TransitionError(RuntimeError):
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:
-    """The next state. Raises TransitionError."""
+    """Returns the next state. Raises TransitionError."""
     following = NEXT.get((state, saw))
     if following is None:
         raise TransitionError(f'an upload that is {state.value} has no next state after "{saw.value}"')

@@ -58,7 +58,7 @@ class Upload:
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """Context of a stream that waits for its next frame. Yields the longest wait in seconds."""
+        """Context manager for a stream that waits for its next frame. Yields the longest wait in seconds."""
         max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams
         self.streams += 1
         try:
@@ -76,7 +76,7 @@ class Upload:
         self.ended.set()
 
     def refused(self) -> Refused:
-        """The error for each of its streams if there is no receipt."""
+        """Returns the error for each of its streams if there is no receipt."""
         if self.error is None:
             return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
         return Refused(self.error.status, self.error.detail)
@@ -141,7 +141,10 @@ class Uploads:
         return upload
 
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
-        """The upload or receipt of a known key; None for a new key. Raises Refused if the contents differ."""
+        """Returns the upload or receipt of a known key, or None for a new key.
+
+        Raises Refused if the contents differ.
+        """
         upload = self._underway.get(key)
         if upload is not None:
             if declared(upload.header) != declared(header):
@@ -267,7 +270,9 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """An ended upload's current receipt. Raises Refused if the upload was given up, or a newer one is known.
+        """Returns an ended upload's current receipt.
+
+        Raises Refused if the upload was given up, or a newer one is known.
 
         Never returns an outdated receipt, since the learner may have received the fate meanwhile.
         """
@@ -288,12 +293,12 @@ class Uploads:
             self._newest[place] = LatestReceipt(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
-        """The receipt for an incarnation's newest contribution to a fragment."""
+        """Returns the receipt for an incarnation's newest contribution to a fragment."""
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
     def _decided(self, key: ContributionKey) -> LatestReceipt | None:
-        """The newest receipt; None if it belongs to another incarnation."""
+        """Returns the newest receipt, or None if it belongs to another incarnation."""
         newest = self._newest.get((key.learner, key.fragment))
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
@@ -304,7 +309,7 @@ class Uploads:
             self.note(newest.digest, receipt)
 
     def unwritten_bytes(self) -> int:
-        """Bytes that uploads have reserved but not yet received."""
+        """Returns the bytes that uploads have reserved but not yet received."""
         return sum(upload.part.size_bytes - upload.part.received_bytes for upload in self._underway.values())
 
 

@@ -87,10 +87,10 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 
 @contextlib.contextmanager
 def read_ledger(path: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
-    """Context with a read-only connection to an existing ledger; a core may be using it. Raises LedgerError.
+    """Context manager for a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
 
-    Also works on a read-only disk, if the core ended cleanly or the copy is complete. unused: no core uses it, so that
-    SQLite needs no files next to it.
+    Also works on a read-only disk, if the core ended cleanly or the copy is complete. unused: whether no core uses it.
+    SQLite then needs no files next to it.
     """
     unused = unused or not os.access(path.parent, os.W_OK)
     still = unused and not path.with_name(f"{path.name}-wal").exists()
@@ -123,13 +123,13 @@ def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
 
 
 def no_room(error: sqlite3.Error) -> bool:
-    """Whether a full disk caused the error."""
+    """Returns whether a full disk caused the error."""
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context of one transaction. Its changes are durable at its end, and rolled back if the body raises."""
+    """Context manager for one transaction. Its changes are durable at its end, and rolled back if the body raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -141,7 +141,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def large(db: sqlite3.Connection) -> bool:
-    """Whether the ledger is too large to check every page at start (see CHECKED_AT_ONCE_BYTES)."""
+    """Returns whether the ledger is too large to check every page at start (see CHECKED_AT_ONCE_BYTES)."""
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return bool(pages * size > CHECKED_AT_ONCE_BYTES)
 
@@ -154,7 +154,7 @@ def check_pages(db: sqlite3.Connection, path: Path, *, indices: bool = False) ->
 
 
 def checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of a row's values."""
+    """Returns the CRC-32 of a row's values."""
     return zlib.crc32(json.dumps(values).encode())
 
 

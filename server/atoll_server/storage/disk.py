@@ -90,11 +90,11 @@ class Disk:
         return True
 
     def exists(self, path: Path) -> bool:
-        """Whether a file has this name."""
+        """Returns whether a file has this name."""
         return path.exists()
 
     def files(self, directory: Path) -> list[Path]:
-        """All files below a directory."""
+        """Returns all files below a directory."""
         return [path for path in directory.rglob("*") if path.is_file()]
 
     def sync_directory(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class Disk:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
-        """Free bytes of the file system that contains `path`."""
+        """Returns the free bytes of the file system that contains `path`."""
         return shutil.disk_usage(path).free
 
     def connect(self, path: Path) -> sqlite3.Connection:

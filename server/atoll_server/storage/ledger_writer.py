@@ -47,7 +47,7 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """Commits operations to the ledger. To be used on one event loop, between `start` and `stop`."""
+    """Commits operations to the ledger. Use it on one event loop, between `start` and `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
         """fail: function that ends the process with the error of a failed commit."""

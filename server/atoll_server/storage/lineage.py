@@ -36,7 +36,7 @@ class Beginning:
     at: float
 
     def as_data(self) -> dict[str, Any]:
-        """JSON values for the ledger, which `from_data` reads back."""
+        """Returns JSON values for the ledger, which `from_data` reads back."""
         return asdict(self) | {"versions": [*self.versions.items()]}
 
     @classmethod
@@ -53,7 +53,8 @@ class Line:
     beginnings: tuple[Beginning, ...] = ()
 
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
-        """The generations that made the versions above `after` up to `to`, as (generation, after, to), oldest first."""
+        """Returns the generations that made the versions above `after` up to `to`, as (generation, after, to), oldest
+        first."""
         found: list[tuple[int, int, int]] = []
         generation = self.generation
         for begun in self.beginnings:
@@ -65,7 +66,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Whether a checkpoint is part of this history, rather than of undone work."""
+        """Returns whether a checkpoint is part of this history, rather than of undone work."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:
@@ -77,7 +78,7 @@ class Line:
 
 
 def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
-    """A generation's history, from the run's values in the ledger. generation: None for the current one."""
+    """Returns a generation's history, from the run's values in the ledger. generation: None for the current one."""
     begun = {each["generation"]: Beginning.from_data(each) for each in meta.get(META, [])}
     wanted = meta["generation"] if generation is None else generation
     beginnings: list[Beginning] = []
@@ -89,12 +90,12 @@ def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
 
 
 def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
-    """This history's snapshots, oldest first."""
+    """Returns this history's snapshots, oldest first."""
     return [row for row in shard_ledger.snapshots(db) if line.has(row)]
 
 
 def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
-    """A fragment's merges above version `after`, each with its generation, in order.
+    """Returns a fragment's merges above version `after`, each with its generation, in order.
 
     Raises LedgerError if a merge is missing.
     """
@@ -111,7 +112,7 @@ def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> lis
 
 
 def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, float | None]:
-    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None if it has no merge."""
+    """Returns the cycle and wall-clock seconds of a fragment's newest merge; 0 and None if it has no merge."""
     newest = next(_newest_merges(db, line, fragment), None)
     return (0, None) if newest is None else (newest.cycle, newest.merged_at)
 
@@ -138,7 +139,7 @@ def merged(
 
 
 def latest_norms(db: sqlite3.Connection, line: Line, fragment: int, limit: int) -> list[tuple[str, float, int]]:
-    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first."""
+    """Returns (learner, norm, steps) of the last contributions to a fragment that were not refused, oldest first."""
     found: list[tuple[str, float, int]] = []
     for generation, _, to in reversed(line.spans(fragment)):
         if len(found) < limit:

@@ -46,7 +46,7 @@ class TotalsRow:
     """Sums over contributions that have a fate, from one incarnation of a learner to one fragment.
 
     through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
-    ones.
+    values.
     """
 
     learner: str
@@ -61,7 +61,7 @@ class TotalsRow:
     cycle: int = 0
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
-        """These sums with one more contribution, which is newer than all included ones."""
+        """Returns these sums with one more contribution, which is newer than all included ones."""
         merged = fate.fate is Fate.MERGED
         return replace(
             self,

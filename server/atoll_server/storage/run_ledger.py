@@ -20,7 +20,7 @@ def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN
 
 
 def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
-    """All values of the run."""
+    """Returns all values of the run."""
     return {r[0]: json.loads(r[1]) for r in verified(db.execute("SELECT * FROM meta"), "meta", 2, named_by=1)}
 
 
@@ -31,6 +31,6 @@ def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
 
 
 def learners(db: sqlite3.Connection) -> list[LearnerRow]:
-    """Every learner, by name."""
+    """Returns every learner, by name."""
     rows = verified(db.execute("SELECT * FROM learners ORDER BY name"), "learners", 6, named_by=3)
     return [LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in rows]

@@ -127,7 +127,7 @@ def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
 def contributions(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
-    """A generation's contributions with their fates. condition: constant SQL, such as "AND fate=?"."""
+    """Yields a generation's contributions with their fates. condition: constant SQL, such as "AND fate=?"."""
     query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
     return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", 16))
 
@@ -135,7 +135,7 @@ def contributions(
 def contribution(
     db: sqlite3.Connection, generation: int, key: ContributionKey
 ) -> tuple[ContributionRow, FateRow] | None:
-    """A contribution with its fate; None if the ledger lacks it."""
+    """Returns a contribution with its fate, or None if the ledger lacks it."""
     condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
     return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
 
@@ -152,7 +152,7 @@ def came_after(
 def totals(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[TotalsRow]:
-    """A generation's sums, one row per incarnation and fragment. condition: constant SQL."""
+    """Yields a generation's sums, one row per incarnation and fragment. condition: constant SQL."""
     query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
     for r in verified(db.execute(query, (generation, *values)), "tallies", 11):
         learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
@@ -183,7 +183,8 @@ def check_rows(db: sqlite3.Connection) -> None:
 def receipts(
     db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:
-    """The latest contributions of all generations, newest first, each with a number that grows in order of arrival.
+    """Returns the latest contributions of all generations, newest first, each with a number that grows in order of
+    arrival.
 
     learner: empty for all learners. fate: None for all fates. before: only numbers below this; 0 for no limit.
     """
@@ -201,7 +202,7 @@ def receipts(
 def latest_norms(
     db: sqlite3.Connection, generation: int, fragment: int, to: int, limit: int
 ) -> list[tuple[str, float, int]]:
-    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first.
+    """Returns (learner, norm, steps) of the last contributions to a fragment that were not refused, oldest first.
 
     to: contributions to later versions are excluded.
     """
@@ -236,13 +237,13 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """A generation's merges of a fragment with versions above `after` up to `to`, oldest first."""
+    """Yields a generation's merges of a fragment with versions above `after` up to `to`, oldest first."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version"
     return _merges(db, condition, (generation, fragment, after, to))
 
 
 def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """The same merges as `merges`, newest first. Rows are read as the iterator advances."""
+    """Yields the same merges as `merges`, newest first. Rows are read as the iterator advances."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
     return _merges(db, condition, (generation, fragment, after, to))
 
@@ -254,7 +255,7 @@ def _merges(db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> It
 
 
 def snapshots(db: sqlite3.Connection) -> list[SnapshotRow]:
-    """Snapshots of all generations, oldest first."""
+    """Returns the snapshots of all generations, oldest first."""
     rows = db.execute("SELECT * FROM snapshots ORDER BY id")
     return [
         SnapshotRow(

@@ -72,7 +72,7 @@ class StoredPayload:
     _file: ReadableFile | None = None
 
     def content(self, span: FrameSpan) -> Content:
-        """The decompressed content of one frame. Raises SpoolError."""
+        """Returns the decompressed content of one frame. Raises SpoolError."""
         found = self.contents.get(span.index)
         if found is not None:
             return found
@@ -84,7 +84,7 @@ class StoredPayload:
             ) from error
 
     def payload(self, frame: int) -> bytes:
-        """One frame's payload, compared with its checksum after the read. Raises SpoolError."""
+        """Returns one frame's payload, compared with its checksum after the read. Raises SpoolError."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -139,7 +139,7 @@ class Spool:
             assert self.used_bytes >= 0, "more space was released than reserved"
 
     def path(self, generation: int, key: ContributionKey) -> Path:
-        """The path of a contribution's payload file."""
+        """Returns the path of a contribution's payload file."""
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
@@ -179,7 +179,7 @@ class Spool:
             crash_points.point("spool.removed")
 
     def older(self, generation: int) -> list[Path]:
-        """Payloads and unfinished uploads of all other generations."""
+        """Returns the payloads and unfinished uploads of all other generations."""
         newest = self.directory / f"g{generation}"
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
@@ -189,7 +189,7 @@ class Spool:
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """At start, deletes every file that is not in `needed`. Returns the number of deleted files."""
+        """Deletes every file that is not in `needed`, when a core starts. Returns the number of deleted files."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

@@ -221,7 +221,7 @@ class Metrics(Collector):
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
-        """Above `most` regions, adds the counts of regions not in `used` to OTHERS, so that no sum falls."""
+        """If there are more than `most` regions, adds the counts of those not in `used` to OTHERS. No sum falls."""
         if len(self._regions) <= most:
             return
         for counter in (self._wan, self._payload):
@@ -232,7 +232,7 @@ class Metrics(Collector):
         self._regions &= used
 
     def collect(self) -> Iterator[Metric]:
-        """The series from the newest MetricSamples."""
+        """Yields the series from the newest MetricSamples."""
         values = self.read.values
         for name, kind, labels, text in SAMPLED:
             if name in values:

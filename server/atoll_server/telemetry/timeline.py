@@ -54,7 +54,7 @@ class Round:
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """A learner's answer, which is added if it is missing."""
+        """Returns a learner's answer, which is added if it is missing."""
         return self.answers.setdefault(learner, Answer())
 
 
@@ -68,7 +68,7 @@ class Timeline:
         self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
 
     def newest(self) -> Iterator[Round]:
-        """The kept rounds, newest first."""
+        """Yields the kept rounds, newest first."""
         return reversed(self._rounds.values())
 
     def on(self, entry: Entry, now: float) -> None:
@@ -208,7 +208,7 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """The learners that delayed a round: first those without a durable contribution, then the latest ones.
+    """Returns the learners that delayed a round: first those without a durable contribution, then the latest ones.
 
     Learners that declined come last. most: limit on the returned learners.
     """
