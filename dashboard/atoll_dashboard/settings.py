@@ -56,5 +56,5 @@ class DashboardSettings(Certificates):
             raise SettingsError("--token contains invalid characters: give the token that `atoll token` printed")
 
     def names(self) -> tuple[str, ...]:
-        """Allowed host names, in addition to IP addresses."""
+        """Returns the allowed host names, in addition to IP addresses."""
         return (*LOCAL_NAMES, *self.hosts)

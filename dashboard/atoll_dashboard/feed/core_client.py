@@ -30,7 +30,7 @@ OPTIONS = [
 class CoreClient:
     """A client of a core or a front. token: the dashboard's own, only for reading; actions use the operator's.
 
-    Every method raises grpc.aio.AioRpcError, LinkLost, and TransportSecurityError for certificates.
+    Every method may raise grpc.aio.AioRpcError, LinkLost, or TransportSecurityError for unusable certificates.
     """
 
     def __init__(self, address: str, security: TransportSecurity, token: str) -> None:
@@ -65,41 +65,41 @@ class CoreClient:
         return await unary_reply(getattr(self._stub(), method)(request, timeout=timeout_s, metadata=shown))
 
     async def status(self, token: str = "") -> pb.StatusReply:
-        """The run's current state."""
+        """Returns the run's current state."""
         reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), token_metadata(token) or self._own)
         return reply
 
     async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
-        """The newest rounds, newest first. brief: without answers."""
+        """Returns the newest rounds, newest first. brief: omit the answers."""
         request = pb.ListRoundsRequest(last=last, learner=learner, brief=brief)
         return list((await self._ask("ListRounds", request, self._own)).rounds)
 
     async def events(self, log: int, after: int) -> pb.ListEventsReply:
-        """The events after a position."""
+        """Returns the events after a position."""
         reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
         return reply
 
     async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
-        """Receipts, newest first; before: see ListReceiptsRequest."""
+        """Returns receipts, newest first. before: see ListReceiptsRequest."""
         request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
         return list((await self._ask("ListReceipts", request, self._own)).receipts)
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
-        """The snapshots on disk, oldest first."""
+        """Returns the snapshots on disk, oldest first."""
         return list((await self._ask("ListCheckpoints", pb.ListCheckpointsRequest(), self._own)).checkpoints)
 
     # ------------------------------------------------------------------------------ actions, with the caller's token
 
     async def pause(self, token: str, reason: str) -> None:
-        """Pauses the run, or with an empty reason resumes it."""
+        """Pauses the run. With an empty reason, resumes it."""
         await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
 
     async def evict(self, token: str, learner: str, reason: str) -> None:
-        """Evicts a learner, or with an empty reason lets it join again."""
+        """Evicts a learner. With an empty reason, lets it join again."""
         await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
-        """Takes a snapshot; returns when it is durable."""
+        """Takes a snapshot. Returns once the snapshot is durable."""
         reply: pb.Checkpoint = await self._ask(
             "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )

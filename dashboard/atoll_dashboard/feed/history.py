@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class History(Generic[K]):
-    """Columns by name on one time axis; NaN where a column has no value. most: points kept."""
+    """Columns by name on one time axis. A value is NaN where a column has none. most: number of points to keep."""
 
     def __init__(self, most: int = MAX_POINTS) -> None:
         self._most = most
@@ -23,7 +23,7 @@ class History(Generic[K]):
         self._columns: dict[K, array[float]] = {}
 
     def add(self, at: float, values: Mapping[K, float]) -> None:
-        """Adds a point, unless the last one is nearer than the current resolution. at: seconds."""
+        """Adds a point, unless the time since the last point is below the current resolution. at: seconds."""
         if self.at and at - self.at[-1] < self._interval_s:
             return
         for name in values.keys() - self._columns.keys():
@@ -37,7 +37,7 @@ class History(Generic[K]):
             self._columns = {name: column[::2] for name, column in self._columns.items()}
 
     def column(self, name: K) -> list[float | None]:
-        """A column, as long as the time axis; None where it has no value."""
+        """Returns a column with one entry per point of the time axis: None where the column has no value."""
         found = self._columns.get(name)
         if found is None:
             return [None] * len(self.at)
@@ -52,7 +52,7 @@ class Rates(Generic[K]):
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
     def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
-        """Adds the current sums, unless the last ones are at most least_s seconds older. at: seconds."""
+        """Adds the current sums, unless the last sums are at most least_s seconds older. at: seconds."""
         if self._seen and at <= self._seen[-1][0] + least_s:
             return
         self._seen.append((at, sums))
@@ -60,15 +60,18 @@ class Rates(Generic[K]):
             self._seen.popleft()
 
     def grown(self, name: K) -> float:
-        """How much a sum grew within the window. A new one counts from 0; one that fell (a restarted core) as 0."""
+        """Returns how much a sum grew within the window.
+
+        A new sum counts from 0. If a sum fell (a restarted core): 0.
+        """
         if len(self._seen) < 2:
             return 0.0
         return max(0.0, self._seen[-1][1].get(name, 0.0) - self._seen[0][1].get(name, 0.0))
 
     def span_s(self) -> float:
-        """Seconds between the oldest and the newest sums; about the window, once it is full."""
+        """Returns the seconds between the oldest and the newest sums. This is about the window, once it is full."""
         return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
 
     def rate(self, name: K) -> float:
-        """A sum's growth per second."""
+        """Returns a sum's growth per second."""
         return self.grown(name) / self.span_s() if len(self._seen) > 1 else 0.0

@@ -27,7 +27,7 @@ from atoll_dashboard.models.api_models import Cost, Event, Kind, Learner, Now, R
 log = structlog.get_logger()
 
 EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # seconds between two polls while a page is open, and otherwise
-SHARE = 0.1  # largest part of the time that polls may take
+SHARE = 0.1  # largest share of the time that polls may take
 WATCHED_S = 10.0  # seconds after a request in which a page counts as open
 ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
@@ -78,7 +78,7 @@ class RunFeed:
     # ------------------------------------------------------------------------------ polling
 
     async def keep(self) -> None:
-        """Polls the core until it is cancelled."""
+        """Polls the core until this task is cancelled."""
         while True:
             began = time.monotonic()
             await self._look()
@@ -138,7 +138,10 @@ class RunFeed:
         self.problem = problem
 
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`
-        """The core's answer to a call. Requests within a second share it, and at most AT_ONCE calls run at a time."""
+        """Returns the core's answer to a call.
+
+        Requests within a second share it, and at most AT_ONCE calls run at a time.
+        """
         now, key = time.monotonic(), (ask.__name__, *words)
         self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
         if key not in self._answers:
@@ -165,7 +168,7 @@ class RunFeed:
     # ------------------------------------------------------------------------------ requests
 
     def now_json(self) -> str:
-        """The stream's next message as JSON, made once per poll for all pages."""
+        """Returns the stream's next message as JSON, made once per poll for all pages."""
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
                 run=self.run(),
@@ -180,7 +183,7 @@ class RunFeed:
         return time.monotonic() // EVERY_S
 
     def run(self) -> Run:
-        """The run at the last poll, and the age of that answer."""
+        """Returns the run at the last poll, and the age of that answer."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
         up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
@@ -220,11 +223,11 @@ class RunFeed:
         )
 
     def actions_problem(self) -> str:
-        """Why operator actions are not possible; "": they are possible with a token."""
+        """Returns why operator actions are not possible, or "" if they are possible with a token."""
         return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
 
     def _cost(self) -> Cost:
-        """The cost per day and month. It uses the last hour, since contributions come in bursts."""
+        """Returns the cost per day and month. It uses the last hour, since contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
         price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
         known = self.rates.long.span_s() >= MIN_LONG_S
@@ -240,7 +243,7 @@ class RunFeed:
         return sorted({each.region for each in self.seen.status.learners})
 
     def regions(self) -> list[Region]:
-        """All regions. In each region, learners with problems come first."""
+        """Returns all regions. In each region, learners with problems come first."""
         members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
         for each in self.seen.status.learners:
             members[each.region].append(each)
@@ -264,16 +267,19 @@ class RunFeed:
         )
 
     def _dots(self) -> int:
-        """Number of learners that the map shows per region. It is smaller if there are many regions."""
+        """Returns the number of learners that the map shows per region. It is smaller if there are many regions."""
         return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
 
     def learner(self, name: str) -> Learner | None:
-        """The learner with this name, or None."""
+        """Returns the learner with this name, or None."""
         found = next((each for each in self.seen.status.learners if each.learner == name), None)
         return None if found is None else conversion.learner(found, self.rates.tokens.rate(name))
 
     def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
-        """All learners that match. region: None: any; "": learners without a region. state, search: "": any."""
+        """Returns all learners that match.
+
+        region: None for any region, "" for learners without one. state, search: "" for any.
+        """
         return [
             conversion.learner(each, self.rates.tokens.rate(each.learner))
             for each in self.seen.status.learners
@@ -284,7 +290,7 @@ class RunFeed:
 
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
-    """One line with the fact and the fix for a failed call."""
+    """Returns one line with the fact and the fix for a failed call."""
     if not is_unreachable(error):
         return f"the core at {address} refused the call: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()

@@ -38,7 +38,10 @@ class RunRates:
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Whether a status is from another run or generation, or a restored backup. Rates must then start again."""
+        """Returns whether a status is from another run or generation, or a restored backup.
+
+        Rates must then start again.
+        """
         last = self._last
         if last is None:
             return False
@@ -60,7 +63,7 @@ class RunRates:
         self._last = status
 
     def recent(self) -> float | None:
-        """Goodput of the last five minutes; None before MIN_RECENT_S seconds were seen."""
+        """Returns goodput of the last five minutes, or None before MIN_RECENT_S seconds were seen."""
         provisioned = self._seconds.grown("provisioned")
         if not provisioned or self._seconds.span_s() < MIN_RECENT_S:
             return None

@@ -42,22 +42,25 @@ GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 
 
 def known(value: float) -> float | None:
-    """The value, or None if it is 0 or NaN, which in a message means unknown."""
+    """Returns the value, or None if it is 0 or NaN, which in a message means unknown."""
     return value if value and math.isfinite(value) else None
 
 
 def moment(at: float) -> float | None:
-    """A time rounded to milliseconds. The core computes it for each answer from two clocks. None: unknown."""
+    """Returns a time rounded to milliseconds, or None if unknown.
+
+    The core computes it for each answer from two clocks.
+    """
     return known(round(at, 3))
 
 
 def codec(number: int) -> str:
-    """The name of a codec."""
+    """Returns the name of a codec."""
     return pb.Codec.Name(number).removeprefix("CODEC_").lower() if number in pb.Codec.values() else "unknown"
 
 
 def states(learners: Iterable[pb.LearnerStatus]) -> dict[LearnerState, int]:
-    """The number of learners in each state, including states with none."""
+    """Returns the number of learners in each state, including states with none."""
     found = Counter(each.state for each in learners)
     return {state: found[state] for state in LearnerState}
 
@@ -95,7 +98,7 @@ def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> 
 
 
 def state(told: pb.LearnerStatus) -> LearnerState:
-    """A learner's state; JOINING for a state that only a newer core knows."""
+    """Returns a learner's state, or JOINING for a state that only a newer core knows."""
     return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
 
 

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent.parent / "page"
 
 
 def application(feed: RunFeed, hosts: tuple[str, ...]) -> FastAPI:
-    """The ASGI application. hosts: allowed host names, in addition to IP addresses."""
+    """Returns the ASGI application. hosts: allowed host names, in addition to IP addresses."""
 
     app = FastAPI(
         title="Atoll",

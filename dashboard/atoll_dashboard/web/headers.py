@@ -22,7 +22,7 @@ SAID = {
 
 
 class Headers:
-    """Middleware that refuses requests for unknown host names, against DNS rebinding.
+    """Middleware that refuses requests for unknown host names, to prevent DNS rebinding.
 
     hosts: allowed names in the Host header, in addition to IP addresses.
     """
@@ -59,12 +59,12 @@ class Headers:
         await self._app(scope, read, say)
 
     def _known(self, host: str) -> bool:
-        """Whether a host name is allowed. IP addresses always are, because DNS rebinding needs a name."""
+        """Returns whether a host name is allowed. IP addresses always are, because DNS rebinding needs a name."""
         return host in self._hosts or _address(host)
 
 
 async def _body(receive: Receive) -> list[Message] | None:
-    """The messages of a request's body, read before any route runs; None: the body is too large."""
+    """Returns the messages of a request's body, read before any route runs, or None if the body is too large."""
     found, size = list[Message](), 0
     while True:
         message = await receive()
@@ -77,7 +77,7 @@ async def _body(receive: Receive) -> list[Message] | None:
 
 
 def _host(scope: Scope) -> str:
-    """The Host header without the port."""
+    """Returns the Host header without the port."""
     said = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
     return _plain(said.rpartition("]")[0] + "]" if said.startswith("[") else said.partition(":")[0])
 

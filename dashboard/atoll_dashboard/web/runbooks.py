@@ -21,7 +21,7 @@ TAB = re.compile(r'^=== "(?P<label>[^"]+)"\n(?P<body>(?:\n|    .*\n)+)', re.MULT
 
 @functools.cache
 def runbooks_page() -> str:
-    """The page as HTML. Raises FileNotFoundError if the installation has no runbooks.md."""
+    """Returns the page as HTML. Raises FileNotFoundError if the installation has no runbooks.md."""
     source = next((path for path in SOURCES if path.is_file()), None)
     if source is None:
         raise FileNotFoundError(f"{SOURCES[0]} is missing: install the Atoll wheel again")
@@ -60,7 +60,7 @@ def render(markdown: str) -> tuple[str, str, str]:
 
 
 def _without_tab(found: re.Match[str]) -> str:
-    """The site shows such blocks as tabs; this page shows them one after another, each after its label."""
+    """Replaces a tab, as the site shows it, with its label and its text below."""
     return f"**{found['label']}**\n" + re.sub(r"^    ", "", found["body"], flags=re.MULTILINE)
 
 
@@ -84,7 +84,7 @@ def _links_within(children: list[Token]) -> list[Token]:
 
 
 def _document(target: str) -> str:
-    """The path in the repository of a link's target."""
+    """Returns the path of a link's target in the repository."""
     parts = list[str]()
     for part in (DOCUMENTATION + target.partition("#")[0]).split("/"):
         if part == "..":
