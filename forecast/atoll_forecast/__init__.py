@@ -1,1 +1,1 @@
-"""Forecasts of a run: `atoll plan`, and `atoll simulate` with the paper's tables."""
+"""Forecasts of a run: `atoll plan`, and `atoll simulate` for the tables of the paper."""

@@ -15,8 +15,8 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
-MAX_EVENTS = 1e7  # in one simulation, which takes minutes
-MAX_LEARNERS = 4096  # in one run
+MAX_EVENTS = 1e7  # events in one simulation, which then takes minutes
+MAX_LEARNERS = 4096  # learners in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
 
@@ -215,7 +215,7 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         draw(plots)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
-    except ValueError as error:  # from matplotlib, for an unknown suffix
+    except ValueError as error:  # matplotlib raises it for an unknown suffix
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 

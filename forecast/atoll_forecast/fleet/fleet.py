@@ -1,6 +1,6 @@
 """A whole run in virtual time, with the real syncer, simulated steps, link delays and failures.
 
-The fleet does not train. It tells a `Work` what happens to each learner's parameters, in order. The same fleet runs
+The fleet does not train. It calls a `Work` for each change of a learner's parameters, in order. The same fleet runs
 simulations without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock, so that a
 seed always gives the same events.
 """
@@ -22,13 +22,13 @@ from atoll_server.settings import RunSettings
 
 from atoll_forecast.fleet.learners import FleetLearner, LearnerSpec, LearnerTimes, Published, Ready, Work
 
-DRAIN_STEPS = 4.0  # how many steps a leaving learner waits for contributions in flight
-AT_ONCE = 8  # fragments adopted, and rounds answered, per step boundary at most; as in atoll.fragments.exchange
-MIN_WAIT_S = 0.001  # least time between two timer events, as in a core
+DRAIN_STEPS = 4.0  # number of steps that a leaving learner waits for contributions in flight
+AT_ONCE = 8  # limit on the fragments adopted, and rounds answered, at one step boundary; as in atoll.fragments.exchange
+MIN_WAIT_S = 0.001  # shortest time between two timer events, as in a core
 
 
 class Fleet:
-    """Learners around one syncer. specs: one per learner; work: what is trained.
+    """Learners around one syncer. specs: one per learner. work: the training that the fleet drives.
 
     merge_s: seconds from a round's end to its update. overlap: a learner waits if its contribution was not merged
     within this many steps. 0 is the original DiLoCo (arXiv 2311.08105). With infinity, as in Atoll, it never waits.
@@ -64,7 +64,10 @@ class Fleet:
         self._wake_at: float | None = None
 
     def run(self, until: Callable[[Fleet], bool]) -> None:
-        """Runs until `until` is true, then lets all learners leave. Raises RuntimeError if events end before that."""
+        """Runs until `until` returns True, then lets all learners leave.
+
+        Raises RuntimeError if events end before that.
+        """
         for learner in self.learners.values():
             self._at(learner.spec.joins_at_s, self._of(learner, self._begin))
         while self._queue:
@@ -168,7 +171,7 @@ class Fleet:
         return True
 
     def _leave(self, learner: FleetLearner) -> None:
-        """Sends all outstanding work. The learner has left DRAIN_STEPS steps later."""
+        """Sends all outstanding work. The learner leaves DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
             max_wait_s = DRAIN_STEPS * learner.spec.step_s
@@ -207,7 +210,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Wraps an event so that it is dropped when the learner's process has died; `_begin` is never dropped."""
+        """Wraps an event so that it is dropped if the learner's process has died. `_begin` is never dropped."""
         incarnation = learner.incarnation
 
         def when() -> None:

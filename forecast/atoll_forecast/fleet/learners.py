@@ -12,14 +12,15 @@ from atoll_server.rounds import syncer_events as ev
 
 @dataclass(frozen=True, slots=True)
 class LearnerSpec:
-    """The properties of one learner. Times in seconds; rates in bits per second; delay_s: one way.
+    """The properties of one learner. Times are in seconds, and rates in bits per second. delay_s: one way.
 
-    jitter: relative standard deviation of a step's time. between_failures_s: mean, of a Poisson process.
+    jitter: relative standard deviation of a step's time. between_failures_s: mean time between the failures of a
+    Poisson process.
     """
 
     name: str
     step_s: float = 1.0
-    tokens: int = 1  # per step
+    tokens: int = 1  # tokens per step
     jitter: float = 0.0
     up_bits_s: float = math.inf
     down_bits_s: float = math.inf
@@ -31,7 +32,7 @@ class LearnerSpec:
 
 @dataclass(frozen=True, slots=True)
 class SentContribution:
-    """A contribution. size_bytes: on the wire."""
+    """A contribution. size_bytes: its size on the wire."""
 
     tokens: int
     steps: int
@@ -41,7 +42,10 @@ class SentContribution:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A new version of a fragment. size_bytes: on the wire. anchor: for `Work.adopt`, unknown to the fleet."""
+    """A new version of a fragment.
+
+    size_bytes: its size on the wire. anchor: passed to `Work.adopt`; opaque to the fleet.
+    """
 
     fragment: int
     version: int
@@ -50,22 +54,25 @@ class Published:
 
 
 class Work(Protocol):
-    """What a fleet trains. The fleet calls these methods in the order of events; learners are given by name."""
+    """The training of a fleet. The fleet calls these methods in the order of events. Learners are given by name."""
 
     def begin(self, learner: str) -> None:
-        """A process starts, with the newest published parameters and no outstanding work."""
+        """Starts a learner's process, with the newest published parameters and no outstanding work."""
 
     def train(self, learner: str) -> None:
         """Makes one inner step of a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
-        """Takes a fragment's outstanding work as a contribution; None: there is none. seq: its number."""
+        """Takes a fragment's outstanding work as a contribution.
+
+        Returns None if there is none. seq: the contribution's number.
+        """
 
     def merge(self, effect: ev.Merge) -> Published:
         """Merges the contributions that the effect names into a new version."""
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
-        """Adopts a newer anchor. merged: it includes the contribution in flight; drop: outstanding work is dropped."""
+        """Adopts a newer anchor. merged: it includes the contribution in flight. drop: drop the outstanding work."""
 
 
 @dataclass(slots=True)
@@ -79,7 +86,7 @@ class Ready:
 
 @dataclass(slots=True)
 class LearnerTimes:
-    """How one learner spent its virtual time. blocked_s: waiting for adoptions. staleness: of merged contributions."""
+    """The virtual time of one learner. blocked_s: waiting for adoptions. staleness: of merged contributions."""
 
     steps: int = 0
     trained_s: float = 0.0
@@ -100,12 +107,12 @@ class FleetLearner:
     alive: bool = True
     leaving: bool = False
     left: bool = False
-    waits: bool = False  # for an adoption
-    step_s: float = 0.0  # of the current step
+    waits: bool = False  # whether it waits for an adoption
+    step_s: float = 0.0  # duration of the current step
     boundary_at: float = 0.0  # time of the current or next step boundary
     up_free_at: float = 0.0
     down_free_at: float = 0.0
     ready: dict[int, Ready] = field(default_factory=dict)
     due: dict[int, int] = field(default_factory=dict)  # fragment -> cycle
-    flying: dict[int, int] = field(default_factory=dict)  # fragment -> step at which it was taken
+    flying: dict[int, int] = field(default_factory=dict)  # fragment -> step at which the contribution was taken
     account: LearnerTimes = field(default_factory=LearnerTimes)

@@ -12,7 +12,7 @@ from atoll_forecast.fleet.learners import Published, SentContribution
 
 @dataclass(slots=True)
 class _Place:
-    """One fragment at one learner, with the counters of atoll.fragments.adoption.Track ("rebase")."""
+    """The state of one fragment at one learner, with the counters of atoll.fragments.adoption.Track ("rebase")."""
 
     base_version: int = 0
     steps_from: int = 0
@@ -27,7 +27,7 @@ class _Process:
 
 @dataclass(slots=True)
 class Schedule:
-    """The `Work` of a fleet. sizes: coded bytes of each fragment, each way. tokens: per step, by learner."""
+    """The `Work` of a fleet. sizes: coded bytes of each fragment, each way. tokens: tokens per step, by learner."""
 
     sizes: Sequence[float]
     tokens: dict[str, int]

@@ -1,4 +1,4 @@
-"""The paper's figures vs. those of our simulations, as rows for tables, plots and files."""
+"""The paper's figures and those of our simulations, as rows for tables, plots and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPER_INNER_STEPS, PAPER_OVERLAP = 24, 2
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure. theirs: the paper's; None when it has none. how: how ours was found."""
+    """One figure. theirs: the paper's; None if the paper has none. how: the method that gave our figure."""
 
     name: str
     ours: float
@@ -28,12 +28,12 @@ class Claim:
 
 
 def goodput_claims(failures: goodput.Failures, hours: float) -> dict[str, list[float]]:
-    """Table 1, all 30 cells: goodput in %, by method and number of chips. hours: simulated."""
+    """Returns Table 1, all 30 cells: goodput in %, by method and number of chips. hours: simulated time."""
     return goodput.table(figures.CHIPS, LEARNERS, failures, hours)
 
 
 def bandwidth_claims() -> list[Claim]:
-    """Rates of links by the paper's accounting, with its bits per parameter and with Atoll's."""
+    """Returns link rates by the paper's accounting, with the paper's bits per parameter and with Atoll's."""
     model, steps = bandwidth.Model(), PAPER_INNER_STEPS
     two, eight = (
         bandwidth.data_parallel_bits_s(model, sites, utilisation) for sites, utilisation in ((2, 0.90), (8, 0.95))
@@ -61,7 +61,10 @@ def bandwidth_claims() -> list[Claim]:
 
 
 def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
-    """Training time with extra compute for half of the tokens, relative to none. steps: of each learner alone."""
+    """Returns the training time with extra compute for half of the tokens, relative to no extra compute.
+
+    steps: inner steps of each learner if it trained alone.
+    """
     rows = []
     for extra, theirs in figures.SCAVENGING.items():
         ours = hardware.scavenged(8, extra, RunSettings(), steps=steps)
@@ -74,7 +77,7 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
 
 
 def hardware_claims(steps: int = 2000) -> list[Claim]:
-    """Goodput in % with one of eight learners 18 % slower, and 10 % jitter of all steps."""
+    """Returns goodput in % with one of eight learners 18 % slower, and 10 % jitter of all step times."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)

@@ -1,9 +1,9 @@
 """Simulates the goodput of many chips under failures (Table 1 of arXiv 2604.21428).
 
-A learner's chips are grouped in slices; a failed chip stops its slice. An elastic learner pauses to continue with fewer
-slices, and pauses again, for a shorter time, when the slice returns. Events within a pause do not extend it, so pauses
-coalesce at high rates. A learner that is not elastic restarts as a whole, on spare slices. Learners fail independently:
-each of M learners loses what a learner with an M-th of the chips loses.
+A learner's chips are grouped in slices, and a failed chip stops its slice. An elastic learner pauses to continue with
+fewer slices. It pauses again, for a shorter time, when the slice returns. Events within a pause do not extend it, so
+pauses coalesce at high rates. A learner that is not elastic restarts as a whole, on spare slices. Learners fail
+independently: each of M learners loses as much as a single learner with 1/M of the chips.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ YEAR_S = 365.25 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failures and pauses. The paper does not give their values: the defaults have the least RMSE over Table 1.
+    """Failures and pauses. The paper does not give their values. The defaults minimise the RMSE over Table 1.
 
     per_chip_year: rate of a Poisson process. slice_chips: chips that fail together. downscale_s, upscale_s: pauses of
     an elastic learner. repair_s, repair_shape: mean and shape of the Weibull distribution of repair times.
-    restart_s: of a learner that is not elastic.
+    restart_s: restart time of a learner that is not elastic.
     """
 
     per_chip_year: float = 1.0
@@ -37,7 +37,10 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """goodput: useful part of all chip-seconds. uptime: part of the time in which any learner trains. Both 0 to 1."""
+    """The expected results.
+
+    goodput: useful share of all chip-seconds. uptime: share of the time in which any learner trains.
+    """
 
     goodput: float
     uptime: float
@@ -46,7 +49,10 @@ class Expected:
 def simulate(
     chips: int, learners: int, failures: Failures, *, elastic: bool = True, hours: float = 30.0, seed: int = 0
 ) -> Expected:
-    """Simulates a fleet of equal learners. hours: simulated time; 2.4 million chips take a second or two."""
+    """Simulates a fleet of equal learners.
+
+    hours: simulated time. A simulation of 2.4 million chips takes a second or two.
+    """
     random = Random(f"{seed}/{chips}/{learners}/{elastic}")  # noqa: S311 - not a secret
     of_each = [_learner(chips / learners, failures, elastic, hours * 3600, random) for _ in range(learners)]
     idle = math.prod(1 - running for _, running in of_each)  # learners fail independently
@@ -54,9 +60,9 @@ def simulate(
 
 
 def _learner(chips: float, failures: Failures, elastic: bool, until: float, random: Random) -> tuple[float, float]:
-    """Returns the useful part of a learner's chip-seconds, and the part of the time in which it trains."""
+    """Returns the useful share of a learner's chip-seconds, and the share of the time in which it trains."""
     slices = max(1, round(chips / failures.slice_chips))
-    each_s = YEAR_S / (failures.per_chip_year * chips / slices)  # between failures of one slice
+    each_s = YEAR_S / (failures.per_chip_year * chips / slices)  # seconds between failures of one slice
     scale = failures.repair_s / math.gamma(1 + 1 / failures.repair_shape)
     now = 0.0
     there = slices
@@ -90,7 +96,10 @@ def _learner(chips: float, failures: Failures, elastic: bool, until: float, rand
 def table(
     chips: Sequence[int], learners: Sequence[int], failures: Failures, hours: float = 30.0
 ) -> dict[str, list[float]]:
-    """Goodput in % as in Table 1: rows "dp", "elastic" and each number of learners; columns are numbers of chips."""
+    """Returns goodput in % as in Table 1.
+
+    Rows: "dp", "elastic" and each number of learners. Columns: numbers of chips.
+    """
     rows = {"dp": (1, False), "elastic": (1, True)} | {str(count): (count, True) for count in learners}
     return {
         name: [100 * simulate(each, count, failures, elastic=elastic, hours=hours).goodput for each in chips]
@@ -99,6 +108,6 @@ def table(
 
 
 def rmse(ours: dict[str, list[float]], theirs: dict[str, tuple[int, ...]]) -> float:
-    """Root mean squared difference over all cells, in percentage points."""
+    """Returns the root mean squared difference over all cells, in percentage points."""
     squares = [(a - b) ** 2 for name, row in theirs.items() for a, b in zip(ours[name], row, strict=True)]
     return math.sqrt(sum(squares) / len(squares))

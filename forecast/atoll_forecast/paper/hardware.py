@@ -1,4 +1,4 @@
-"""Simulates learners of different speeds, and learners that join for a while: a fleet in virtual time, no training."""
+"""Simulates learners of different speeds, and learners that join for a while, in virtual time and without training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from atoll_forecast.fleet.fleet import Fleet
 from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 
-FRAGMENT_BYTES = 1.0  # negligible: these simulations are not about links
+FRAGMENT_BYTES = 1.0  # negligible, because these simulations do not examine links
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """goodput: part of learner-seconds whose work was merged. shares: mean contributions per merge. staleness: mean.
+    """The result of a simulation. goodput: share of learner-seconds whose work was merged.
 
-    seconds: virtual time of the run.
+    shares: mean number of contributions per merge. staleness: mean, in outer steps. seconds: virtual time of the run.
     """
 
     goodput: float
@@ -29,13 +29,16 @@ class Outcome:
 
 
 def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
-    """Simulates learners of these relative speeds. steps: of a learner with speed 1, each of one second."""
+    """Simulates learners of these relative speeds. steps: number of one-second steps of a learner with speed 1."""
     specs = [LearnerSpec(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
     return _run(specs, settings, steps * sum(speeds), seed)
 
 
 def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int, seed: int = 0) -> float:
-    """Goodput when every merge waits for all: no step begins before all learners ended the one `overlap` + 1 before."""
+    """Returns the goodput if every merge waits for all learners.
+
+    No learner begins a step before all learners have ended the step `overlap` + 1 steps earlier.
+    """
     random = Random(seed)  # noqa: S311 - not a secret
     ended = [0.0] * len(speeds)
     gates = [0.0] * (overlap + 1)
@@ -50,7 +53,7 @@ def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int
 
 
 def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
-    """Time relative to no extra compute, when extra x learners join after half of the tokens."""
+    """Returns the training time, relative to no extra compute, if extra x learners join after half of the tokens."""
     own = [LearnerSpec(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
     guests = [LearnerSpec(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
     alone = _run(own, settings, steps * learners, seed)
@@ -58,15 +61,16 @@ def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: floa
 
 
 def scavenged_data_parallel(extra: float, exchange: float) -> float:
-    """`scavenged` for data-parallel training, whose all-reduce then spans two sites.
+    """Returns the result of `scavenged` for data-parallel training, whose all-reduce then spans two sites.
 
-    exchange: time to exchange a whole model, in steps; a ring over 1 + extra equal parts takes 2 (1 - 1/(1 + extra)).
+    exchange: time to exchange a whole model, in steps. A ring over 1 + extra equal parts takes 2 (1 - 1/(1 + extra))
+    times this.
     """
     return 0.5 + 0.5 * (1 + exchange * 2 * (1 - 1 / (1 + extra))) / (1 + extra)
 
 
 def _run(specs: Sequence[LearnerSpec], settings: RunSettings, steps: float, seed: int) -> Outcome:
-    """Runs until `steps` inner steps, summed over learners, are merged."""
+    """Runs a fleet until `steps` inner steps, summed over learners, are merged."""
     fragments = settings.fragments or 24
     work = Schedule([FRAGMENT_BYTES] * fragments, {spec.name: 1 for spec in specs})
     fleet = Fleet(settings, fragments, specs, work, seed=seed)

@@ -1,4 +1,4 @@
-"""Plots of simulated figures vs. the paper's."""
+"""Plots of simulated figures next to the paper's figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS, THEIRS = "#2a9d8f", "#264653"
 
 
 def goodput(ours: dict[str, list[float]], path: Path) -> None:
-    """Plots Table 1: lines are ours, points the paper's. path: of the SVG or PNG file."""
+    """Plots Table 1, with our figures as lines and the paper's as points. path: the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same figures give the same file
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
@@ -37,7 +37,7 @@ def goodput(ours: dict[str, list[float]], path: Path) -> None:
 
 
 def _finding(ours: dict[str, list[float]]) -> str:
-    """States the goodput of both extremes at the fourth number of chips, 1.2 million."""
+    """Returns a sentence with the lowest and the highest goodput at the fourth number of chips, 1.2 million."""
     most, place = max((name for name in ours if name.isdecimal()), key=int), 3
     return (
         f"At 1.2M chips, goodput is {ours[most][place]:.0f} % with {most} learners, "
@@ -46,7 +46,7 @@ def _finding(ours: dict[str, list[float]]) -> str:
 
 
 def claims(finding: str, rows: Sequence[Claim], path: Path) -> None:
-    """Plots a pair of bars per claim: ours and the paper's. finding: the title. path: of the SVG or PNG file."""
+    """Plots a pair of bars per claim: ours and the paper's. finding: the title. path: the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"
     figure = Figure(figsize=(8, 0.55 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""The paper's figures vs. ours, as tables and as JSON."""
+"""The paper's figures and ours, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"
 
 
 def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
-    """Table 1 in %: our value and the paper's per cell. difference: the RMSE in percentage points."""
+    """Returns Table 1 in %, with our value and the paper's in each cell. difference: the RMSE in percentage points."""
     title = (
         f"Goodput in %, {failures_per_year:g} failures per chip and year: ours (paper's); RMSE {difference:.2f} points"
     )
@@ -29,7 +29,7 @@ def goodput_table(ours: dict[str, list[float]], failures_per_year: float, differ
 
 
 def claims_table(title: str, claims: Sequence[Claim]) -> Table:
-    """A table with one row per claim: ours, the paper's, and the unit."""
+    """Returns a table with one row per claim: our value, the paper's, and the unit."""
     table = Table(title=title)
     for column, side in (("", "left"), ("ours", "right"), ("paper", "right"), ("", "left"), ("of what", "left")):
         table.add_column(column, justify="right" if side == "right" else "left")
@@ -40,5 +40,5 @@ def claims_table(title: str, claims: Sequence[Claim]) -> Table:
 
 
 def claims_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """The claims as JSON values."""
+    """Returns the claims as JSON values."""
     return [{"name": c.name, "ours": c.ours, "paper": c.theirs, "unit": c.unit, "of": c.how} for c in claims]

@@ -1,4 +1,4 @@
-"""PURE: a job by other methods: data-parallel training, and the original DiLoCo."""
+"""PURE: estimates for other methods to train a job: data-parallel training, and the original DiLoCo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 
 
 def data_parallel(job: Job) -> Method:
-    """Data-parallel training: bfloat16 gradients, reduced within a region first.
+    """Returns the estimate for data-parallel training with bfloat16 gradients, reduced within a region first.
 
     All learners wait for the slowest link, and for failed learners.
     """
@@ -28,7 +28,10 @@ def data_parallel(job: Job) -> Method:
 
 
 def diloco(job: Job) -> Method:
-    """The original DiLoCo: every 500 inner steps all learners wait while the whole model is exchanged in float32."""
+    """Returns the estimate for the original DiLoCo.
+
+    Every 500 inner steps, all learners wait while the whole model is exchanged in float32.
+    """
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
     cycle_s = DILOCO_INNER_STEPS * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
@@ -38,7 +41,7 @@ def diloco(job: Job) -> Method:
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
-    """A job that stops when any learner fails. Failures while it is stopped cost nothing more."""
+    """Returns the estimate for a job that stops when any learner fails. Failures during a stop add no cost."""
     lives = 1.0
     if not math.isinf(job.between_failures_s):
         each_s = job.between_failures_s / job.learners

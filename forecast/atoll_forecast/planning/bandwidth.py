@@ -1,8 +1,8 @@
 """PURE: the rate that a link must carry, by the paper's accounting, with the paper's bits or Atoll's coded bits.
 
-A step of T seconds has T/3 forward and 2T/3 backward. Data-parallel training sends its gradients over one first-in
-first-out link in 128 buckets, evenly during the backward pass. Between M data centres each link carries 2 (1 - 1/M)
-times the payload. The step ends with the last bucket; the time that it waits is a stall.
+A step of T seconds consists of T/3 forward and 2T/3 backward. Data-parallel training sends gradients in 128 buckets,
+evenly during the backward pass, over one first-in first-out link. Between M data centres, each link carries 2 (1 - 1/M)
+times the payload. The step ends with the last bucket. The time spent waiting for it is a stall.
 """
 
 from __future__ import annotations
@@ -10,29 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BUCKETS = 128
-FORWARD = 1 / 3  # part of a step
+FORWARD = 1 / 3  # share of a step
 BF16_BITS = 16.0
-INT4_BITS = 4.125  # with a scale of 16 bits per 128 values: the paper's 0.43 of 1.7 Gbit/s
-CODED_BITS = 3.15  # per parameter: Atoll's int4 after zstd, with scales and headers (records/quality, records/demo)
+INT4_BITS = 4.125  # with a 16-bit scale per 128 values: the paper's 0.43 Gbit/s instead of 1.7
+CODED_BITS = 3.15  # bits per parameter of Atoll's int4 after zstd, with headers (records/quality, records/demo)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model and its compute. step_s: seconds of one step's compute."""
+    """A model and its compute. step_s: duration of one step's compute in seconds."""
 
     parameters: float = 5e9
     step_s: float = 1.0
 
 
 def exchange_factor(sites: int) -> float:
-    """How many payloads an all-reduce over `sites` sites puts on each site's link, each way."""
+    """Returns how many times its payload an all-reduce over `sites` sites sends over each site's link, each way."""
     return 2 * (1 - 1 / sites)
 
 
 def data_parallel_step_s(
     model: Model, bits_s: float, sites: int, bits: float = BF16_BITS, round_trip_s: float = 0.0
 ) -> float:
-    """Seconds of a step with its stall. bits: per parameter. round_trip_s: latency of the last bucket's exchange."""
+    """Returns the duration of a step with its stall, in seconds.
+
+    bits: per parameter. round_trip_s: latency of the last bucket's exchange.
+    """
     bucket_s = exchange_factor(sites) * model.parameters * bits / BUCKETS / bits_s
     free_at = 0.0
     for bucket in range(1, BUCKETS + 1):
@@ -42,14 +45,15 @@ def data_parallel_step_s(
 
 
 def data_parallel_bits_s(model: Model, sites: int, utilisation: float, bits: float = BF16_BITS) -> float:
-    """Rate of the link in bits per second that allows this utilisation. bits: per parameter."""
+    """Returns the link rate, in bits per second, that allows this utilisation. bits: per parameter."""
     first_s = model.step_s * (FORWARD + (1 - FORWARD) / BUCKETS)
     return exchange_factor(sites) * model.parameters * bits / (model.step_s / utilisation - first_s)
 
 
 def decoupled_bits_s(model: Model, inner_steps: float, bits: float, spread: float = 1.0) -> float:
-    """Bits per second, each way, of a learner's link: every parameter once per `inner_steps`. bits: per parameter.
+    """Returns the rate of a learner's link, in bits per second each way.
 
-    spread: steps that a fragment's transfer may take; above 1 the result is the rate of one transfer, not the mean.
+    Every parameter is sent once per `inner_steps`. bits: per parameter. spread: steps that a fragment's transfer may
+    take. Above 1, the result is the rate of one transfer, not the mean rate.
     """
     return bits * model.parameters / (inner_steps * model.step_s) / spread

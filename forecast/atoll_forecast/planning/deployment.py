@@ -5,14 +5,14 @@ from __future__ import annotations
 from atoll_forecast.planning.job import Job
 from atoll_forecast.planning.planner import Plan
 
-FRONT_BYTES = 1792 << 20  # of a front without its cache: the process, and 64 uploads in transit
-LEARNER_BYTES = 8 << 30  # of a learner's host without Atoll's part: torch, CUDA's libraries, and a data loader
-TRAINED_BYTES = 16  # per parameter on a CPU: the parameter, its gradient, and AdamW's two moments
+FRONT_BYTES = 1792 << 20  # memory of a front without its cache: the process, and 64 uploads in transit
+LEARNER_BYTES = 8 << 30  # host memory of a learner without Atoll's part: torch, CUDA's libraries, and a data loader
+TRAINED_BYTES = 16  # memory per parameter on a CPU: the parameter, its gradient, and AdamW's two moments
 REGIONS = ("eu", "us", "ap")  # as in docker/compose.yaml
 
 
 def helm_values(job: Job, plan: Plan) -> str:
-    """Helm values for every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`.
+    """Returns Helm values for every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`.
 
     Regions without the core use values-remote.yaml.
     """
@@ -50,7 +50,7 @@ def helm_values(job: Job, plan: Plan) -> str:
 
 
 def compose_override(job: Job, plan: Plan) -> str:
-    """An override for learners without a GPU: `docker compose -f docker/compose.yaml -f FILE up`."""
+    """Returns an override for learners without a GPU: `docker compose -f docker/compose.yaml -f FILE up`."""
     settings, cache = plan.settings, _cache_mib(job, plan)
     core = {
         "INNER_STEPS": settings.inner_steps,
@@ -73,12 +73,15 @@ def compose_override(job: Job, plan: Plan) -> str:
 
 
 def _cache_mib(job: Job, plan: Plan) -> int:
-    """Cache of a front in MiB: the updates of all fragments, and one whole fragment."""
+    """Returns a front's cache size in MiB: the updates of all fragments, and one whole fragment."""
     return max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
 
 
 def cpus(job: Job, plan: Plan) -> int:
-    """CPUs of the core: its CPU seconds per sync of the model (docs/benchmarks/sync-cost.md), and one spare."""
+    """Returns the core's number of CPUs: its CPU seconds per sync of the model, and one spare CPU.
+
+    The CPU seconds are from docs/benchmarks/sync-cost.md.
+    """
     each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
 

@@ -11,15 +11,16 @@ from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 from atoll_forecast.planning.job import Job
 
-LEARNERS = 12  # simulated at most; more learners in a region behave like these
-SYNCS = 8  # simulated syncs of every fragment
-LONGEST_STEP_S = 10.0  # longer steps are scaled down: reports come once per second, however long a step is
+LEARNERS = 12  # limit on simulated learners; further learners in a region behave like these
+SYNCS = 8  # number of simulated syncs of every fragment
+LONGEST_STEP_S = 10.0  # longer steps are scaled down, because reports come once per second, however long a step is
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Means of a trial. staleness: in outer steps. contributions: part of all learners in a merge. rounds: part of the
-    due rounds that were merged.
+    """Means of a trial. staleness: in outer steps. contributions: share of all learners in a merge.
+
+    rounds: share of the due rounds that were merged.
     """
 
     staleness: float
@@ -28,9 +29,12 @@ class Trial:
 
 
 def run_trial(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
-    """Tries settings without failures. trip_steps: from a round's opening to its end; later rounds are not due yet."""
+    """Tries settings without failures.
+
+    trip_steps: steps from a round's opening to its end. Rounds that open too late for this are not due.
+    """
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
-    step_s = job.step_s / quick  # all other times are scaled as well
+    step_s = job.step_s / quick  # all other times are scaled, too
     specs = []
     for region in job.regions:
         count = max(1, round(region.learners / shrink))
@@ -61,7 +65,7 @@ def run_trial(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
     fleet.run(until)
     shares = [
         share for merge in fleet.merges[:in_time] for share in merge.shares
-    ]  # merges while learners leave are smaller
+    ]  # merges are smaller while learners leave
     due = fragments * max(1.0, SYNCS - trip_steps / settings.inner_steps)
     staleness = sum(share.staleness for share in shares) / max(1, len(shares))
     return Trial(staleness, len(shares) / max(1, in_time) / len(specs), in_time / due)

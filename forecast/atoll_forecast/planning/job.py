@@ -1,4 +1,4 @@
-"""PURE: a training job, and the figures of a method to train it."""
+"""PURE: a training job, and the figures of a method that trains it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from atoll_forecast.planning import bandwidth
 
 MONTH_S = 30 * 86_400.0
-MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # a core's seconds per parameter, and per parameter and contribution
+MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # seconds of a core per parameter, and per parameter and contribution
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A region whose learners share one link to the core. bits_s: rate each way, in bits per second.
+    """A region whose learners share one link to the core.
 
-    price_gb: per gigabyte, either way; None: unknown.
+    bits_s: rate each way, in bits per second. price_gb: per gigabyte, either way; None if unknown.
     """
 
     name: str
@@ -26,15 +26,15 @@ class Region:
     price_gb: float | None = None
 
     def costs(self, gigabytes: float) -> float | None:
-        """Price of so many gigabytes over its link; None: unknown."""
+        """Returns the price of sending this many gigabytes over the region's link, or None if unknown."""
         return None if self.price_gb is None else gigabytes * self.price_gb
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job. step_s: of a learner's inner step. between_failures_s: mean, of one learner.
+    """A training job. step_s: duration of an inner step. between_failures_s: mean time between failures of one learner.
 
-    repair_s: from a failure to the learner's next step. bits: per parameter on the wire, headers included.
+    repair_s: time from a failure to the learner's next step. bits: bits per parameter on the wire, headers included.
     core_bits_s: rate of the core's own link, each way, in bits per second.
     """
 
@@ -52,15 +52,20 @@ class Job:
         return sum(region.learners for region in self.regions)
 
     def merge_s(self, fragments: int) -> float:
-        """Seconds of a merge of one fragment with contributions of all learners. fragments: of the model."""
+        """Returns the duration of a merge of one fragment, in seconds, with contributions of all learners.
+
+        fragments: number of fragments of the model.
+        """
         return self.parameters / fragments * (MERGE_S + MERGE_EACH_S * self.learners)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method to train a job. utilisation: part of the learners' time without failures. goodput: with failures.
+    """A method to train a job.
 
-    month_gb: over all links. month_price: None where a region has no price. step_s: of an inner step without stalls.
+    utilisation: useful share of the learners' time without failures. goodput: with failures.
+    month_gb: gigabytes per month over all links. month_price: None if a region has no price. step_s: duration of an
+    inner step without stalls.
     """
 
     name: str
@@ -72,11 +77,11 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """Months that a thousand inner steps of all learners take: for comparing methods of unequal pace."""
+        """Months that all learners need for a thousand inner steps, to compare methods of unequal pace."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 
 def total(prices: Iterable[float | None]) -> float | None:
-    """The sum of prices; None if one of them is unknown."""
+    """Returns the sum of prices, or None if one of them is unknown."""
     known = list(prices)
     return None if None in known else math.fsum(price for price in known if price is not None)

@@ -22,28 +22,28 @@ from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parall
 from atoll_forecast.planning.fleet_trial import Trial, run_trial
 from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
 
-LINK_SHARE = 0.7  # part of a link's rate that a plan may use: links carry other traffic, and their rate varies
-MIN_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
-MAX_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
-BLOCKED_S = 1.3e-9  # seconds of a step boundary, per parameter taken and adopted, on a CPU
-ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # per round without payloads: headers, receipts (records/wan)
-DISK_BYTES = 4 * 12.0 + 4.0  # per parameter: four snapshots, and the first parameters' file
-LEARNER_BYTES = 7.4  # of host memory per parameter
-WAITING_BYTES = 0.5  # on disk per parameter, learner and outer step of allowed staleness
+LINK_SHARE = 0.7  # share of a link's rate that a plan may use, because links carry other traffic and their rates vary
+MIN_INNER_STEPS = 24  # the paper's value; fewer steps are better only in short runs (records/quality)
+MAX_BLOCKED = 0.05  # share of the learners' time that step boundaries may take; H grows until they take less
+BLOCKED_S = 1.3e-9  # duration of step boundaries, per parameter taken and adopted, on a CPU
+ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # bytes per round without payloads: headers, receipts (records/wan)
+DISK_BYTES = 4 * 12.0 + 4.0  # bytes per parameter: four snapshots, and the first parameters' file
+LEARNER_BYTES = 7.4  # bytes of host memory per parameter
+WAITING_BYTES = 0.5  # bytes on disk, per parameter, learner and outer step of allowed staleness
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
-MIN_MERGED = 0.9  # part of the learners in each merge: below it the plan warns
-MAX_CONTRIBUTIONS_S = 100.0  # per second to one core; more were never measured
-LARGEST_CORE = 24 << 40  # bytes of memory: the largest machine for rent
+MIN_MERGED = 0.9  # smallest share of the learners in each merge; below it, the plan warns
+MAX_CONTRIBUTIONS_S = 100.0  # contributions per second to one core; more were never measured
+LARGEST_CORE = 24 << 40  # bytes of memory of the largest machine for rent
 MIN_GOODPUT = 0.1
 HOME = "all, at the core"
-KNOWN_INNER_STEPS = 96  # the most with which losses were compared (records/quality)
+KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/quality)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load of one region's link: contributions of each learner up, each update once down (to a front).
+    """The load of one region's link. Each learner sends contributions up. Each update is sent down once, to a front.
 
-    up_bits_s, down_bits_s: bits per second. share: used part of the link's rate in its busier direction. month_gb:
+    up_bits_s, down_bits_s: bits per second. share: used share of the link's rate in its busier direction. month_gb:
     gigabytes per month, both ways.
     """
 
@@ -62,7 +62,10 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class RegionLoss:
-    """The loss of a whole region. pace: part that remains. silent_s: time after which rounds stop waiting for it."""
+    """The loss of a whole region.
+
+    pace: share that remains. silent_s: seconds after which rounds no longer wait for it.
+    """
 
     region: str
     pace: float
@@ -71,10 +74,10 @@ class RegionLoss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of a run, and the expected figures. staleness: mean, in outer steps.
+    """The settings of a run, and its expected figures. staleness: mean, in outer steps.
 
-    why: reason of the number of inner steps. core: load of the core's own link. others: alternative methods.
-    contributions: part of all learners in a merge, without failures. works: if False, ignore the figures.
+    why: the reason for the number of inner steps. core: load of the core's own link. others: alternative methods.
+    contributions: share of all learners in a merge, without failures. works: if False, ignore the figures.
     """
 
     settings: RunSettings
@@ -96,7 +99,7 @@ class Plan:
 def plan(job: Job, fragments: int = 0) -> Plan:
     """Plans a job with the least H that links and step boundaries allow, and the least tau that hides a round trip.
 
-    fragments: 0: the default, 24.
+    fragments: number of fragments; 0 for the default, 24.
     """
     count = fragments or DEFAULT_FRAGMENTS
     inner_steps, why = _inner_steps(job, count)
@@ -172,13 +175,13 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Li
 
 
 def _together(job: Job, carried: Sequence[LinkLoad]) -> LinkLoad:
-    """The load of the core's own link; up_bits_s arrives at the core."""
+    """Returns the load of the core's own link. Its up_bits_s arrive at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
     return LinkLoad(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 
 
 def _blocked(job: Job) -> float:
-    """Time of step boundaries per sync of the whole model, in steps."""
+    """Returns the duration of step boundaries per sync of the whole model, in steps."""
     return BLOCKED_S * job.parameters / job.step_s
 
 
@@ -202,7 +205,8 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
-    """Steps from a round's opening to its adoption: waits for two step boundaries, transfers, trips, and a merge."""
+    """Returns the steps from a round's opening to its adoption: two step boundaries, transfers, round trips, and a
+    merge."""
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
     carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s
@@ -219,7 +223,7 @@ def _longest_trip(job: Job, fragments: int) -> float:
 
 
 def _atoll(job: Job, carried: Sequence[LinkLoad], inner_steps: int, overlap: float, utilisation: float) -> Method:
-    # A process that dies loses its unsent work: between 0 and H steps of each fragment.
+    # A process that dies loses its unsent work: up to H steps of each fragment.
     lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
     lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)
     month_gb = sum(each.month_gb for each in carried)

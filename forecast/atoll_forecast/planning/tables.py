@@ -17,9 +17,9 @@ UNKNOWN = "-"
 
 
 def plan_tables(job: Job, plan: Plan) -> list[Table]:
-    """Tables of settings, load of links, comparison with other methods, and losses of regions.
+    """Returns tables of settings, link load, other methods, and losses of regions.
 
-    If the plan is infeasible, only the link load.
+    If the plan is infeasible, returns only the table of link load.
     """
     if not plan.works:
         return [_links(plan)]
@@ -28,7 +28,7 @@ def plan_tables(job: Job, plan: Plan) -> list[Table]:
 
 
 def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
-    """The plan as JSON values; rates in bits per second, sizes in bytes."""
+    """Returns the plan as JSON values. Rates are in bits per second, and sizes in bytes."""
     return {
         "settings": {
             "inner_steps": plan.settings.inner_steps,
