@@ -1,1 +1,1 @@
-"""Benchmarks that anyone can repeat: `make bench`, `make chaos`, `make bench-wan` and others."""
+"""Benchmarks that you can repeat: `make bench`, `make chaos`, `make bench-wan` and others."""

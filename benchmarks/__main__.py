@@ -31,19 +31,19 @@ STEPS = 5000
 
 
 def of_kernels(report: Report) -> None:
-    """Codec and merge, one core."""
+    """Measures the codec and the merge on one core."""
     report.rows += kernels.rows()
 
 
 def of_syncs(report: Report) -> None:
-    """One outer sync, compared with torchft's, Flower's and hivemind's."""
+    """Measures one outer sync, and compares it with torchft's, Flower's and hivemind's."""
     python = torchft_sync.install()
     for learners, syncs in SYNCS.items():
         before = torchft_sync.measure(python, learners, "124m", (syncs + 1) // 2)
         mine = sync.measure(learners, "124m", syncs)
         peer = before.and_then(
             torchft_sync.measure(python, learners, "124m", syncs // 2)
-        )  # before and after Atoll's, because the machine's speed changes
+        )  # before and after Atoll's syncs, because the machine's speed changes
         wall, cpu = mine.median(lambda s: s.wall_s), mine.median(lambda s: s.cpu_s)
         name = f"outer sync of 124M, {learners} learners"
         spread = f"{min(s.wall_s for s in mine.syncs):.2f} to {max(s.wall_s for s in mine.syncs):.2f} s"
@@ -63,10 +63,10 @@ def of_syncs(report: Report) -> None:
 
 
 def of_step(report: Report) -> None:
-    """`Learner.step()` when no round is due and no update waits to be adopted."""
+    """Measures `Learner.step()` when no round is due and no update waits to be adopted."""
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._rank_group = SingleRank()  # entered, with an idle agent
+    learner._rank_group = SingleRank()  # as if the learner had been entered, with an idle agent
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -77,7 +77,7 @@ def of_step(report: Report) -> None:
 
 
 def of_throughput(report: Report) -> None:
-    """Throughput of a learner that trains while it syncs."""
+    """Measures the throughput of a learner that trains while it syncs."""
     found = throughput.measure()
     spread = f"{min(found.ratios):.3f} to {max(found.ratios):.3f} at {1 / found.step_s:.2f} steps/s"
     told = f"{spread}, {found.merged:.0f} of {throughput.FRAGMENTS} fragments merged in {throughput.INNER_STEPS} steps"
@@ -86,7 +86,7 @@ def of_throughput(report: Report) -> None:
 
 
 def of_crowd(report: Report) -> None:
-    """CPU and memory of a core with 1,000 idle learners."""
+    """Measures the CPU time and memory of a core with 1,000 idle learners."""
     found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
@@ -95,7 +95,7 @@ def of_crowd(report: Report) -> None:
 
 
 def of_wan(report: Report) -> None:
-    """Upload rate over a long link that loses packets."""
+    """Measures the upload rate over a long link that loses packets."""
     name = "upload over 200 Mbit/s, 40 ms, 0.05 % loss"
     if os.geteuid() != 0:
         report.not_measured.append({"name": name, "reason": "network namespaces need root"})
@@ -134,7 +134,7 @@ def main() -> None:
                 part(report)
             except subprocess.CalledProcessError as error:
                 report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
-            except SystemExit as error:  # a part whose conditions were not met
+            except SystemExit as error:  # the conditions for this part were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
     table = Table("what", "value", "limit", "unit", "context", "")
     for row in report.rows:

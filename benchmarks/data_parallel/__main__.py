@@ -57,7 +57,7 @@ def main() -> None:
         "kills": len(history.kills),
         "killed": [asdict(kill) for kill in history.kills],
         "steps": steps,
-        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: its ranks never met
+        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: its ranks did not meet
         "first_start_s": history.began_s - history.lives[0][0].spawned_s,
         "validation_loss": loss,
         "settings": asdict(settings) | {"mtbf_s": options.mtbf},
@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
         parser.error(f"--kills names an unknown rank: give 0 to {options.ranks - 1}")
     if options.json is not None:
         try:
-            options.json.touch()  # fail now, not after minutes of training
+            options.json.touch()  # fails now, not after minutes of training
         except OSError as error:
             parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another path")
     return options
@@ -128,7 +128,7 @@ def _kills(options: argparse.Namespace) -> Iterator[Kill]:
 
 
 def _final_model(settings: JobSettings, directory: Path) -> tuple[int, float]:
-    """Steps and validation loss of the last checkpoint, in the plain model."""
+    """Returns the steps and the validation loss of the last checkpoint, in the plain model."""
     from atoll.reference import data  # noqa: PLC0415 - torch is loaded only after the ranks have ended
     from atoll.reference.model import SIZES, build  # noqa: PLC0415
     from atoll.reference.train import validation_loss  # noqa: PLC0415

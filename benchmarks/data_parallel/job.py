@@ -23,17 +23,20 @@ from benchmarks.data_parallel.time_accounts import History, Kill, Life, balance,
 
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
-SILENCE_S = 180.0  # without a record of any rank, the job is stuck
+SILENCE_S = 180.0  # if no rank has written a record for this long, the job is stuck
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class JobError(UserError):
-    """A rank ended by itself, or all are silent; the message is one line, with the last line of its log."""
+    """A rank ended by itself, or all ranks are silent. The message is one line, with the last line of a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """See `python -m benchmarks.data_parallel --help`. seconds, tokens: None: no such limit."""
+    """The command line's options; see `python -m benchmarks.data_parallel --help`.
+
+    seconds, tokens: None for no limit.
+    """
 
     ranks: int
     seconds: float | None
@@ -45,7 +48,7 @@ class JobSettings:
 
 @dataclass(slots=True)
 class Rank:
-    """A rank's process, the files of its records and log, how many bytes of the records are read, and its account."""
+    """A rank's process, its files of records and log, the number of record bytes that were read, and its account."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -55,7 +58,7 @@ class Rank:
     read_bytes: int = 0
 
     def catch_up(self) -> None:
-        """Reads new records; an incomplete line is left for the next call."""
+        """Reads new records. Leaves an incomplete line for the next call."""
         with contextlib.suppress(FileNotFoundError), self.records.open("rb") as file:
             file.seek(self.read_bytes)
             for line in file:
@@ -64,7 +67,7 @@ class Rank:
                     self.life.take(decode(line))
 
     def end(self) -> None:
-        """Kills the process, unless it has ended."""
+        """Kills the process, unless it has already ended."""
         self.process.kill()
         self.process.wait()
         self.life.died_s = self.life.died_s or time.monotonic()
@@ -73,7 +76,7 @@ class Rank:
 
 
 class Job:
-    """Starts all ranks, and restarts them after each failure, until the limit of seconds or tokens."""
+    """Starts all ranks, and restarts them after each failure, until the limit on seconds or tokens."""
 
     def __init__(self, settings: JobSettings, directory: Path, kills: Iterator[Kill], console: Console) -> None:
         self._settings = settings
@@ -87,7 +90,7 @@ class Job:
         self.history = History(settings.ranks)
 
     def run(self) -> float:
-        """Runs the job; returns the monotonic second at which the last step ended. No rank outlives the call."""
+        """Runs the job. Returns the time when the last step ended, in monotonic seconds. No rank outlives the call."""
         with interruptible():
             try:
                 while (end_s := self._one_start()) is None:
@@ -97,7 +100,7 @@ class Job:
                 self._end_all()
 
     def _one_start(self) -> float | None:
-        """Runs until a failure (returns None) or the end. Failures may also happen during a restart."""
+        """Runs until a failure, and then returns None, or until the end. Failures may also happen during a restart."""
         self._start_all()
         while True:
             time.sleep(POLL_S)
@@ -116,8 +119,8 @@ class Job:
             passed_s, due = now - self.history.began_s, self._next_kill
             if self._settings.seconds is not None and passed_s >= self._settings.seconds:
                 if not self._ask_to_stop():
-                    return now  # ranks are still starting: the result is the last checkpoint
-            elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: a rank has left after the last step
+                    return now  # the ranks are still starting, so the result is the last checkpoint
+            elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: a rank ended after the last step
                 self._fail(due)
                 return None
 
@@ -154,7 +157,7 @@ class Job:
             self.history.began_s = self._said_s = max(at_s for at_s in prepared if at_s is not None)
 
     def _check(self, codes: list[int | None]) -> None:
-        """Raises JobError for a rank that ended by itself: that is a defect, not a measured failure."""
+        """Raises JobError for a rank that ended by itself. This is a defect, not a measured failure."""
         for rank, code in zip(self._ranks, codes, strict=True):
             if code not in {None, 0}:
                 lines = rank.log.read_text(errors="replace").strip().splitlines()
@@ -164,7 +167,10 @@ class Job:
             raise JobError(f"no rank has recorded anything for {SILENCE_S:.0f} s: take a smaller --preset")
 
     def _ask_to_stop(self) -> bool:
-        """Asks ranks to end after the current step. Returns False when there is none, since ranks have not met yet."""
+        """Asks the ranks to end after the current step.
+
+        Returns False if there is no step, because they have not met yet.
+        """
         if any(rank.life.joined_s is None for rank in self._ranks):
             return False
         self._asked.touch()
@@ -179,7 +185,7 @@ class Job:
         self._next_kill = next(self._kills, None)
 
     def _end_all(self) -> None:
-        """Kills all ranks before it waits for any: a surviving rank would only wait for its peers."""
+        """Kills all ranks before it waits for any, because a surviving rank would only wait for its peers."""
         for rank in self._ranks:
             rank.process.kill()
         for rank in self._ranks:
@@ -213,9 +219,9 @@ class Job:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C, and a second signal cannot interrupt the cleanup of the first.
+    """Context manager in which SIGTERM raises KeyboardInterrupt. Another signal cannot interrupt the cleanup.
 
-    It sets both handlers, since a process that a script starts in the background ignores SIGINT.
+    It sets both handlers, because a process that a script starts in the background ignores SIGINT.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
 

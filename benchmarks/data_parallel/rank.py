@@ -24,21 +24,21 @@ from torch import Tensor, nn
 
 from benchmarks.data_parallel.time_accounts import Event, Joined, Prepared, Saved, Step, Up, encode
 
-MEETING_S = 120.0  # timeout of gloo; the parent ends the job long before
+MEETING_S = 120.0  # timeout of gloo; the parent ends the job long before this
 CHECKPOINT = "checkpoint.pt"
 USUAL_TOKENS = 4_000_000
-STOP = "stop-before"  # file of rank 0, with the number of the first step that no rank makes
+STOP = "stop-before"  # file of rank 0, which contains the number of the first step that no rank makes
 
 
 class LossOf(nn.Module):
-    """The model with its loss as `forward`, since DistributedDataParallel wraps only that method."""
+    """The model with its loss as `forward`, because DistributedDataParallel wraps only that method."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, window: Tensor) -> Tensor:
-        """window: int64 (batch, time + 1) -> mean loss."""
+        """Returns the mean loss. window: int64 (batch, time + 1)."""
         return self.model.loss(window)
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     optimizer = optimizer_for(model, settings.learning_rate)
     record(Prepared(time.monotonic()))
 
-    # Ranks meet through a file, not a port: gloo picks free ports, and a start cannot meet the one before it.
+    # Ranks meet through a file, not a port: gloo picks free ports, and a start cannot meet ranks of the previous start.
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.meeting.resolve()}",
@@ -89,7 +89,7 @@ def main() -> None:
     tokens = settings.batch * context
     # Without --tokens the learning rate falls as in a run of USUAL_TOKENS, and then stays constant.
     horizon = math.ceil((options.tokens or USUAL_TOKENS) / (tokens * options.ranks))
-    # Each batch depends only on its number, so a repeated step sees the same text.
+    # Each batch depends only on its number, so a repeated step has the same text.
     batches = data.batches(corpus.training, settings.batch, context, settings.seed, f"rank-{options.rank}", first)
     done = first
     for step in range(first, horizon if options.tokens else sys.maxsize):
@@ -112,7 +112,7 @@ def main() -> None:
 def _inner_step(
     whole: nn.parallel.DistributedDataParallel, optimizer: torch.optim.Optimizer, window: Tensor, rate: float
 ) -> float:
-    """The reference learner's inner step, with the mean gradient of all ranks."""
+    """Makes the reference learner's inner step, with the mean gradient of all ranks."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = whole(window)
@@ -124,10 +124,12 @@ def _inner_step(
 
 
 def _stops(stop: Path, asked: bool, step: int) -> bool:
-    """Whether no rank makes `step`; all ranks agree. asked: whether this is rank 0 and it was asked to stop.
+    """Returns True if no rank is to make `step`.
+
+    All ranks return the same. asked: this is rank 0, and it was asked to stop.
 
     Rank 0 writes the number of the step after the one that it is about to begin. No rank can begin that step before
-    rank 0 took part in the current step's all-reduce, so each rank then finds the file.
+    rank 0 has taken part in the current step's all-reduce. Each rank therefore finds the file in time.
     """
     if stop.exists():
         return step >= int(stop.read_text())
@@ -139,14 +141,17 @@ def _stops(stop: Path, asked: bool, step: int) -> bool:
 
 
 def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Replaces the checkpoint atomically. It is not flushed to disk, since only processes die here."""
+    """Replaces the checkpoint atomically. The file is not flushed to disk, because only processes die here."""
     draft = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
     draft.replace(path)
 
 
 def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
-    """Loads the checkpoint, if there is one; returns its number of steps. optimizer: None: it is not restored."""
+    """Loads the checkpoint, if there is one, and returns its number of steps.
+
+    optimizer: None leaves its state unread.
+    """
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -157,7 +162,7 @@ def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the parent ends, even by SIGKILL: a pipe closes with its last writer."""
+    """Ends this process when the parent ends, even by SIGKILL, because a pipe closes with its last writer."""
     os.read(0, 1)
     os._exit(1)
 

@@ -1,7 +1,7 @@
-"""Time accounts of a synchronous job, from the records of its ranks; see `balance`.
+"""Time accounts of a synchronous job, computed from the records of its ranks by `balance`.
 
-Terms. A start: all ranks run together until a failure, after which the next start continues from the last checkpoint.
-A step is kept when its result is in the final model. Times are monotonic seconds of one machine.
+In a start, all ranks run together until a failure. The next start continues from the last checkpoint. A step is kept if
+its result is in the final model. Times are monotonic seconds of one machine.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
-STAGES = ("interpreter", "preparing", "joining")  # of a start, in this order
+STAGES = ("interpreter", "preparing", "joining")  # stages of a start, in this order
 CAUSES = (*STAGES, "redone", "saving", "cut_off", "other")
 
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The interpreter runs and torch is imported."""
+    """The interpreter runs, and torch is imported."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Text is read and the model is built: all that a rank can do without the others."""
+    """The text is read and the model is built. A rank can do no more without the others."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """All ranks have met and loaded the checkpoint; `step` is the number of the first step to come."""
+    """All ranks have met and loaded the checkpoint. step: number of the next step."""
 
     at_s: float
     step: int
@@ -40,7 +40,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A finished step: batch, forward, backward with its all-reduce, optimizer."""
+    """A finished step: batch, forward pass, backward pass with its all-reduce, and optimizer."""
 
     step: int
     start_s: float
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that holds `step` steps."""
+    """A checkpoint after `step` steps was saved."""
 
     step: int
     start_s: float
@@ -63,19 +63,19 @@ KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (Up, Prepared, 
 
 
 def encode(event: Event) -> bytes:
-    """An event as one line of JSON."""
+    """Returns an event as one line of JSON."""
     return json.dumps({"kind": type(event).__name__} | asdict(event)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event:
-    """The event of a complete line."""
+    """Returns the event in a complete line."""
     fields = json.loads(line)
     return KINDS[fields.pop("kind")](**fields)
 
 
 @dataclass(slots=True)
 class Life:
-    """One rank in one start. died_s: when it was killed or ended; None: it runs."""
+    """One rank in one start. died_s: when it was killed or ended; None while it runs."""
 
     spawned_s: float
     died_s: float | None = None
@@ -87,7 +87,7 @@ class Life:
     saves: list[Saved] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Takes in an event of the rank's records."""
+        """Adds an event from the rank's records."""
         match event:
             case Up():
                 self.up_s = event.at_s
@@ -103,7 +103,7 @@ class Life:
 
     @property
     def last_seen_age_s(self) -> float:
-        """The end of its last record."""
+        """The end of the rank's last record."""
         reached = [at_s for at_s in (self.up_s, self.prepared_s, self.joined_s) if at_s is not None]
         stepped = [step.end_s for step in self.steps[-1:]]
         saved = [save.end_s for save in self.saves[-1:]]
@@ -111,7 +111,7 @@ class Life:
 
     @property
     def last_work_s(self) -> float:
-        """The end of its last step, or the time when it joined, if it made none."""
+        """The end of the rank's last step, or the time when it joined if it made no step."""
         assert self.joined_s is not None, "a rank works only after it has joined"
         return self.steps[-1].end_s if self.steps else self.joined_s
 
@@ -126,7 +126,10 @@ class Kill:
 
 @dataclass(slots=True)
 class History:
-    """A job: lives[start][rank], and the kills in order. began_s: when every rank was first prepared; None before."""
+    """A job.
+
+    lives: by start, then rank. kills: in order. began_s: when every rank was first prepared; None before that.
+    """
 
     ranks: int
     began_s: float | None = None
@@ -136,7 +139,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Rank-seconds, tokens of all ranks, and how long each restart took (None: no useful step followed)."""
+    """Rank-seconds, tokens of all ranks, and the duration of each restart. None: no useful step followed."""
 
     seconds: float
     provisioned_s: float
@@ -153,13 +156,13 @@ class Balance:
 
     @property
     def goodput_without_interpreter_start(self) -> float:
-        """Goodput as if the interpreters of restarted ranks started in no time."""
+        """Goodput as if the interpreters of restarted ranks started immediately."""
         rest = self.provisioned_s - self.lost_s["interpreter"]
         return self.useful_s / rest if rest > 0 else 1.0
 
 
 def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
-    """Endless failures of a Poisson process with the whole job's mtbf_s; each kills a random rank."""
+    """Yields endless failures of a Poisson process, each of which kills a random rank. mtbf_s: of the whole job."""
     dice, at_s = random.Random(seed), 0.0  # noqa: S311 - failures, not secrets
     while True:
         at_s += dice.expovariate(1 / mtbf_s)
@@ -167,14 +170,14 @@ def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
 
 
 def balance(history: History, end_s: float, final_step: int) -> Balance:
-    """The accounts of a job that ended at end_s with a model of final_step steps.
+    """Returns the accounts of a job that ended at end_s with a model of final_step steps.
 
-    Provisioned: all ranks, from when each of them was prepared for the first time (as a learner of Atoll is provisioned
-    from its first join) to the end, including downtime and restarts.
-    Useful: time in kept steps. A step that was repeated after a restart counts once, the last time. Waiting for other
-    ranks inside a step counts as useful, also for rank 0 while it saves: this favours the synchronous job. Only
-    recorded steps count: what a killed rank did after its last record is `cut_off`.
-    lost_s: the rest by cause; useful_s and the causes sum to provisioned_s.
+    Provisioned: the time of all ranks, including downtime and restarts, from when all were first prepared to the end.
+    (A learner of Atoll is provisioned from its first join.)
+    Useful: time in kept steps. If a step was repeated after a restart, only the last repetition counts. Waiting for
+    other ranks inside a step counts as useful, even while rank 0 saves. This favours the synchronous job. Only recorded
+    steps count. The time of a killed rank after its last record is `cut_off`.
+    lost_s: the remaining time by cause. useful_s and the causes sum to provisioned_s.
     """
     began_s = history.began_s
     assert began_s is not None, "the clock runs from the first start on"
@@ -188,7 +191,7 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
     for lives, below in zip(history.lives, kept, strict=True):
         for life in lives:
             died = end_s if life.died_s is None else life.died_s
-            # A stage that was not completed lasted until the rank's death; later stages took no time.
+            # A stage that was not completed lasted until the rank's death. Later stages took no time.
             ends = (life.spawned_s, life.up_s, life.prepared_s, life.joined_s)
             reached = [died if at_s is None else at_s for at_s in ends]
             for cause, (start_s, stop_s) in zip(STAGES, pairwise(reached), strict=True):
@@ -211,7 +214,10 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
 
 
 def _kept_below(history: History, final_step: int) -> list[int]:
-    """For each start, the first step whose work is lost: where a later start continued, or after the final model."""
+    """Returns, for each start, the first step whose work is lost.
+
+    It is the step where a later start continued, or the step after the final model.
+    """
     below, found = final_step, []
     for lives in reversed(history.lives):
         found.append(below)
@@ -220,7 +226,7 @@ def _kept_below(history: History, final_step: int) -> list[int]:
 
 
 def _restarts(history: History, began_s: float, kept: list[int]) -> list[float | None]:
-    """Seconds from each kill to the start of the next kept step of any rank."""
+    """Returns the seconds from each kill to the start of the next kept step of any rank."""
     starts = [
         min((step.start_s for life in lives for step in life.steps if step.step < below), default=None)
         for lives, below in zip(history.lives, kept, strict=True)

@@ -31,9 +31,9 @@ MAX_MORE, MAX_BYTES = 0.25, 200e6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """cpu_s, wall_s: of each sync, (without, with) a front; front_cpu_s: the front's part.
+    """The cost of a front. cpu_s, wall_s: of each sync, (without, with) a front. front_cpu_s: the front's share.
 
-    sync_bytes: a front's peak memory in syncs; crowd_bytes: its memory with CROWD learners.
+    sync_bytes: a front's peak memory in syncs. crowd_bytes: its memory with CROWD learners.
     """
 
     cpu_s: tuple[list[float], list[float]]
@@ -44,7 +44,7 @@ class Cost:
 
 
 def cost(size: str) -> Cost:
-    """Measures all of it. size: of the model, a key of SIZES."""
+    """Measures CPU time, wall-clock time and memory. size: the model's size, a key of SIZES."""
     cpu, wall, own, peak = ([], []), ([], []), list[float](), 0  # type: ignore[var-annotated]
     for pair in range(PAIRS):
         for behind in (False, True) if pair % 2 else (True, False):
@@ -58,7 +58,7 @@ def cost(size: str) -> Cost:
 
 
 def crowd_bytes() -> int:
-    """Resident memory of a front with CROWD learners."""
+    """Returns the resident memory of a front with CROWD learners."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         core, address = group.start_core(place / "run", "127.0.0.1:0", ["--inner-steps", "10000"])
@@ -69,7 +69,7 @@ def crowd_bytes() -> int:
         wait([crowd], [place / "first"])
         crowd.process.send_signal(signal.SIGUSR1)
         wait([crowd], [place / "all"])
-        time.sleep(WINDOW_S)  # in which they report
+        time.sleep(WINDOW_S)  # the learners report during this time
         found = resident_bytes(front)
         crowd.process.send_signal(signal.SIGTERM)
         wait([crowd], [place / "lost"])
@@ -81,7 +81,7 @@ def crowd_bytes() -> int:
 
 
 def main() -> None:
-    """Measures, prints the figures, and exits with an error when a limit is exceeded."""
+    """Measures, prints the figures, and exits with an error if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="124m")
     parser.add_argument("--json", type=Path, dest="json_path")

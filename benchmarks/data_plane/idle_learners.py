@@ -1,9 +1,8 @@
 """Measures the cost of many idle learners for a core: python -m benchmarks.data_plane.idle_learners [COUNT].
 
-Each learner runs the real agent (`atoll.agent.run_session`) with its own connections, all on one event loop of one
-process.
-They have joined, follow, make a step every 10 s and report; a round is due after 10,000 steps. Their cost is the core's
-CPU time over half a minute, and the growth of its resident memory since its first learner.
+Each learner runs the real agent (`atoll.agent.run_session`) with its own connections. All run on one event loop of one
+process. They join, follow, make a step every 10 s and report. A round is due after 10,000 steps. Their cost is the
+core's CPU time over half a minute, and the growth of its resident memory since its first learner.
 """
 
 from __future__ import annotations
@@ -35,12 +34,15 @@ from benchmarks.data_plane.sync import cpu_s, wait
 
 COUNT = 1000
 STEP_S, WINDOW_S, WINDOWS, LEFT_OUT = 10.0, 10.0, 5, 2  # the first windows include work that follows joining
-AT_ONCE = 50  # how many learners join at a time
+AT_ONCE = 50  # number of learners that join at a time
 
 
 @dataclass(frozen=True, slots=True)
 class IdleCost:
-    """cpus: CPUs that the core used, per window; bytes_each: growth of its resident memory per learner."""
+    """The cost of idle learners. cpus: CPUs that the core used, per window.
+
+    bytes_each: growth of its resident memory in bytes per learner.
+    """
 
     learners: int
     cpus: list[float]
@@ -83,7 +85,7 @@ def measure(count: int = COUNT) -> IdleCost:
 
 
 def resident_bytes(child: Child) -> int:
-    """The current resident memory of a child process."""
+    """Returns the current resident memory of a child process."""
     lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) << 10
 
@@ -118,9 +120,9 @@ class Member:
 
 
 async def crowd(count: int, address: str, place: Path) -> None:
-    """Runs the learners: the first brings the parameters, the others join on SIGUSR1; all leave on SIGTERM.
+    """Runs the learners. The first sends the parameters, the others join on SIGUSR1, and all leave on SIGTERM.
 
-    place: a folder for the files `first`, `all` and `lost` (how many connections were lost).
+    place: a folder for the files `first`, `all`, and `lost` (number of lost connections).
     """
     told = asyncio.Event()
     ended = asyncio.Event()
@@ -149,7 +151,7 @@ async def crowd(count: int, address: str, place: Path) -> None:
 
 
 def main() -> None:
-    """Measures, or with an address and a folder, runs the learners."""
+    """Measures, or runs the learners if it gets an address and a folder."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if len(sys.argv) > 2:

@@ -1,6 +1,7 @@
-"""Codec and merge on one CPU, vs. this machine's copy bandwidth and eager torch, on vectors larger than the cache.
+"""Measures codec and merge on one CPU, on vectors larger than the cache.
 
-Each figure is the median of several passes. Ratios are computed per pass, so both sides see the same machine speed.
+The rows compare them with this machine's copy bandwidth and with eager torch. Each figure is the median of several
+passes. Ratios are computed per pass, so both sides see the same machine speed.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ def rows() -> Iterator[Row]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
+    """Returns the wall-clock seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def beside(work: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Medians over alternating passes: seconds of `work`, and how many times as long `other` takes."""
+    """Returns medians over alternating passes: seconds of `work`, and the duration of `other` relative to `work`."""
     times = [(seconds(work), seconds(other)) for _ in range(PASSES)][1:]
     return statistics.median(t for t, _ in times), statistics.median(o / t for t, o in times)
 
@@ -81,7 +82,7 @@ def _decode(
 
 
 def _decode_beside_torch(fragment: FragmentLayout, contents: list[frame_codec.Content], out: frame_codec.F32) -> Row:
-    """Compares with eager torch that unpacks, scales and adds the same frames."""
+    """Compares the codec with eager torch that unpacks, scales and adds the same frames."""
     ones, size = np.ones(1, np.float32), len(contents) // 8
     parts = []
     for content, span in zip(contents[:size], fragment.frames, strict=False):
@@ -171,7 +172,7 @@ def _encode(fragment: FragmentLayout, vector: frame_codec.F32) -> Iterator[Row]:
 def rate_above_bound(
     fragment: FragmentLayout, vector: NDArray[np.float32], payloads: list[bytes]
 ) -> tuple[float, float, float]:
-    """Returns (bits above log2(1 / D), bits, D): bits per parameter, and the relative error D of the decoded values."""
+    """Returns (bits above log2(1 / D), bits, D), with bits per parameter. D: relative error of the decoded values."""
     out = np.empty_like(vector)
     for span, payload in zip(fragment.frames, payloads, strict=True):
         frame_codec.decode_frame(payload, span, Codec.INT4, out)

@@ -6,5 +6,5 @@ import psutil
 
 
 def loopback_bytes() -> int:
-    """Bytes sent over loopback since boot, headers included, each byte once."""
+    """Returns the bytes sent over loopback since boot, headers included. Each byte counts once."""
     return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)

@@ -13,7 +13,10 @@ HOLDS, MISSED = "#2a9d8f", "#e76f51"
 
 
 def margins(rows: Sequence[Row], path: Path) -> None:
-    """Plots each row's margin: bars to the right of 1 keep their limit, bars to the left miss it. path: SVG or PNG."""
+    """Plots each row's margin.
+
+    Bars to the right of 1 keep their limit, and bars to the left miss it. path: SVG or PNG.
+    """
     rows = [row for row in rows if row.value > 0]
     if not rows:
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, with its limit and a note, such as a peer's figure. most: whether the limit is an upper one."""
+    """One figure, with its limit and a note, such as a peer's figure. most: whether the limit is an upper limit."""
 
     name: str
     value: float
@@ -26,20 +26,23 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """The results of one run. paces_s: `pace_s` before each part; where they differ, figures differ too."""
+    """The results of one run.
+
+    paces_s: `pace_s` before each part. If they differ, the figures of these parts differ, too.
+    """
 
     rows: list[Row] = field(default_factory=list)
     not_measured: list[dict[str, str]] = field(default_factory=list)
     paces_s: dict[str, float] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Returns the report as JSON values."""
         rows = [asdict(row) | {"holds": row.holds} for row in self.rows]
         return {"rows": rows, "not_measured": self.not_measured, "paces_s": self.paces_s}
 
 
 def pace_s() -> float:
-    """Seconds that this machine takes now for ten million turns of an empty Python loop."""
+    """Returns the seconds that this machine now needs for ten million turns of an empty Python loop."""
     began = time.perf_counter()
     for _ in range(10_000_000):
         pass

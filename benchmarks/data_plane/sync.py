@@ -30,7 +30,7 @@ MAX_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One sync. wall_s: until the last learner finished; cpu_s: of all processes; bytes: on loopback, with headers."""
+    """One sync. wall_s: until the last learner finished. cpu_s: of all processes. bytes: on loopback, with headers."""
 
     wall_s: float
     cpu_s: float
@@ -41,7 +41,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Several syncs. core_bytes: peak resident memory; learner_bytes: growth of a learner's peak since it began."""
+    """Several syncs. core_bytes: peak resident memory. learner_bytes: growth of a learner's peak since it began."""
 
     learners: int
     parameters: int
@@ -51,19 +51,19 @@ class Measured:
     front_bytes: int = 0
 
     def median(self, of: Callable[[Sync], float]) -> float:
-        """The median over the syncs of a figure. of: returns the figure of a sync."""
+        """Returns a figure's median over the syncs. of: returns the figure of a sync."""
         return statistics.median(map(of, self.syncs))
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes on the wire, both ways, per parameter and learner; nothing else may use loopback meanwhile."""
+        """Bytes on the wire, both ways, per parameter per learner. Nothing else may use loopback meanwhile."""
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
 def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Measured:
     """Runs a core and its learners through one sync to warm up, and then through `syncs` measured ones.
 
-    size: of the model, a key of SIZES. behind: learners call a front. Raises SystemExit when a learner fails.
+    size: the model's size, a key of SIZES. behind: whether learners call a front. Raises SystemExit if a learner fails.
     """
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
@@ -121,7 +121,7 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
 
 
 def wait(islands: list[Child], marks: list[Path]) -> None:
-    """Waits until all files `marks` exist. Raises SystemExit when a learner fails, or after MAX_WAIT_S."""
+    """Waits until all files `marks` exist. Raises SystemExit if a learner fails, or after MAX_WAIT_S seconds."""
     deadline = time.monotonic() + MAX_WAIT_S
     while not all(path.exists() for path in marks):
         for child in islands:
@@ -133,13 +133,13 @@ def wait(islands: list[Child], marks: list[Path]) -> None:
 
 
 def cpu_s(child: Child) -> float:
-    """CPU seconds of a child process so far."""
+    """Returns the CPU seconds that a child process has used so far."""
     times = psutil.Process(child.process.pid).cpu_times()
     return float(times.user + times.system)
 
 
 def peak_bytes(child: Child) -> int:
-    """Peak resident memory of a process."""
+    """Returns the peak resident memory of a process."""
     lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 

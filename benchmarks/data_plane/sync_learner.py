@@ -2,9 +2,9 @@
 
 python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
-It does not train: between two syncs it adds noise of the size of some inner steps to the parameters. It creates
+It does not train. Between two syncs, it adds noise to the parameters, as large as some inner steps. It creates
 `NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the time, the
-bytes of its payloads, and how many of its contributions were merged.
+bytes of its payloads, and its number of merged contributions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.reference.model import SIZES, Transformer
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
-BREATH_S = 0.004  # pause between two calls of step(): a short inner step
+BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
 
 
@@ -44,18 +44,18 @@ class Watched(Learner):
 
     @property
     def acknowledged(self) -> int:
-        """Contributions that the core has acknowledged so far."""
+        """The number of contributions that the core has acknowledged so far."""
         return self._exchange.settled
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process."""
+    """Returns the peak resident memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 
 
 def main() -> None:
-    """Runs one learner through all syncs; sync 0 warms up, and its figures are to be ignored."""
+    """Runs one learner through all syncs. Sync 0 warms up, and its figures are to be ignored."""
     name, address, size, syncs, folder = sys.argv[1:6]
     place = Path(folder)
     configure("warning", json=False)
@@ -79,7 +79,7 @@ def main() -> None:
             adopted = learner.adoptions
             while learner.adoptions - adopted < len(
                 old.versions
-            ):  # one of each fragment: `benchmarks.data_plane.sync` checks
+            ):  # one contribution of each fragment, as `benchmarks.data_plane.sync` checks
                 learner.step(tokens=1)
                 time.sleep(BREATH_S)
                 if not uploaded and learner.acknowledged == len(old.versions) * (number + 1):

@@ -1,8 +1,8 @@
 """A learner's training throughput with syncs vs. without: python -m benchmarks.data_plane.throughput.
 
-The learner has one CPU for training and for Atoll's background work; the core has the other. Phases with one sync of
-every fragment alternate with phases in which the same loop trains in a `pause`, so that both see the same machine. The
-first pair warms up.
+The learner uses one CPU for training and for Atoll's background work. The core uses the other CPU. Phases with one sync
+of every fragment alternate with phases in which the same loop trains in a `pause`, so that both see the same machine
+speed. The first pair warms up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """ratios: per pair, tokens/s with syncs over those without; step_s: without syncs; merged: fragments per pair."""
+    """The measured throughput. ratios: per pair, tokens/s with syncs divided by tokens/s without.
+
+    step_s: duration of a step without syncs. merged: merged fragments per pair.
+    """
 
     ratios: list[float]
     step_s: float
@@ -58,7 +61,7 @@ def measure() -> Throughput:
 
 
 def learn(address: str) -> Throughput:
-    """Runs the learner: phases with and without syncs in turn. address: the core's."""
+    """Runs the learner through phases with and without syncs in turn. address: the core's."""
     os.sched_setaffinity(0, {0})
     configure("warning", json=False)
     torch.set_num_threads(1)
@@ -95,13 +98,13 @@ def learn(address: str) -> Throughput:
 
 
 def tracks(learner: Learner) -> list[FragmentTrack]:
-    """What a learner's agent knows about each fragment."""
+    """Returns the agent's tracks, one per fragment."""
     assert learner._agent is not None and learner._agent._session is not None, "joined"  # noqa: PT018
     return list(learner._agent._session.core.tracks.values())
 
 
 def rest_s(learner: Learner) -> float:
-    """Completes what a phase left to be sent and fetched; returns its CPU seconds, which count for that phase."""
+    """Completes the uploads and fetches that a phase left. Returns their CPU seconds, which count for that phase."""
     began = time.process_time()
     with learner.pause():
         while learner.stats().pending or any(track.behind() or track.fetching for track in tracks(learner)):

@@ -36,14 +36,14 @@ NOT_A_SYNC = (
     "randn",
     "initial",
 )
-WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # top of a stack
+WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # waiting stacks
 THREADS = {  # by a function at the bottom of a stack
     "Handle._run": "event loop",
     "BaseEventLoop": "event loop",
     "_WorkItem.run": "worker threads",
     "Learner.step": "training loop",
 }
-KINDS = {  # by the file of a function; the innermost function with a kind counts
+KINDS = {  # by the file of a function; the innermost function with a kind decides
     "kernels, compression, checksums": ("/codec/", "/merging/"),
     "disk": ("/storage/", "sqlite3", "pathlib"),
     "asyncio, gRPC": ("asyncio/", "grpc/", "selectors.py"),
@@ -68,7 +68,7 @@ def record(learners: int) -> tuple[str, Counter[str]]:
 
 
 def _watch(recording: subprocess.Popen[bytes]) -> Counter[str]:
-    """Reads the CPU seconds of all threads until the recording ends; returns them by thread name."""
+    """Reads the CPU seconds of all threads until the recording ends. Returns them by thread name."""
     seconds = dict[tuple[int, int], tuple[str, float]]()
     while recording.poll() is None:
         for process in psutil.Process(recording.pid).children(recursive=True):
@@ -81,17 +81,17 @@ def _watch(recording: subprocess.Popen[bytes]) -> Counter[str]:
 
 
 def _threads(process: psutil.Process) -> Iterable[tuple[tuple[int, int], tuple[str, float]]]:
-    """The name and CPU seconds of each thread of a process."""
+    """Yields the name and CPU seconds of each thread of a process."""
     try:
         for thread in process.threads():
             name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
             yield (process.pid, thread.id), (name, thread.user_time + thread.system_time)
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        return  # it has ended: what was read before counts
+        return  # the process has ended; the values read before count
 
 
 def places(stacks: str) -> Counter[Place]:
-    """The samples of syncs, by process, thread and kind of work. stacks: as py-spy writes them."""
+    """Returns the number of samples of syncs, by process, thread and kind of work. stacks: as py-spy writes them."""
     found = Counter[Place]()
     for line in stacks.splitlines():
         names, _, count = line.rpartition(" ")
@@ -103,7 +103,7 @@ def places(stacks: str) -> Counter[Place]:
         thread = next(
             (thread for start, thread in THREADS.items() if any(n.startswith(start) for n in functions)), None
         )
-        if thread is not None:  # else a starting process, or gRPC's poller
+        if thread is not None:  # otherwise a starting process, or gRPC's poller
             found[process, thread, _kind(functions)] += int(count)
     return found
 

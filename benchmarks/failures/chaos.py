@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 MIN_GOODPUT = 0.95  # the promised goodput
-BAR = 22  # characters of a full bar
+BAR = 22  # number of characters in a full bar
 
 
 def main() -> int:
-    """Runs both and prints a comparison; returns 1 when Atoll's goodput is below MIN_GOODPUT."""
+    """Runs both and prints a comparison. Returns 1 if Atoll's goodput is below MIN_GOODPUT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -57,7 +57,10 @@ def _run(module: str, *arguments: str) -> None:
 
 
 def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
-    """Both results in columns. Interpreter starts are shown separately: they depend on the machine, not the method."""
+    """Returns a table of both results.
+
+    Interpreter starts have their own row: they depend on the machine, not the method.
+    """
     shown = Table("what", "Atoll", "synchronous job", title="the same failures")
     kept = atoll["tokens_merged"], ddp["tokens_kept"]
     rows = [
@@ -87,7 +90,7 @@ def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
 
 
 def bar(share: float) -> str:
-    """A bar of characters. share: the filled part, 0 to 1."""
+    """Returns a bar of characters. share: the filled share, 0 to 1."""
     return "█" * round(BAR * share) + "░" * (BAR - round(BAR * share))
 
 

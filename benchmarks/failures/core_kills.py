@@ -31,14 +31,14 @@ from rich.table import Table
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # inner steps of the slowest learner before the first kill
-APART_S = 3.0  # least time between two kills
-MAX_WAIT_S = 120.0  # until learners train, and until their last contributions are settled
+APART_S = 3.0  # shortest time between two kills
+MAX_WAIT_S = 120.0  # limit on the time until learners train, and until their last contributions are settled
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # the promised limits
 
 
 def main() -> int:
-    """Runs all pairs and prints a table; returns 1 when a limit is exceeded."""
+    """Runs all pairs and prints a table. Returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
@@ -66,13 +66,13 @@ def main() -> int:
 
 
 def moments(seed: int, kills: int, seconds: float) -> list[float]:
-    """Random times in seconds, at least APART_S apart."""
+    """Returns random times in seconds, at least APART_S apart."""
     rng, free = random.Random(seed), seconds - APART_S * kills  # noqa: S311 - dice
     return [at + APART_S * number for number, at in enumerate(sorted(rng.uniform(0, free) for _ in range(kills)))]
 
 
 def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bool, console: Console) -> dict[str, Any]:
-    """One complete run of four learners; returns its figures. at: seconds of the kills, or of idle processes."""
+    """Runs four learners to the end, and returns the run's figures. at: seconds of the kills, or of idle processes."""
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
         options = [*OPTIONS, "--total-tokens", str(tokens)]
@@ -98,7 +98,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
                         started = time.monotonic()
                         if standby is None:
                             core, _ = group.start_core(directory / "run", address, options)
-                        else:  # a process manager would restart the dead core, which is the standby then
+                        else:  # a supervisor would restart the dead core, which then becomes the standby
                             core, before = standby, core
                             standby = group.launch_core(f"standby {done}", directory / "run", address, waiting)
                             group.stop(before)
@@ -119,7 +119,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
 
 
 def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
-    """Waits until `met` returns True. Raises DemoError when a learner failed, or after MAX_WAIT_S."""
+    """Waits until `met` returns True. Raises DemoError if a learner fails, or after MAX_WAIT_S seconds."""
     deadline = time.monotonic() + MAX_WAIT_S
     while not met():
         for child in learners:
@@ -139,7 +139,7 @@ def instead(group: Children) -> None:
 
 
 def ask(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Asks for the status until the core answers, for 60 s at most."""
+    """Requests the status until the core answers, for at most 60 s."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -153,7 +153,10 @@ def ask(stub: rpc.OperatorStub) -> pb.StatusReply:
 def figures(
     directory: Path, status: pb.StatusReply, learners: list[Child], serving: list[float], done: int
 ) -> dict[str, Any]:
-    """Figures of one run. A gap is an inner step: from the end of a `step()` and its control to the next `step()`."""
+    """Returns the figures of one run.
+
+    A gap is the time from the end of a `step()` and its control to the next `step()`.
+    """
     from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the learners have ended
 
     for child in learners:
@@ -182,19 +185,19 @@ def figures(
 
 
 def ratio(pair: dict[str, Any]) -> float:
-    """Longest gap with kills over the longest gap without."""
+    """Returns the longest gap with kills divided by the longest gap without kills."""
     value: float = pair["killed"]["longest_gap_s"] / pair["undisturbed"]["longest_gap_s"]
     return value
 
 
 def change(pair: dict[str, Any]) -> float:
-    """Relative change of the validation loss by the kills."""
+    """Returns the relative change of the validation loss that the kills caused."""
     value: float = pair["killed"]["validation_loss"] / pair["undisturbed"]["validation_loss"] - 1
     return value
 
 
 def holds(rows: list[dict[str, Any]]) -> bool:
-    """Whether every pair keeps the limits; for the loss, the mean over pairs."""
+    """Returns whether every pair keeps the limits. For the loss, the mean over pairs must keep its limit."""
     return (
         all(pair["killed"]["longest_step_s"] <= LARGEST_STEP_S for pair in rows)
         and all(ratio(pair) <= LARGEST_RATIO for pair in rows)
@@ -203,7 +206,7 @@ def holds(rows: list[dict[str, Any]]) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """A table of all figures, with one column per pair."""
+    """Returns a table of all figures, with one column per pair."""
     shown = Table("what", *(f"seed {seed}" for seed in range(len(rows))), title="the core killed under four learners")
     for what, text in (
         ("core kills", lambda p: f"{p['killed']['struck']}"),

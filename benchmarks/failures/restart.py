@@ -39,7 +39,7 @@ from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec, plan
 from rich.console import Console
 
 LARGEST_START_S = 3.0  # the promised limit
-STEP_S, TOKENS = 0.15, 4096  # of a synthetic inner step
+STEP_S, TOKENS = 0.15, 4096  # of a synthetic inner step: seconds, tokens
 MESSAGES = [
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.max_receive_message_length", 16 << 20),
@@ -49,7 +49,10 @@ MESSAGES = [
 
 
 def tensors(parameters: int) -> tuple[TensorSpec, ...]:
-    """Tensors roughly as of a transformer: an embedding, and equal matrices. parameters: their number, about."""
+    """Returns tensors roughly like a transformer's: an embedding, and equal matrices.
+
+    parameters: their approximate number.
+    """
     width = 512
     count = (parameters - 4096 * width) // (width * width)
     blocks = (TensorSpec(f"block.{n}", (width, width), "float32", MergeKind.DIRECTION) for n in range(count))
@@ -72,7 +75,7 @@ class Synthetic(threading.Thread):
         self._coded: dict[int, list[bytes]] = {}
 
     def run(self) -> None:
-        """Joins, follows and pushes until `ending` is set; joins again after the core was away."""
+        """Joins, follows and pushes until `ending` is set. Joins again after an outage of the core."""
         with grpc.insecure_channel(self._address, options=MESSAGES) as channel:
             stub = rpc.OuterStub(channel)
             while not self.ending.is_set():
@@ -131,7 +134,7 @@ class Synthetic(threading.Thread):
         try:
             stub.Report(progress())
         except grpc.RpcError:
-            return  # the core is away: `Follow` ends too
+            return  # the core does not answer, so `Follow` ends, too
 
     def _push(
         self, stub: rpc.OuterStub, session: pb.Session, layout: Layout, opened: pb.RoundOpened, versions: dict[int, int]
@@ -159,7 +162,7 @@ class Synthetic(threading.Thread):
             receipt = list(stub.Push(iter(messages)))[-1].receipt
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return  # its earlier contribution still waits for a merge
+                return  # an earlier contribution still waits for its merge
             raise
         self.acknowledged += receipt.fate in {pb.FATE_PENDING, pb.FATE_MERGED}
         assert fragment.length > 0, "a fragment is never empty"
@@ -173,7 +176,7 @@ class Synthetic(threading.Thread):
 
 
 def main() -> int:
-    """Measures and prints each start; returns 1 when one took longer than LARGEST_START_S."""
+    """Measures and prints each start. Returns 1 if a start took longer than LARGEST_START_S."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--learners", type=int, default=4)
@@ -192,7 +195,7 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Kills and starts a core repeatedly; returns one row per start."""
+    """Kills and starts a core repeatedly. Returns one row per start."""
     specs, console, rng = tensors(arguments.parameters), Console(), random.Random(arguments.seed)  # noqa: S311 - dice
     found: list[dict[str, Any]] = []
     problems: queue.Queue[str] = queue.Queue()
@@ -235,7 +238,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def grow(path: Path, count: int) -> None:
-    """Adds `count` decided contributions to the ledger of a stopped run, with their totals, as a long run has."""
+    """Adds `count` decided contributions, with their totals, to the ledger of a stopped run, as a long run would."""
     with contextlib.closing(database.open_ledger(path)) as db:
         db.execute("BEGIN")
         for number in range(1, count + 1):

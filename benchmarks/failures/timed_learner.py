@@ -2,8 +2,9 @@
 
 python -m benchmarks.failures.timed_learner TIMES.npy NAME ADDRESS SEED
 
-Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; its CPU time; and as a
-control, the wall-clock time of plain computing for the same CPU time right after it.
+Writes float64 (steps, 4). The first two columns are the times when `Learner.step()` was entered and left, in monotonic
+seconds. The third is its CPU time. The last is a control: the wall-clock time of plain computing for the same CPU time
+right after it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Timed(learner.Learner):
 
 
 def compute(cpu_s: float) -> float:
-    """Computes for `cpu_s` seconds of CPU time; returns the wall-clock seconds that passed."""
+    """Computes for `cpu_s` seconds of CPU time. Returns the wall-clock seconds that passed."""
     began, end = time.monotonic(), time.thread_time() + cpu_s
     while time.thread_time() < end:
         pass

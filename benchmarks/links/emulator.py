@@ -27,7 +27,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-BUFFER_S = 0.1  # of a router: packets that would wait longer are dropped
+BUFFER_S = 0.1  # seconds of a router's buffer; packets that would wait longer are dropped
 QUICK_BYTES_PER_S = 100e6
 COUNT_S = 0.2
 MAX_AT_ONCE = 64  # packets read from one end before the other end is read
@@ -35,7 +35,7 @@ MAX_AT_ONCE = 64  # packets read from one end before the other end is read
 
 @dataclass(slots=True)
 class Way:
-    """One direction of a link. delay_s: in addition to a packet's transmission time; loss: probability per packet."""
+    """One direction of a link. delay_s: in addition to the transmission time. loss: probability per packet."""
 
     bytes_per_s: float
     delay_s: float
@@ -47,7 +47,7 @@ class Way:
     _on_the_way: deque[tuple[float, bytes]] = field(default_factory=deque)
 
     def send(self, packet: bytes, now: float) -> None:
-        """Queues a packet, or drops it: by chance, while the link is cut, or when the buffer is full."""
+        """Queues a packet, or drops it at random, while the link is cut, or if the buffer is full."""
         begins = max(self._free_at, now)
         if self.cut or self.rng.random() < self.loss or begins - now > BUFFER_S:
             return
@@ -63,12 +63,12 @@ class Way:
         return found
 
     def next_at(self) -> float | None:
-        """When the next packet arrives, in monotonic seconds; None: there is none."""
+        """Returns when the next packet arrives, in monotonic seconds, or None if no packet is queued."""
         return self._on_the_way[0][0] if self._on_the_way else None
 
 
 def device(namespace: str, name: str) -> int:
-    """Makes a TUN device in a namespace; returns a non-blocking descriptor that reads and writes its packets."""
+    """Makes a TUN device in a namespace. Returns a non-blocking descriptor that reads and writes its packets."""
     libc = ctypes.CDLL(None, use_errno=True)
     here, there = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
@@ -84,7 +84,10 @@ def device(namespace: str, name: str) -> int:
 
 
 def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> None:
-    """Carries packets for ever. ways, other: by a device's descriptor, its direction and the other device."""
+    """Carries packets forever.
+
+    ways, other: by a device's descriptor, its direction and the other device.
+    """
     counted_at = 0.0
     while True:
         now = time.monotonic()
@@ -97,7 +100,7 @@ def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> N
                 try:
                     os.write(other[end], packet)
                 except OSError:
-                    continue  # the device is down or full: the packet is lost
+                    continue  # the device is down or full, so the packet is lost
         waits = [at for way in ways.values() if (at := way.next_at()) is not None]
         ready, _, _ = select.select(list(ways), [], [], max(0.0, min(waits) - now) if waits else COUNT_S)
         for end in ready:

@@ -36,8 +36,8 @@ BATCH = 8
 CONTEXT = 128
 FRAGMENTS = 8
 PORT, METRICS = 7070, 9100
-CUT_AT, CUT_S = 0.3, 60.0  # part of the tokens; seconds
-COUNT_AT = 0.9  # part of the tokens: while all learners train, since none fetches updates after its last step
+CUT_AT, CUT_S = 0.3, 60.0  # share of the tokens; seconds
+COUNT_AT = 0.9  # share of the tokens: while all learners train, because none fetches updates after its last step
 WATCH_S, SETTLE_S = 1.0, 5.0
 ANSWER_S = 30.0
 COPIES = (0.98, 1.02)
@@ -45,17 +45,18 @@ COPIES = (0.98, 1.02)
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of one run. copies: how often each front fetched the published updates; link_bytes: up and down.
+    """The result of one run. copies: how often each front fetched the published updates. link_bytes: up and down.
 
-    pace: inner steps of the learners that were cut off, relative to the others' and to before the cut, until they
-    reported again; 1: no step was lost. merged_after: contributions of all learners since the link was restored.
+    pace: inner steps of the learners that were cut off, relative to the other learners and to the time before the cut.
+    It covers the time until they reported again. 1: no step was lost. merged_after: contributions of all learners since
+    the link was restored.
     """
 
     seed: int
     loss: float
     seconds: float
     merged: int
-    refused: int  # after they were acknowledged
+    refused: int  # refused after they were acknowledged
     copies: dict[str, float] = field(default_factory=dict)
     update_bytes: dict[str, int] = field(default_factory=dict)
     link_bytes: dict[str, list[int]] = field(default_factory=dict)
@@ -76,7 +77,7 @@ def over_loopback(seed: int, steps: int) -> Outcome:
 
 
 def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
-    """Runs three regions. cut: cut the last region's link for CUT_S seconds."""
+    """Runs three regions. cut: whether to cut the last region's link for CUT_S seconds."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, REGIONS, MBIT, DELAY_MS) as place:
@@ -112,13 +113,13 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
             for region in place.names:
                 outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[
                     ::-1
-                ]  # counts begin with home's side: down, up
+                ]  # counts begin with home's side, so they are (down, up)
             outcome.seconds = time.monotonic() - began
     return outcome
 
 
 def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
-    """Adds to `outcome` how much of the published updates each front has fetched."""
+    """Adds to `outcome` the share of the published updates that each front has fetched."""
     once = sum(each.version * each.parameters for each in status.fragments)
     bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
     for region, name in place.names.items():
@@ -144,11 +145,11 @@ class _Cut:
         self._outcome = outcome
         self._tokens = tokens
         self._began = self._ended = 0.0
-        self._first = self._cut = (0, 0)  # steps of the learners that are cut off, and of the others
+        self._first = self._cut = (0, 0)  # steps of the learners that are cut off, and of the other learners
         self._merged = 0
 
     def look(self, status: pb.StatusReply) -> None:
-        """Takes in the core's status, once per second; steps during the cut are reported after it."""
+        """Reads the core's status, once per second. Steps during the cut are reported after it."""
         now, mine = time.monotonic(), [each for each in status.learners if each.region == self._region]
         all_steps, my_steps = sum(each.steps for each in status.learners), sum(each.steps for each in mine)
         steps, merged = (my_steps, all_steps - my_steps), status.contributions.merged
@@ -170,7 +171,7 @@ class _Cut:
             self._outcome.merged_after = merged - self._merged
 
     def _heard(self, mine: list[pb.LearnerStatus], steps: int, now: float) -> bool:
-        """Whether all learners of the region have reported since the link was restored."""
+        """Returns whether all learners of the region have reported since the link was restored."""
         after_s = now - self._ended
         return steps > self._cut[0] and all(0 < each.last_seen_age_s < min(after_s, 1.0) for each in mine)
 
@@ -191,7 +192,7 @@ def _learner(name: str, region: str, address: str, seed: int) -> list[str]:
 
 
 def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[Child]) -> pb.StatusReply:
-    """Asks for the status once per second until `done`; returns the last one, when nothing is pending."""
+    """Requests the status once per second until `done`. Returns the last status, once nothing is pending."""
     with grpc.insecure_channel(address) as channel:
         stub, settled_at = rpc.OperatorStub(channel), 0.0
         while True:
@@ -207,7 +208,7 @@ def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[
 
 
 def _loss(address: str, place: Path) -> float:
-    """Validation loss of the published model."""
+    """Returns the validation loss of the published model."""
     path = place / "last.safetensors"
     with grpc.insecure_channel(address) as channel, path.open("wb") as file:
         for reply in rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest()):
@@ -220,7 +221,7 @@ def _taken(command: list[str]) -> int:
 
 
 def main() -> None:
-    """Measures and prints. Raises SystemExit when a front fetched more or less than one copy, or the cut had no end."""
+    """Measures and prints. Raises SystemExit if a front fetched more or less than one copy, or the cut did not end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seeds", type=int, default=3, help="seeds, each with a run over regions and two over loopback"

@@ -1,4 +1,4 @@
-"""Network namespaces for a home and for sites, each behind a link of its own. Needs root."""
+"""Network namespaces for a home and for sites, each behind its own link. Needs root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.links.wan import IP
 
 
 class Sites:
-    """The namespaces of home and of each site; sites reach each other through home.
+    """The namespaces of home and of each site. Sites reach each other through home.
 
     names: namespace by site. links, counts: by site, its link's emulator and the file of its byte counts.
     """
@@ -52,22 +52,22 @@ class Sites:
 
     @staticmethod
     def device(number: int) -> str:
-        """Name of a site's link device, at both ends."""
+        """Returns the name of a site's link device, which is the same at both ends."""
         return f"wan{number}"
 
     @staticmethod
     def home_address(number: int) -> str:
-        """Home's address, as seen from a site."""
+        """Returns home's address, as seen from a site."""
         return f"10.78.{number}.1"
 
     @staticmethod
     def address(number: int) -> str:
-        """A site's address, as seen from home and from other sites."""
+        """Returns a site's address, as seen from home and from other sites."""
         return f"10.78.{number}.2"
 
     @staticmethod
     def inside(namespace: str, words: Sequence[str]) -> list[str]:
-        """A command line that runs `words` in a namespace."""
+        """Returns a command line that runs `words` in a namespace."""
         return [IP, "netns", "exec", namespace, *words]
 
     def remove(self) -> None:
@@ -80,7 +80,10 @@ class Sites:
 
 @contextlib.contextmanager
 def sites(group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> Iterator[Sites]:
-    """Makes sites for a block; at its end kills all children, since a process keeps its namespace alive."""
+    """Context manager that makes sites.
+
+    At the end, it kills all children, because a process keeps its namespace alive.
+    """
     made = Sites(group, directory, names, mbit, delay_ms)
     try:
         made.make()

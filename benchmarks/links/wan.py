@@ -3,9 +3,9 @@
 python -m benchmarks.links.wan [--json PATH]
 
 200 Mbit/s, 40 ms each way, 0.05 % loss. Needs root, and uses network namespaces of its own. A learner joins, warms up,
-and makes one sync over the fast link, through the emulator and over one connection: the rate that the CPUs allow. All
-further syncs use the slow link. A rate counts payload bytes, each once, from the sync's beginning to the last
-acknowledgement; merges wait until then. The first syncs, in which the learner tries numbers of connections, are left
+and makes one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs
+allow. All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
+acknowledgement. Merges wait until then. The first syncs, in which the learner tries numbers of connections, are left
 out.
 """
 
@@ -33,7 +33,7 @@ from benchmarks.data_plane.sync import OPTIONS, wait
 MBIT = 200.0
 DELAY_MS = 40.0
 LOSS = 0.0005
-QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; all except the first; of these, the last ones that count
+QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; all except the first; of these, the last ones count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}
@@ -62,7 +62,7 @@ for _ in range(count): threading.Thread(target=send).start()
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Mbit/s of payload. quick: over the link without its limits; uploads: of each sync that counts.
+    """Mbit/s of payload. quick: over the link without its limits. uploads: of each sync that counts.
 
     raw: of plain TCP, by number of connections.
     """
@@ -74,7 +74,7 @@ class Rates:
 
 
 def measure(congestion: str) -> Rates:
-    """Measures with one congestion control on both sides. congestion: bbr or cubic."""
+    """Measures with the same congestion control on both sides. congestion: bbr or cubic."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group, _link(group) as (inside, link):
         with _allowed(congestion):
             for side in (0, 1):
@@ -86,7 +86,10 @@ def measure(congestion: str) -> Rates:
 
 @contextlib.contextmanager
 def _allowed(congestion: str) -> Iterator[None]:
-    """Allows a congestion control on the machine: namespaces may choose only from those."""
+    """Context manager that allows a congestion control on the machine.
+
+    Namespaces may choose only from the allowed ones.
+    """
     place = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
     before = place.read_text()
     place.write_text(f"{before.strip()} {congestion}")
@@ -103,7 +106,7 @@ class Inside:
         self.namespaces = namespaces
 
     def command(self, side: int, words: list[str]) -> list[str]:
-        """A command line that runs `words` on a side."""
+        """Returns a command line that runs `words` on a side."""
         return [IP, "netns", "exec", self.namespaces[side], *words]
 
     def __call__(self, side: int, words: list[str]) -> None:
@@ -113,7 +116,7 @@ class Inside:
 
 @contextlib.contextmanager
 def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
-    """Two namespaces and the link between them, which is fast until SIGUSR1."""
+    """Context manager for two namespaces and the link between them, which is fast until SIGUSR1."""
     names = f"atoll-home-{os.getpid()}", f"atoll-far-{os.getpid()}"
     up, inside = Path(f"/run/netns/{names[0]}.wan0.up"), Inside(names)
     try:

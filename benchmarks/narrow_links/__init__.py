@@ -1,4 +1,6 @@
-"""Atoll vs. data-parallel in four regions over real TCP on narrow links, with the paper's ratio of link to step.
+"""Compares Atoll with data-parallel training in four regions over real TCP on narrow links.
+
+The ratio of link rate to step length is the paper's.
 
 May import: data_parallel, links.
 """

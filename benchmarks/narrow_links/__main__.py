@@ -35,21 +35,21 @@ from benchmarks.links.sites import Sites, sites
 from benchmarks.narrow_links.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
-DELAY_MS = 40.0  # each way, with steps of 3 s
+DELAY_MS = 40.0  # one way, with steps of 3 s
 PAPER_PARAMETERS = 12e9
 PORT, MEET = 7070, 29_500
 OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
-TRIED, LEFT_OUT = 6, 1  # steps to try each option; first steps that do not count
-QUICK_GBIT = 20.0  # options are tried at this rate, or at the measured one if that is higher
-STALL_S = 600.0  # without a step of any learner, the run hangs
-EXPORT_S = 5.0  # between two exports
+TRIED, LEFT_OUT = 6, 1  # number of steps to try each option; number of first steps that do not count
+QUICK_GBIT = 20.0  # options are tried at this rate, or at the measured rate if that is higher
+STALL_S = 600.0  # if no learner makes a step for this long, the run is stuck
+EXPORT_S = 5.0  # time between two exports
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One method at one rate. utilisation: part of the time in steps; up_bits_s, down_bits_s: over the busiest link.
+    """One method at one rate. utilisation: share of the time in steps. up_bits_s, down_bits_s: over the busiest link.
 
-    gbit: the rate of the claim; mbit: the scaled rate. predicted: by `atoll plan`, only for Atoll. loss_at: (seconds
+    gbit: the rate of the claim. mbit: the scaled rate. predicted: by `atoll plan`, only for Atoll. loss_at: (seconds
     since the first step, validation loss).
     """
 
@@ -68,17 +68,20 @@ class Run:
 
 
 def link_mbit(gbit: float, parameters: int, step_s: float) -> float:
-    """The scaled rate: as many bits per parameter and step as 12B parameters have at `gbit` with steps of 3 s."""
+    """Returns the scaled link rate in Mbit/s.
+
+    It gives as many bits per parameter per step as 12B parameters have at `gbit` with steps of 3 s.
+    """
     return gbit * 1e3 * parameters / PAPER_PARAMETERS * PAPER_STEP_S / step_s
 
 
 def delay_ms(step_s: float) -> float:
-    """The scaled delay, one way: the same part of a step as in the claim."""
+    """Returns the scaled one-way delay in ms: the same share of a step as in the claim."""
     return DELAY_MS * step_s / PAPER_STEP_S
 
 
 def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str, bucket: float, save: bool) -> Run:
-    """Trains `steps` steps with DistributedDataParallel. save: evaluate the resulting model."""
+    """Trains `steps` steps with DistributedDataParallel. save: whether to evaluate the resulting model."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
@@ -100,7 +103,10 @@ def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str
 
 
 def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
-    """Trains `steps` steps of each learner with Atoll. exports: evaluate the published model every EXPORT_S."""
+    """Trains `steps` steps of each learner with Atoll.
+
+    exports: whether to evaluate the published model every EXPORT_S seconds.
+    """
     regions = tuple(Region(name, 1, mbit * 1e6, 2 * delay_ms(step_s) / 1e3) for name in NAMES)
     planned = plan(Job(parameters, step_s, regions))
     predicted = {
@@ -171,7 +177,7 @@ def _run(
 
 
 def _seconds(times: list[list[tuple[float, float]]]) -> float:
-    """Seconds from the beginning of the first step to the end of the last one."""
+    """Returns the seconds from the beginning of the first step to the end of the last one."""
     return max(rank[-1][1] for rank in times) - min(rank[0][0] for rank in times)
 
 
@@ -182,7 +188,10 @@ def _steps(record: Path) -> list[tuple[float, float]]:
 def _watched(
     place: Sites, path: Path, ranks: Sequence[Child], steps: int, export: _Exports | None = None
 ) -> list[tuple[float, float]]:
-    """Waits until all processes have ended; returns (up, down) bits per second per site's link, while all train."""
+    """Waits until all processes have ended.
+
+    Returns (up, down) bits per second for each site's link, while all train.
+    """
     records = [path / f"{name}.steps" for name in NAMES]
     newest, moved_at = 0, time.monotonic()
     seen: list[tuple[float, list[tuple[int, int]]]] = []
@@ -195,7 +204,7 @@ def _watched(
             raise SystemExit(f"no learner made a step in {STALL_S:.0f} s, after {done}: {ranks[0].tail()}")
         if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
             both = [json.loads(counts.read_text()) for counts in place.counts.values()]
-            seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end is home's
+            seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end belongs to home
         if export is not None and len(seen) == 1:
             export.look()
         time.sleep(0.1)
@@ -214,7 +223,7 @@ class _Exports:
         self.found: list[tuple[float, Path]] = []
 
     def look(self) -> None:
-        """Exports the model if the last export is EXPORT_S old."""
+        """Exports the model if the last export is EXPORT_S seconds old."""
         if self.found and time.monotonic() - self.found[-1][0] < EXPORT_S:
             return
         file = self._path / f"{len(self.found)}.safetensors"
@@ -237,7 +246,7 @@ def _look(ranks: Sequence[Child]) -> None:
 
 
 def _trials(gbit: float, mbit: float, step_s: float) -> list[Run]:
-    """Tries every hook with every bucket size on this link, TRIED steps each."""
+    """Tries every hook with every bucket size on this link, for TRIED steps each."""
     found = []
     for hook, bucket in OPTIONS:
         found.append(data_parallel(gbit, mbit, step_s, TRIED, hook, bucket, save=False))

@@ -33,7 +33,7 @@ HOOKS = {"none": default_hooks.allreduce_hook, "bf16": bf16, "fp16": default_hoo
 
 
 class Backward:
-    """Paces the backward pass: it takes two thirds of a step, and delays buckets until an accelerator had them."""
+    """Paces the backward pass to two thirds of a step. Delays each bucket until an accelerator would have it ready."""
 
     def __init__(self, hook: Callable[..., torch.futures.Future[torch.Tensor]], step_s: float, parameters: int) -> None:
         self._hook = hook
@@ -45,7 +45,7 @@ class Backward:
         self._at = time.monotonic()
 
     def ready(self, group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """DDP's hook for a bucket: waits until its time, then all-reduces it."""
+        """Waits until a bucket's time, then all-reduces it. This is DDP's communication hook."""
         self._at += self._each_s * bucket.buffer().numel()
         time.sleep(max(0.0, self._at - time.monotonic()))
         return self._hook(group, bucket)
@@ -89,7 +89,8 @@ def main() -> None:
     if options.save is not None:
         torch.save(pace.model.state_dict(), options.save)
     dist.barrier()
-    # Destroying the group can hang: it joins a thread while holding the GIL, which that thread needs for a future.
+    # Destroying the group can hang: it holds the GIL while it joins a thread, and that thread needs the GIL for a
+    # future.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """The training of both sides: the reference model, in steps of a fixed length.
 
-A step is padded to its length, as if an accelerator computed while the CPU is free. So four regions do not disturb each
-other on two CPUs, and the links' rate, which follows from the step length, is exact.
+A step is padded to its length, as if an accelerator computed while the CPU is free. Four regions therefore do not
+disturb each other on two CPUs. The links' rate follows from the step length, so it is exact.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from atoll.reference.train import optimizer_for
 from torch import Tensor
 
 SIZE, BATCH = "tiny", 2
-PEAK, WARM_UP = 3e-3, 20  # learning rate; steps: the same for both sides
+PEAK, WARM_UP = 3e-3, 20  # learning rate, and number of warm-up steps: the same for both sides
 SEED = 0
-PAPER_STEP_S = 3.0  # of 12B parameters
+PAPER_STEP_S = 3.0  # of the paper's 12B parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class Pace:
         self._file = job.record.open("w", buffering=1)
 
     def begin(self, step: int) -> tuple[float, Tensor]:
-        """Begins a step; returns its time in monotonic seconds, and its batch."""
+        """Begins a step. Returns its time in monotonic seconds, and its batch."""
         rate = PEAK * min(1.0, (step + 1) / WARM_UP)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return time.monotonic(), next(self.batches)
 
     def pad(self, began: float, part: float = 1.0) -> None:
-        """Sleeps until this part of the step's length has passed, as if the accelerator computed."""
+        """Sleeps until this part of the step's length has passed, as if an accelerator computed. part: 0 to 1."""
         time.sleep(max(0.0, began + part * self.job.step_s - time.monotonic()))
 
     def end(self, step: int, began: float, loss: float) -> None:
-        """Writes a line: the step, its begin and end in monotonic seconds, and its loss."""
+        """Writes a line with the step, its beginning and end in monotonic seconds, and its loss."""
         self._file.write(json.dumps([step, began, time.monotonic(), loss]) + "\n")
 
 
 def tokens_of_step() -> int:
-    """Tokens of one learner's step."""
+    """Returns the number of tokens in one learner's step."""
     return BATCH * SIZES[SIZE].context

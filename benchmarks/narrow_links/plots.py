@@ -13,7 +13,7 @@ from benchmarks.narrow_links.pace import PAPER_STEP_S
 
 
 def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plots utilisation over the link's rate for each method, and the ratio of tokens/s at each rate. path: SVG."""
+    """Plots each method's utilisation over the link rate, and the ratio of tokens/s at each rate. path: SVG."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -33,7 +33,8 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_ylim(0, 105)
     axes.set_xlabel("link of each region, Gbit/s, for 12B parameters and steps of 3 s")
     axes.set_ylabel("utilisation, %")
-    # Only bits and compute count (delays are a hundredth of a step): longer steps are equivalent to faster links.
+    # Only bits and compute count, because delays are a hundredth of a step. Longer steps are equivalent to faster
+    # links.
     scale = (lambda gbit: PAPER_STEP_S * gbit / 2, lambda seconds: 2 * seconds / PAPER_STEP_S)
     steps = axes.secondary_xaxis("top", functions=scale)
     steps.set_xticks([scale[0](gbit) for gbit in rates], [f"{scale[0](gbit):.3g}" for gbit in rates])
@@ -45,7 +46,7 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _finding(runs: Sequence[dict[str, Any]]) -> str:
-    """States the range of each method's utilisation."""
+    """Returns a sentence with the range of each method's utilisation."""
     shares = {
         name: [run["utilisation"] for run in runs if run["method"] == name] for name in ("Atoll", "data-parallel")
     }

@@ -1,4 +1,4 @@
-"""Rows that compare Atoll's outer sync with Flower's and hivemind's: wall-clock and CPU time."""
+"""Rows that compare Atoll's outer sync with Flower's and hivemind's, in wall-clock time and CPU time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS: dict[str, Callable[[Measured, str], PeerSync]] = {
 
 
 def add(report: Report, mine: Measured, size: str) -> None:
-    """Measures each peer with the same numbers of workers and parameters; a peer that fails is reported as such."""
+    """Measures each peer with the same numbers of workers and parameters. If a peer fails, the report says so."""
     for name, measure in PEERS.items():
         try:
             report.rows += rows(name, size, mine, measure(mine, size))
@@ -26,7 +26,7 @@ def add(report: Report, mine: Measured, size: str) -> None:
 
 
 def rows(peer: str, size: str, mine: Measured, theirs: PeerSync) -> list[Row]:
-    """The rows of one peer. size: of the model, a key of SIZES."""
+    """Returns the rows of one peer. size: the model's size, a key of SIZES."""
     name = f"outer sync of {size.upper()}, {mine.learners} learners"
     wall, cpu = mine.median(lambda sync: sync.wall_s), mine.median(lambda sync: sync.cpu_s)
     wire = theirs.median_bytes / mine.learners / mine.parameters

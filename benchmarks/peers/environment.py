@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, made once under build/ from the index that pip is configured for."""
+"""A virtual environment for each peer, made once under build/ from the package index that pip is configured for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_WAIT_S = 900.0
 
 
 def install(directory: Path, *stages: tuple[str, ...]) -> Path:
-    """Makes an environment; returns its Python. stages: packages, installed one stage after the other.
+    """Makes an environment, and returns the path of its Python. stages: packages, installed one stage after the other.
 
     Raises SystemExit with the reason in one line.
     """
@@ -34,7 +34,7 @@ def _run(command: list[str]) -> None:
 
 
 def last_error(said: str) -> str:
-    """The last line of pip's output that begins with "ERROR:", else the last line."""
+    """Returns the last line of pip's output that begins with "ERROR:", or else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it said nothing"])[-1]

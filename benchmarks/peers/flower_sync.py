@@ -22,12 +22,12 @@ MAX_WAIT_S = 900.0
 
 
 def install() -> Path:
-    """Makes Flower's environment; returns its Python."""
+    """Makes Flower's environment. Returns the path of its Python."""
     return make(Path("build/peers-flwr"), ("flwr", "numpy", "psutil"))
 
 
 def await_listening(server: Child, port: int) -> None:
-    """Waits until the server listens: a client that starts earlier fails. Raises SystemExit."""
+    """Waits until the server listens, because a client that starts earlier fails. Raises SystemExit."""
     deadline = time.monotonic() + MAX_WAIT_S
     while server.process.poll() is None and time.monotonic() < deadline:
         try:
@@ -40,7 +40,7 @@ def await_listening(server: Child, port: int) -> None:
 
 
 def measure(python: Path, clients: int, parameters: int, rounds: int) -> PeerSync:
-    """Runs one round to warm up, and then `rounds` measured ones. Training time of the clients is subtracted."""
+    """Runs one warm-up round, and then `rounds` measured rounds. The clients' training time is subtracted."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         result, address = Path(directory) / "result.json", f"127.0.0.1:{(port := free_port())}"
         paths = f"PYTHONPATH={Path.cwd()}"

@@ -1,7 +1,7 @@
 """Flower's FedAvg: flower_worker.py server ADDRESS CLIENTS PARAMETERS ROUNDS RESULT.json, or client ADDRESS SEED.
 
-A client's training adds noise of the size of some inner steps. A round lasts from sending the parameters to the merge,
-so it includes one download and one upload per client.
+A client's training adds noise as large as some inner steps. A round lasts from sending the parameters to the merge, so
+it includes one download and one upload per client.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from flwr.server.strategy import FedAvg
 
 from benchmarks.peers.sync_cost import CostSoFar
 
-ARRAYS = 148  # as a transformer of 12 layers has
+ARRAYS = 148  # as many as a transformer of 12 layers has
 LONGEST_MESSAGE = 2**31 - 1
 
 
 class Noisy(NumPyClient):  # type: ignore[misc]
-    """A client that adds the same noise each time, and reports how long that took."""
+    """A client that adds the same noise in each round, and reports how long that took."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._noise = list[Any]()
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        """A round's training: adds noise to the parameters in place."""
+        """Runs a round's training: adds noise to the parameters in place."""
         del config
         if not self._noise:
             self._noise = [self._random.standard_normal(p.shape, np.float32) * np.float32(1e-3) for p in parameters]
@@ -45,7 +45,7 @@ class Noisy(NumPyClient):  # type: ignore[misc]
 
 
 class Timed(FedAvg):  # type: ignore[misc]
-    """FedAvg that records accounts at each round's beginning and at the end, and the time of the clients' training."""
+    """FedAvg that records the costs at each round's beginning and end, and the duration of the clients' training."""
 
     def __init__(self, clients: int, initial: Parameters) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class Timed(FedAvg):  # type: ignore[misc]
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Records the end of a round. Raises SystemExit unless all clients have answered."""
+        """Records the end of a round. Raises SystemExit if a client has not answered."""
         if failures or len(results) != self.min_fit_clients:
             raise SystemExit(f"{len(results)} of {self.min_fit_clients} clients answered: {failures[:1]}")
         told = [result.metrics for _, result in results]

@@ -28,20 +28,20 @@ def await_mark(path: Path) -> None:
 
 
 def mark(path: Path, text: str = "") -> None:
-    """Creates a file with `text` atomically: a reader never sees a part of it."""
+    """Creates a file with `text` atomically, so that a reader never sees only a part of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.rename(path)
 
 
 def noise_of(seed: int, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """Noise of the size of some inner steps, one tensor per shape."""
+    """Returns noise as large as some inner steps, one tensor per shape."""
     made = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=made) * 1e-3 for shape in shapes]
 
 
 def joined(place: Path, number: int) -> DHT:
-    """Joins the DHT; the first peer publishes its addresses in a file. place: the folder of the files."""
+    """Joins the DHT. The first peer publishes its addresses in a file. place: the folder of the files."""
     at, known = place / "dht", list[str]()
     if number:
         await_mark(at)

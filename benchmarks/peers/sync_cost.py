@@ -1,6 +1,6 @@
 """The cost of a peer's sync: seconds, CPU seconds of all its processes, and bytes over loopback.
 
-Bytes are counted at the interface, headers included, so nothing else may use loopback meanwhile.
+Bytes are counted at the interface, headers included. Nothing else may use loopback meanwhile.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from benchmarks.data_plane.loopback import loopback_bytes
 
 @dataclass(frozen=True, slots=True)
 class PeerSync:
-    """Per sync: seconds until the workers have the result, and CPU seconds and bytes of all workers.
+    """The cost of several syncs. For each sync: seconds until the workers have the result, CPU seconds, and bytes.
 
-    wire_bytes: empty where they are not counted; server_bytes: peak resident memory, where there is a server.
+    CPU seconds and bytes include all workers. wire_bytes: empty if they are not counted. server_bytes: peak resident
+    memory, if there is a server.
     """
 
     wall_s: list[float]
@@ -29,7 +30,7 @@ class PeerSync:
     server_bytes: int = 0
 
     def and_then(self, later: PeerSync) -> PeerSync:
-        """This measurement followed by a later one."""
+        """Returns this measurement, followed by a later one."""
         return PeerSync(
             [*self.wall_s, *later.wall_s],
             [*self.cpu_s, *later.cpu_s],
@@ -63,27 +64,27 @@ class CostSoFar:
 
     @classmethod
     def of(cls, root: int) -> CostSoFar:
-        """Reads the counters now. root: the process whose descendants count; it does not count itself."""
+        """Reads the counters now. root: the process whose descendants count. It does not count itself."""
         cpu_s, wire_bytes = below(root), loopback_bytes()
         return cls(time.monotonic(), cpu_s, wire_bytes)
 
     def data(self) -> dict[str, float]:
-        """The fields as JSON values."""
+        """Returns the fields as JSON values."""
         return asdict(self)
 
 
 def below(root: int) -> float:
-    """CPU seconds of all descendants of a process."""
+    """Returns the CPU seconds of all descendants of a process."""
     total = 0.0
     for process in psutil.Process(root).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process ended meanwhile
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 def between(accounts: list[CostSoFar]) -> tuple[list[float], list[float], list[int]]:
-    """Seconds, CPU seconds and bytes between consecutive accounts."""
+    """Returns the seconds, CPU seconds and bytes between consecutive counters."""
     pairs = list(itertools.pairwise(accounts))
     walls = [b.at_s - a.at_s for a, b in pairs]
     return walls, [b.cpu_s - a.cpu_s for a, b in pairs], [b.wire_bytes - a.wire_bytes for a, b in pairs]

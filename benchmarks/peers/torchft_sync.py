@@ -17,12 +17,12 @@ MAX_WAIT_S = 300.0
 
 
 def install() -> Path:
-    """Makes torchft's environment; returns its Python."""
+    """Makes torchft's environment. Returns the path of its Python."""
     return make(Path("build/peers"), ("torch==2.13.0",), ("torchft-nightly", "numpy"))
 
 
 def measure(python: Path, replicas: int, size: str, syncs: int) -> PeerSync:
-    """Runs `syncs` measured syncs. python: of an environment that has torchft."""
+    """Runs `syncs` measured syncs. python: the path of the environment's Python."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         results = [place / f"{number}.json" for number in range(replicas)]

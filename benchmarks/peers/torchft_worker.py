@@ -1,7 +1,7 @@
 """One replica of torchft's DiLoCo over gloo: torchft_worker.py NUMBER REPLICAS SIZE SYNCS LIGHTHOUSE RESULT.json.
 
-LIGHTHOUSE is a file: the first replica runs the lighthouse and writes its address to it. Between two syncs it adds
-noise of the size of some inner steps, which is not measured.
+LIGHTHOUSE is a file: the first replica runs the lighthouse and writes its address to it. Between two syncs, the replica
+adds noise as large as some inner steps, which is not measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE = timedelta(seconds=120)
 
 
 def lighthouse_at(path: Path, number: int, replicas: int) -> tuple[LighthouseServer | None, str]:
-    """Starts the lighthouse on the first replica; on others, waits for its address."""
+    """Starts the lighthouse on the first replica. Other replicas wait for its address."""
     if number == 0:
         server = LighthouseServer(bind="[::]:0", min_replicas=replicas)
         part = path.with_suffix(".part")
@@ -36,7 +36,7 @@ def lighthouse_at(path: Path, number: int, replicas: int) -> tuple[LighthouseSer
 
 
 def main() -> None:
-    """Runs one replica; writes seconds and CPU seconds of each sync except the first."""
+    """Runs one replica. Writes the seconds and CPU seconds of each sync except the first."""
     number, replicas, size, syncs, place, result = sys.argv[1:7]
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def main() -> None:
                 for parameter, values in zip(model.parameters(), noise, strict=True):
                     parameter.add_(values)
             began, began_cpu = time.monotonic(), time.process_time()
-            inner.step()  # DiLoCo's hook makes the sync
+            inner.step()  # DiLoCo's hook makes the sync here
             times.append((time.monotonic() - began, time.process_time() - began_cpu))
     assert manager.current_step() >= 1 + int(syncs), "every sync was committed"
     Path(result).write_text(json.dumps({"wall_s": [t[0] for t in times[1:]], "cpu_s": [t[1] for t in times[1:]]}))

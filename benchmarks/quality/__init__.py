@@ -1,4 +1,4 @@
-"""Measures the model's quality: real text and model, the real syncer, merge, codec and layout, in virtual time.
+"""Measures the model's quality in virtual time, with real text, model, syncer, merge, codec and layout.
 
 May import: nothing.
 """

@@ -30,7 +30,7 @@ def main() -> None:
     console = Console(width=200)
     records = Records.load()
     if not options.report:
-        # First seeds first: a whole report with one seed is worth more than half a report with three.
+        # First seeds first, because a whole report with one seed is worth more than half a report with three.
         wanted = [v.seeds()[seed] for seed in range(options.seeds) for group in chosen for v in group.variants]
         budgets = BUDGETS if not options.only or "budgets" in options.only else ()
         wanted += [recipe for budget in budgets for side in budget.sides() for recipe in side]
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def write(path: Path, records: Records) -> None:
-    """Writes the report: a table and a plot per group. path: of the Markdown file."""
+    """Writes the report: a table and a plot per group. path: the Markdown file."""
     parts = [HEAD]
     for group in GROUPS:
         found = lines(group, records)

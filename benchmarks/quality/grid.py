@@ -10,7 +10,7 @@ from atoll_server.settings import RunSettings
 from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
-REST = "budgets"  # the series of runs that are in no table of variants
+REST = "budgets"  # the series of runs that no table of variants contains
 MIXED = (0.5, 0.8, 1.2, 1.5)
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
@@ -18,19 +18,19 @@ BASE = Recipe("decoupled", learning_rate=6e-3)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A row of a table. recipe: with seed 0."""
+    """A row of a table. recipe: the recipe with seed 0."""
 
     name: str
     recipe: Recipe
 
     def seeds(self) -> list[Recipe]:
-        """The recipe with each seed."""
+        """Returns the recipe with each seed."""
         return [replace(self.recipe, seed=seed) for seed in SEEDS]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A table, and a plot with the title `finding`. The others are compared with the first variant, seed by seed."""
+    """A table, and a plot with the title `finding`. All variants are compared with the first one, seed by seed."""
 
     name: str
     title: str
@@ -40,8 +40,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Data-parallel and decoupled training of one size and number of steps, each at its best rates with the first seed.
+    """Data-parallel and decoupled training of one model size and number of steps.
 
+    Each uses the rates that are best with the first seed.
     data_parallel: inner rates to try. fleets: (inner rate, outer rate, momentum) to try.
     """
 
@@ -51,7 +52,7 @@ class Budget:
     fleets: tuple[tuple[float, float, float], ...]
 
     def sides(self) -> tuple[list[Recipe], list[Recipe]]:
-        """Recipes of data-parallel and of decoupled training, for all rates to try."""
+        """Returns the recipes of data-parallel and of decoupled training, for all rates to try."""
         plain = [replace(DATA_PARALLEL, size=self.size, steps=self.steps, learning_rate=r) for r in self.data_parallel]
         fleets = [
             run(replace(BASE, size=self.size, steps=self.steps, learning_rate=r), outer_lr=lr, outer_momentum=mu)
@@ -61,15 +62,15 @@ class Budget:
 
 
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """A recipe with changed settings of the run; settings at their defaults are left out."""
+    """Returns a recipe with changed run settings. Leaves out settings that have their defaults."""
     usual = RunSettings().model_dump()
-    usual.pop("total_tokens")  # a recipe has its own
+    usual.pop("total_tokens")  # a recipe has its own number of tokens
     given = {n: value for n, value in (dict(base.run) | settings).items() if n not in usual or value != usual[n]}
     return replace(base, run=tuple(sorted(given.items())))
 
 
 def average(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """`run` with merges by plain averages."""
+    """Returns the result of `run`, with merges by plain averages."""
     return replace(run(base, **settings), merging="average")
 
 
@@ -216,7 +217,7 @@ BUDGETS = (
 
 
 def series(recipe: Recipe) -> str:
-    """Name of the file of a recipe's record: the first table that has it with any seed."""
+    """Returns the name of the file of a recipe's record, which is the first table that has it with any seed."""
     first = replace(recipe, seed=0)
     holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
     return next(holding, REST)

@@ -16,7 +16,7 @@ from benchmarks.quality.training import CPU, batches, new_model, tokens_of_step
 
 
 def main() -> None:
-    """Arguments: SERVER NAME STEP_S RECIPE, the last as JSON. Its last line of output is JSON."""
+    """Runs one learner. Arguments: SERVER NAME STEP_S RECIPE, the last as JSON. The last line of output is JSON."""
     server, name, step_s, given = sys.argv[1:]
     recipe = Recipe(**json.loads(given))
     torch.set_num_threads(1)

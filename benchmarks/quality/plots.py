@@ -18,7 +18,7 @@ COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 def gaps(found: Sequence[Gap], path: Path) -> None:
     """Plots percent above data-parallel over tokens: a curve through the means per size, and a point per seed.
 
-    A second panel is over tokens per parameter, which larger models need equally many of. path: of the SVG file.
+    A second panel is over tokens per parameter, which is comparable between model sizes. path: the SVG file.
     """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -43,7 +43,7 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
 
 
 def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
-    """Plots percent above the first variant: one row per variant, one point per seed. path: of the SVG file."""
+    """Plots percent above the first variant, with one row per variant and one point per seed. path: the SVG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 0.45 * len(lines) + 1.1), layout="constrained")
     axes = figure.subplots()

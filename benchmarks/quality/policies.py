@@ -1,4 +1,4 @@
-"""Policies that were tried and rejected: they are applied to a fleet by name, so that the report can compare them."""
+"""Policies that were tried and rejected. They are applied to a fleet by name, so that the report can compare them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from atoll_server.rounds.round_state import CloseNow
 
 
 def put_on(fleet: Fleet, policy: str) -> None:
-    """Applies a policy by its name, or several names with + between them."""
+    """Applies a policy by its name. Several names can be joined with +."""
     for name in policy.split("+"):
         POLICIES[name](fleet)
 
 
 def weights_of_those_here(fleet: Fleet) -> None:
-    """The paper's weights: they sum to one in each merge, however few or late its contributions are."""
+    """Applies the paper's weights, which sum to one in each merge, however few or late its contributions are."""
     syncer = fleet.syncer
     close = syncer._close
 
@@ -41,7 +41,7 @@ def _normalised(shares: Sequence[ev.Share]) -> tuple[ev.Share, ...]:
 
 
 def late_waits(fleet: Fleet) -> None:
-    """The paper's rule: late contributions wait for the next round, also without a grace window."""
+    """Applies the paper's rule that late contributions wait for the next round, even without a grace window."""
     fleet.syncer._merges_late = lambda *_: False  # type: ignore[method-assign]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from atoll.reference.model import SIZES, ModelSize
 from atoll_server.settings import Quorum, RunSettings
 
-# Smaller than the reference sizes: two CPUs can train these often enough to compare settings.
+# Smaller than the reference sizes, so that two CPUs can train them often enough to compare settings.
 SMALL = {
     "40k": ModelSize(width=32, layers=2, heads=2, context=64),
     "180k": ModelSize(width=64, layers=3, heads=4, context=64),
@@ -17,7 +17,7 @@ SMALL = {
 }
 
 
-KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that do not change the result
+KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that do not change its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Recipe:
     batch: sequences per step, summed over learners (of equal speed). steps: of each learner, at equal speed.
     method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
     "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
-    delay: one way, in steps. failures: mean steps of a learner between failures, 0: none; repair: in steps.
+    delay: one way, in steps. failures: mean steps of a learner between failures, or 0 for none. repair: in steps.
     policy: see `policies`.
     """
 
@@ -49,7 +49,7 @@ class Recipe:
     seed: int = 0
 
     def label(self) -> str:
-        """One line: the method, all fields that differ from the defaults, and the seed."""
+        """Returns one line with the method, all fields that differ from the defaults, and the seed."""
         said = [
             f"{each.name} {_plain(getattr(self, each.name))}"
             for each in fields(self)
@@ -58,7 +58,7 @@ class Recipe:
         return ", ".join([self.method, *said, f"seed {self.seed}"])
 
     def deciding_settings(self) -> dict[str, Any] | None:
-        """The run's settings that decide its result, including Atoll's defaults; None for data-parallel.
+        """Returns the run's settings that decide its result, including Atoll's defaults, or None for data-parallel.
 
         When a default changes, runs with it must be trained again.
         """
@@ -86,7 +86,7 @@ class Recipe:
 
 
 def _plain(value: object) -> str:
-    """`(("inner_steps", 12),)` as "inner_steps=12", speeds as "0.5/0.8"."""
+    """Formats a value: `(("inner_steps", 12),)` as "inner_steps=12", and speeds as "0.5/0.8"."""
     if not isinstance(value, tuple):
         return f"{value:g}" if isinstance(value, float) else str(value)
     pairs = all(isinstance(each, tuple) for each in value)

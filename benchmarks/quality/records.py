@@ -1,4 +1,4 @@
-"""Records of runs, one file per series under records/quality/runs: made once, read by the report."""
+"""Records of runs, with one file per series under records/quality/runs. The report reads these records."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from benchmarks.quality.train import train
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "records" / "quality"
 RUNS = RECORDS / "runs"
-CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # code that decides a result
+CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # code that decides a run's result
 CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # CPython 3.11.7's own library
 
 
 class RecordError(UserError):
-    """A run whose record could not be compared with the others, or not be reproduced."""
+    """The record of a run cannot be compared with the others, or cannot be reproduced."""
 
 
 class Records:
@@ -40,17 +40,20 @@ class Records:
 
     @classmethod
     def load(cls, folder: Path = RUNS) -> Records:
-        """Reads all series; a missing folder has none."""
+        """Reads all series. A missing folder has none."""
         found = [run for path in sorted(folder.glob("*.json")) for run in json.loads(path.read_text())]
         return cls(folder, {recipe_of(run): run for run in found})
 
     def read(self, recipe: Recipe) -> dict[str, Any] | None:
-        """The record of a run; None: it was not run, or with settings that are no longer Atoll's defaults."""
+        """Returns the record of a run.
+
+        Returns None if it was not run, or ran with settings that are no longer Atoll's defaults.
+        """
         run = self._runs.get(recipe)
         return run if run is not None and run.get("settings") == recipe.deciding_settings() else None
 
     def add(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """Adds a record, replaces an older one of the same recipe, and rewrites the file of its series."""
+        """Adds a record, which replaces an older one of the same recipe, and rewrites the file of its series."""
         self._runs[recipe] = {"run": recipe.label(), "recipe": asdict(recipe), **result}
         path = self._folder / f"{series(recipe)}.json"
         mine = [run for each, run in self._runs.items() if series(each) == series(recipe)]
@@ -61,7 +64,7 @@ class Records:
 
 
 def recipe_of(run: dict[str, Any]) -> Recipe:
-    """The recipe of a record."""
+    """Returns the recipe of a record."""
     return Recipe(**{name: _tuples(value) for name, value in run["recipe"].items()})
 
 
@@ -70,13 +73,13 @@ def _tuples(value: Any) -> Any:  # noqa: ANN401 - JSON has lists where a recipe 
 
 
 def _text(runs: Sequence[dict[str, Any]]) -> str:
-    """Records as JSON, one field per line."""
+    """Returns records as JSON, with one field per line."""
     fields = (",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items()) for run in runs)
     return "[\n" + ",\n".join(f"{{\n{each}\n}}" for each in fields) + "\n]\n"
 
 
 def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Records) -> None:
-    """Trains recipes without a record, `workers` at a time, and writes each record when it is done.
+    """Trains recipes without a record, `workers` at a time, and writes each record when its run is done.
 
     Raises RecordError if the text differs from that of the other records, or if the code has uncommitted changes.
     """
@@ -103,7 +106,7 @@ def _run(recipe: Recipe) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the code, for records. Raises RecordError if the code has uncommitted changes."""
+    """Returns the commit of the code, for records. Raises RecordError if the code has uncommitted changes."""
     changed = _git("status", "--porcelain", "--", *CODE)
     if changed:
         raise RecordError(f"{changed.split()[-1]} has uncommitted changes, and records name a commit: commit it first")

@@ -1,4 +1,4 @@
-"""Tables of the records: mean and spread over seeds, and each variant vs. the first, seed by seed."""
+"""Tables of the records: mean and spread over seeds, and each variant compared with the first, seed by seed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One budget, each side at its best rates of the first seed.
+    """One budget, with each side at the rates that are best with the first seed.
 
-    losses: (data-parallel, decoupled) for each seed that both have. tried: how many recipes of each side.
+    losses: (data-parallel, decoupled) for each seed that both have. tried: number of recipes of each side.
     """
 
     budget: Budget
@@ -43,18 +43,18 @@ class Gap:
 
     @property
     def behind(self) -> list[float]:
-        """Percent by which decoupled training is above data-parallel, seed by seed."""
+        """Percent by which the loss of decoupled training is above data-parallel, seed by seed."""
         return [100 * (other / one - 1) for one, other in self.losses]
 
 
 def best(recipes: Sequence[Recipe], records: Records) -> Recipe | None:
-    """The recipe with the least loss, of those that have a record; None: none has."""
+    """Returns the recipe with the lowest loss among those that have a record, or None if none has."""
     found = [(recipe, record["loss"]) for recipe in recipes if (record := records.read(recipe)) is not None]
     return min(found, key=lambda each: each[1], default=(None, 0.0))[0]
 
 
 def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
-    """The gaps of all budgets that have records of both sides."""
+    """Returns the gaps of all budgets that have records of both sides."""
     found = []
     for budget in budgets:
         plain, fleets = budget.sides()
@@ -68,7 +68,7 @@ def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
 
 
 def budget_table(found: Sequence[Gap]) -> str:
-    """The gaps of all budgets as a Markdown table."""
+    """Returns the gaps of all budgets as a Markdown table."""
     rows = [
         "| size | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | gap | seeds | rates tried |",
         "|---|---|---|---|---|---|---|---|",
@@ -93,7 +93,7 @@ def budget_table(found: Sequence[Gap]) -> str:
 
 
 def lines(group: Group, records: Records) -> list[Line]:
-    """One line per variant that has a record."""
+    """Returns one line per variant that has a record."""
     first = {recipe.seed: records.read(recipe) for recipe in group.variants[0].seeds()}
     found = []
     for variant in group.variants:
@@ -110,7 +110,7 @@ def lines(group: Group, records: Records) -> list[Line]:
 
 
 def table(group: Group, found: Sequence[Line]) -> str:
-    """A group's lines as a Markdown table with a heading."""
+    """Returns a group's lines as a Markdown table with a heading."""
     rows = [
         f"### {group.title}",
         "",
@@ -136,7 +136,7 @@ def _row(line: Line) -> str:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The mean, and its standard error if there are several values. form: format of the figures."""
+    """Returns the mean, and its standard error if there are several values. form: the figures' format."""
     if not values:
         return NOTHING
     mean = format(statistics.mean(values), form)

@@ -16,13 +16,13 @@ from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.training import CPU, Training, batches, new_model, tokens_of_step
 
-WINDOWS = 2048  # of held-out text, for the final loss
+WINDOWS = 2048  # windows of held-out text, for the final loss
 CURVE_WINDOWS, CURVE_POINTS = 256, 10
 MERGE_STEPS = 0.05  # duration of a merge, in steps
 
 
 def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Trains, and returns the record. loss: validation loss in nats per byte of the final published model."""
+    """Trains a recipe, and returns its record. loss: validation loss of the final published model, in nats per byte."""
     began = time.monotonic()
     torch.set_num_threads(1)
     result = data_parallel(recipe, corpus) if recipe.method == "data-parallel" else fleet(recipe, corpus)
@@ -30,7 +30,7 @@ def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Trains one model, each step on the batches of all learners, which equals the mean of their gradients."""
+    """Trains one model. Each step uses the batches of all learners, which equals the mean of their gradients."""
     model = new_model(recipe)
     optimizer = optimizer_for(model, recipe.learning_rate)
     streams = [batches(recipe, corpus, name) for name in names(recipe)]
@@ -44,7 +44,7 @@ def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Trains a fleet in virtual time; a virtual second is one step of a learner with speed 1."""
+    """Trains a fleet in virtual time. A virtual second is one step of a learner with speed 1."""
     settings = recipe.settings
     work = Training(recipe, settings, corpus)
     each = tokens_of_step(recipe)
@@ -86,11 +86,14 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def names(recipe: Recipe) -> list[str]:
-    """Names of the learners, equal for all methods, since a learner's text depends on its name."""
+    """Returns the names of the learners.
+
+    All methods use the same names, because a learner's text depends on its name.
+    """
     return [f"learner-{number}" for number in range(recipe.learners)]
 
 
 def _last(losses: list[float]) -> float:
-    """The mean of the last twentieth of the losses."""
+    """Returns the mean of the last twentieth of the losses."""
     part = losses[-max(1, len(losses) // 20) :]
     return sum(part) / len(part)

@@ -1,4 +1,4 @@
-"""Trains the learners of a fleet in this process, with the real adoption of learners and the real merge of a core."""
+"""Trains the learners of a fleet in this process, with the real adoption at learners and the real merge of a core."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A contribution for `merge.merge`, see merge.Contribution."""
+    """A contribution for `merge.merge`; see merge.Contribution."""
 
     learner: str
     codec: Codec
@@ -56,12 +56,12 @@ class Received:
     contents: tuple[Content, ...]
 
     def content(self, span: FrameSpan) -> Content:
-        """The content of one frame."""
+        """Returns the content of one frame."""
         return self.contents[span.index]
 
 
 class Training:
-    """The `Work` of a fleet, see atoll_forecast.fleet.learners. done: part of the run's tokens that is trained."""
+    """The `Work` of a fleet; see atoll_forecast.fleet.learners. done: trained share of the run's tokens."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
         self.recipe = recipe
@@ -113,7 +113,7 @@ class Training:
         self.tokens += tokens
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
-        """Takes a pseudo-gradient, and codes, compresses, decodes and checks it as on its way to a core."""
+        """Takes a pseudo-gradient. Codes, compresses, decodes and checks it, as on its way to a core."""
         process = self.processes[learner]
         if process.local.tracks[fragment].steps_from == process.steps:
             return None
@@ -165,7 +165,7 @@ class Training:
         process.local.adopt(prepared, process.tokens, process.steps)
 
     def model(self) -> Transformer:
-        """A new model with the newest published parameters."""
+        """Returns a new model with the newest published parameters."""
         model = new_model(self.recipe)
         host_memory = HostMemory(
             Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec
@@ -175,29 +175,32 @@ class Training:
 
 
 def new_model(recipe: Recipe) -> Transformer:
-    """The first model of a run: the same for all learners of a seed."""
+    """Returns the first model of a run, which is the same for all learners of a seed."""
     return build(recipe.model, recipe.seed)
 
 
 def batches(recipe: Recipe, corpus: data.Corpus, learner: str) -> Iterator[torch.Tensor]:
-    """A learner's batches, endless: int64 (batch / learners, context + 1); seed and name decide their order."""
+    """Yields a learner's batches without end, int64 (batch / learners, context + 1).
+
+    Seed and name decide their order.
+    """
     each = recipe.batch // recipe.learners
     return data.batches(corpus.training, each, recipe.model.context, recipe.seed, learner)
 
 
 def tokens_of_step(recipe: Recipe) -> int:
-    """Tokens of one learner's inner step."""
+    """Returns the number of tokens in one learner's inner step."""
     return recipe.batch // recipe.learners * recipe.model.context
 
 
 def anchor_of(published: Published) -> F32:
-    """The parameters of a published version, float32 (fragment.length,)."""
+    """Returns the parameters of a published version, float32 (fragment.length,)."""
     assert isinstance(published.anchor, np.ndarray), "published by this work"
     return published.anchor
 
 
 def vectors_of(model: Transformer, laid_out: layout.Layout) -> list[F32]:
-    """The model's parameters, one float32 vector per fragment."""
+    """Returns the model's parameters, one float32 vector per fragment."""
     flat = [p.detach().numpy().reshape(-1) for p in model.parameters() if p.requires_grad]
     return [
         np.concatenate([flat[piece.tensor][piece.start : piece.start + piece.length] for piece in fragment.pieces])
