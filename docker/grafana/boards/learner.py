@@ -11,7 +11,7 @@ WHO = 'learner=~"$learner"'
 
 
 def board() -> Dashboard:
-    """The dashboard."""
+    """Returns the dashboard of one learner."""
     choice = parts.choice("learner", "label_values(atoll_learner_info, learner)", "learner", several=False)
     return parts.page(
         "atoll-learner",
@@ -24,7 +24,7 @@ def board() -> Dashboard:
 
 
 def _numbers() -> list[Panel]:
-    """Current values."""
+    """Returns the panels with current values."""
     heard = f"max(atoll_learner_heard_timestamp_seconds{{{WHO}}})"
     here = f"max(atoll_learner_inner_steps_total{{{WHO}}})"
     return [

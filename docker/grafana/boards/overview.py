@@ -12,7 +12,7 @@ FIRING = 'ALERTS{alertname=~"Atoll.*", alertstate="firing"}'
 
 
 def board() -> Dashboard:
-    """The dashboard."""
+    """Returns the overview dashboard."""
     return parts.page(
         "atoll-overview",
         "Atoll: overview",
@@ -24,7 +24,7 @@ def board() -> Dashboard:
 
 
 def _at_a_glance() -> list[Panel]:
-    """Current values, coloured by thresholds."""
+    """Returns the panels with current values, coloured by thresholds."""
     return [
         value("Core",
               "State of the core. Learners keep training while it is down, and wait while the run is paused.", "none",
@@ -53,7 +53,7 @@ def _at_a_glance() -> list[Panel]:
 
 
 def _learners() -> Panel:
-    """The table of learners: state, last message, lost time, loss and step time."""
+    """Returns the table of learners, with state, last message, lost time, loss and step time."""
     heard = "max by (learner) (atoll_learner_heard_timestamp_seconds)"
     lost = "atoll_learner_lost_seconds"
     columns = [
@@ -71,7 +71,7 @@ def _learners() -> Panel:
 
 
 def _alerts() -> Panel:
-    """The table of firing alerts."""
+    """Returns the table of firing alerts."""
     text = "Alerts that are firing. The runbook_url of an alert opens its runbook on the Atoll dashboard."
     fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
     return rows(
@@ -80,7 +80,7 @@ def _alerts() -> Panel:
 
 
 def _why() -> list[Panel]:
-    """Lost time by cause, and the time of rounds."""
+    """Returns the panels with lost time by cause, and with the time of rounds."""
     lost = {"{{cause}}": "clamp_min(sum by (cause) (deriv(atoll_lost_seconds[5m])), 0)"}
     stages = {
         "quorum": "atoll_quorum_wait_seconds",
@@ -105,10 +105,10 @@ def _why() -> list[Panel]:
 
 
 def _over_time() -> list[Panel]:
-    """The same over time."""
+    """Returns the charts of the same values over time."""
     tokens = {
         word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")
-    }  # merged tokens follow trained tokens, unless work is thrown away
+    }  # merged tokens follow trained tokens, unless work is lost
     return [
         states("Learner states", "State of each learner over time.",
                parts.rank("learner"), "{{learner}}", parts.state_words()),

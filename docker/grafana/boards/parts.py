@@ -1,4 +1,4 @@
-"""Parts of dashboards: panels with a title, a unit and a description, all of one data source."""
+"""Parts of dashboards: panels with a title, a unit and a description, all from one data source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="prometheus")  # of provisioning/datasources
 GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
 
-# State -> its number and colour. Tables sort by the number: trouble first.
+# State -> its number and colour. Tables sort by the number, with trouble first.
 STATES = {
     "silent": (5, RED),
     "joining": (4, YELLOW),
@@ -37,7 +37,7 @@ Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel | barg
 
 
 def rank(labels: str, only: str = "") -> str:
-    """An expression with each learner's state as a number of STATES. only: more label matchers."""
+    """Returns an expression for each learner's state, as a number from STATES. only: further label matchers."""
     parts = (
         f'{number} * max by ({labels}) (atoll_learner_info{{state="{state}"{only}}})'
         for state, (number, _) in STATES.items()
@@ -46,7 +46,7 @@ def rank(labels: str, only: str = "") -> str:
 
 
 def words(of: Mapping[float, tuple[str, str]]) -> list[Any]:
-    """Value mappings: number -> text and colour."""
+    """Returns value mappings. of: number -> text and colour."""
     options = {
         f"{value:g}": models.ValueMappingResult(text=text, color=color, index=index)
         for index, (value, (text, color)) in enumerate(of.items())
@@ -55,25 +55,28 @@ def words(of: Mapping[float, tuple[str, str]]) -> list[Any]:
 
 
 def state_words() -> list[Any]:
-    """Value mappings of learner states."""
+    """Returns the value mappings of learner states."""
     return words({number: (state, color) for state, (number, color) in STATES.items()})
 
 
 def steps(first: str, *more: tuple[float, str]) -> dashboard.ThresholdsConfig:
-    """Thresholds. first: the colour of the lowest values; more: (value, colour), used from that value upwards."""
+    """Returns thresholds.
+
+    first: the colour of the lowest values. more: (value, colour), used from that value upwards.
+    """
     found = [models.Threshold(None, first), *(models.Threshold(value, color) for value, color in more)]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
 
 
 def query(expr: str, legend: str, ref: str, *, instant: bool = False, columns: bool = False) -> prometheus.Dataquery:
-    """One query. instant: the current value only; columns: as a table."""
+    """Returns one query. instant: whether to return only the current value. columns: whether to return a table."""
     made = prometheus.Dataquery().datasource(SOURCE).expr(expr).legend_format(legend).ref_id(ref)
     made = made.instant() if instant else made.range()
     return made.format(PromQueryFormat.TABLE if columns else PromQueryFormat.TIME_SERIES)
 
 
 def _queries(of: Mapping[str, str], **options: bool) -> list[Any]:
-    """Queries from legend -> expression, with the reference letters of Grafana."""
+    """Returns queries with Grafana's reference letters. of: legend -> expression."""
     return [query(expr, legend, chr(ord("A") + at), **options) for at, (legend, expr) in enumerate(of.items())]
 
 
@@ -89,7 +92,7 @@ def value(
     mappings: Sequence[Any] = (),
     decimals: int | None = None,
 ) -> stat.Panel:
-    """A panel with one current number."""
+    """Returns a panel with one current number."""
     made = stat.Panel().title(title).description(text).unit(unit).thresholds(limits).span(span).height(4)
     made = made.targets([query(expr, "", "A", instant=True)]).no_value(none).mappings(list(mappings))
     made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -110,7 +113,7 @@ def lines(
     most: float | None = None,
     limits: dashboard.ThresholdsConfig | None = None,
 ) -> timeseries.Panel:
-    """A chart over time. of: legend -> expression."""
+    """Returns a chart over time. of: legend -> expression."""
     made = timeseries.Panel().title(title).description(text).unit(unit).span(span).height(height)
     made = made.targets(_queries(of)).line_width(1).fill_opacity(40 if stacked else 5)
     made = made.show_points(kinds.VisibilityMode.NEVER)
@@ -137,7 +140,7 @@ def lines(
 
 
 def bars(title: str, text: str, unit: str, of: Mapping[str, str], *, span: int = 8, height: int = 8) -> bargauge.Panel:
-    """A bar per series with its current value. of: legend -> expression."""
+    """Returns a bar per series with its current value. of: legend -> expression."""
     made = bargauge.Panel().title(title).description(text).unit(unit).span(span).height(height).min(0)
     made = made.targets(_queries(of, instant=True)).orientation(kinds.VizOrientation.HORIZONTAL)
     return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -146,7 +149,7 @@ def bars(title: str, text: str, unit: str, of: Mapping[str, str], *, span: int =
 def states(
     title: str, text: str, expr: str, legend: str, mappings: Sequence[Any], *, span: int = 12, height: int = 8
 ) -> statetimeline.Panel:
-    """A timeline of states, with a row per series."""
+    """Returns a timeline of states, with a row per series."""
     made = statetimeline.Panel().title(title).description(text).unit("none").span(span).height(height)
     made = made.targets([query(expr, legend, "A")]).mappings(list(mappings)).merge_values(True)
     return made.show_value(kinds.VisibilityMode.AUTO).legend(common.VizLegendOptions().show_legend(False))
@@ -175,7 +178,10 @@ def rows(
     span: int = 16,
     height: int = 8,
 ) -> table.Panel:
-    """A table with a row per value of the label `key`. labels: of the first column's series. by: columns to sort by."""
+    """Returns a table with a row per value of the label `key`.
+
+    labels: shown labels of the first column's series. by: columns to sort by.
+    """
     made = table.Panel().title(title).description(text).unit("none").span(span).height(height)
     letters = [chr(ord("A") + at) for at in range(len(columns))]
     made = made.targets(
@@ -199,34 +205,34 @@ def rows(
 
 
 def _step(name: str, **options: Any) -> models.DataTransformerConfig:  # noqa: ANN401
-    """A transformation of a table."""
+    """Returns a transformation of a table."""
     return models.DataTransformerConfig(id_val=name, options=options)
 
 
 def event(name: str, expr: str, text: str, color: str) -> dashboard.AnnotationQuery:
-    """Marks on all charts while the expression has a value."""
+    """Returns an annotation that marks all charts while the expression has a value."""
     made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).expr(expr).step("30s").icon_color(color)
     return made.title_format(name).text_format(text).enable(True)
 
 
 def core_started() -> dashboard.AnnotationQuery:
-    """A mark at each start of the core."""
+    """Returns an annotation at each start of the core."""
     return event("the core was started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
 
 
 def learner_silent(only: str = "") -> dashboard.AnnotationQuery:
-    """A mark while a learner is silent. only: more label matchers."""
+    """Returns an annotation while a learner is silent. only: further label matchers."""
     expr = f'atoll_learner_info{{state="silent"{only}}}'
     return event("a learner is silent", expr, "{{learner}} in {{region}}", RED)
 
 
 def price() -> dashboard.TextBoxVariable:
-    """A text box for the price of a gigabyte on the WAN."""
+    """Returns a text box for the price of a gigabyte on the WAN."""
     return dashboard.TextBoxVariable("price").label("USD per GB over the WAN").default_value("0.09")
 
 
 def choice(name: str, expr: str, label: str, *, several: bool) -> dashboard.QueryVariable:
-    """A variable with the values of a label."""
+    """Returns a variable with the values of a label."""
     made = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(expr).multi(several)
     made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
     return made.include_all(True).all_value(".*") if several else made
@@ -240,7 +246,7 @@ def page(
     variables: Iterable[Any] = (),
     events: Iterable[dashboard.AnnotationQuery] = (),
 ) -> models.Dashboard:
-    """A dashboard with panels in sections. A section with an empty name has no heading."""
+    """Returns a dashboard with panels in sections. A section with an empty name has no heading."""
     made = dashboard.Dashboard(title).uid(uid).description(text).tags(["atoll"]).editable().refresh("10s")
     made = made.time("now-3h", "now").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
     links = dashboard.DashboardLink("Atoll").type(models.DashboardLinkType.DASHBOARDS).tags(["atoll"])

@@ -11,7 +11,7 @@ HERE = 'region=~"$region"'
 
 
 def board() -> Dashboard:
-    """The dashboard."""
+    """Returns the dashboard of regions and the WAN."""
     region = parts.choice("region", "label_values(atoll_wan_bytes_total, region)", "region", several=True)
     return parts.page(
         "atoll-regions",
@@ -24,7 +24,7 @@ def board() -> Dashboard:
 
 
 def _numbers() -> list[Panel]:
-    """Current values."""
+    """Returns the panels with current values."""
     return [
         value("WAN now", "Payload bytes per second of the chosen regions, both ways.", "Bps",
               f"sum(region:atoll_wan_bytes:rate_5m{{{HERE}}})", steps(GREEN)),
@@ -50,7 +50,7 @@ def _numbers() -> list[Panel]:
 
 
 def _core() -> list[Panel]:
-    """Traffic as the core counts it."""
+    """Returns the panels with traffic as the core counts it."""
     rate = 'sum by (region) (region:atoll_wan_bytes:rate_5m{{direction="{}", ' + HERE + "}})"
     codec = f"sum by (codec, direction) (rate(atoll_payload_bytes_total{{{HERE}}}[$__rate_interval]))"
     cost = f"sum by (region) (increase(atoll_wan_bytes_total{{{HERE}}}[$__range])) / 1e9 * $price"
@@ -72,7 +72,7 @@ def _core() -> list[Panel]:
 
 
 def _fronts() -> list[Panel]:
-    """Traffic and state as fronts report them."""
+    """Returns the panels with traffic and state as fronts report them."""
     up = parts.words({1: ("connected", GREEN), 0: ("not connected", RED)})
     wan = f"sum by (region, direction, kind) (rate(atoll_front_wan_bytes_total{{{HERE}}}[$__rate_interval]))"
     learners = "sum by (instance, direction) (rate(atoll_front_learner_bytes_total[$__rate_interval]))"

@@ -9,7 +9,7 @@ from boards.parts import GREEN, RED, YELLOW, Panel, lines, steps, value
 
 
 def board() -> Dashboard:
-    """The dashboard."""
+    """Returns the dashboard of rounds."""
     return parts.page(
         "atoll-rounds",
         "Atoll: rounds",
@@ -20,13 +20,13 @@ def board() -> Dashboard:
 
 
 def quantiles(name: str) -> dict[str, str]:
-    """Median and 95th percentile of a histogram."""
+    """Returns expressions for the median and the 95th percentile of a histogram."""
     rate = f"sum by (le) (rate({name}_bucket[$__rate_interval]))"
     return {"median": f"histogram_quantile(0.5, {rate})", "95 %": f"histogram_quantile(0.95, {rate})"}
 
 
 def _numbers() -> list[Panel]:
-    """Current values."""
+    """Returns the panels with current values."""
     return [
         value("Merges per minute", "Mean of the last five minutes.", "none",
               "60 * sum(rate(atoll_merges_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
@@ -50,7 +50,7 @@ def _numbers() -> list[Panel]:
 
 
 def _rounds() -> list[Panel]:
-    """Reasons for closing, and the time of each stage."""
+    """Returns the panels with the reasons for closing, and with the time of each stage."""
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     outcome = {"{{outcome}}": "60 * sum by (outcome) (rate(atoll_rounds_total[$__rate_interval]))"}
     versions = {
@@ -81,7 +81,7 @@ def _rounds() -> list[Panel]:
 
 
 def _contributions() -> list[Panel]:
-    """Fate, staleness and weight of contributions."""
+    """Returns the panels with fate, staleness and weight of contributions."""
     fates = {"{{fate}}": "60 * sum by (fate) (rate(atoll_contributions_total[$__rate_interval]))"}
     return [
         lines("Contributions by fate",
@@ -102,7 +102,7 @@ def _contributions() -> list[Panel]:
 
 
 def _core() -> list[Panel]:
-    """Disk, memory, CPU and restarts of the core."""
+    """Returns the panels with disk, memory, CPU and restarts of the core."""
     disk = {"spool": "sum(atoll_spool_bytes)", "ledger": "sum(atoll_ledger_bytes)"}
     return [
         lines("Disk use", "Bytes of the spool's payloads and of the ledger.", "bytes", disk),
