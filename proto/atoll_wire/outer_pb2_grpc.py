@@ -77,7 +77,7 @@ class OuterServicer(object):
     """
 
     def Join(self, request, context):
-        """Joins a learner to the run, for the first time or again. Idempotent: a process always gets the same incarnation.
+        """Joins a learner to the run, for the first time or again. The call is idempotent: a process keeps its incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +98,7 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Uploads one contribution: a header, then its frames. Idempotent. Continues after an interruption.
+        """Uploads one contribution: a header, then its frames. The call is idempotent, and continues after an interruption.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
