@@ -1,4 +1,4 @@
-"""A shard whose ledger is a list, and which opens no rounds: for tests of what comes in."""
+"""A shard whose ledger is a list, and which opens no rounds, for tests of the intake."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from atoll_wire.layout.layout import Layout
 
 from tests.clocks import SetClock
 
-NEVER: Any = None  # in place of what such a shard does not use
+NEVER: Any = None  # stands for dependencies that such a shard does not use
 
 
 class Rows:
-    """In place of the ledger's writer. A commit waits for `may_commit`."""
+    """Stands for the ledger's writer. A commit waits for `may_commit`."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[ContributionRow, FateRow | None]] = []
@@ -37,14 +37,17 @@ class Rows:
         self.may_commit.set()
 
     async def commit(self, operation: partial[None]) -> None:
-        """Notes the contribution that the operation would write."""
+        """Records the contribution that the operation would write."""
         self.at_commit.set()
         await self.may_commit.wait()
         self.rows.append((operation.keywords["row"], operation.keywords.get("fate")))
 
 
 def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, failures: list, **run: Any) -> Shard:
-    """With learners a and b. failures: what would end the process. What is dispatched is dropped."""
+    """Returns a shard with learners a and b, which drops all dispatched events.
+
+    failures: receives the errors that would end the process.
+    """
     registry = LearnerRegistry(limits.learners)
     for name in ("a", "b"):
         registry.entries[name] = RegistryEntry(name, "here", 1, [1], TimeAccount(0.0, 0.0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class SetClock:
-    """Stands until the test moves it. steady: monotonic seconds; at: seconds since 1970."""
+    """A clock that changes only when the test sets it. steady: monotonic seconds. at: seconds since 1970."""
 
     steady: float = 0.0
     at: float = 0.0

@@ -1,1 +1,1 @@
-"""Tests of what measures."""
+"""Tests of the benchmarks."""

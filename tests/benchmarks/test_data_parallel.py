@@ -1,4 +1,4 @@
-"""The synchronous job: its accounts on small histories, and the job itself with real kills."""
+"""The synchronous job: its accounts for short histories, and the job itself with real kills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ STEP_TOKENS = 8 * 128
 
 
 def life(spawned_s: float, first_step: int, count: int, died_s: float | None = None) -> Life:
-    """Up after 2 s, prepared after 3, joined after 4, then steps of a second each."""
+    """Returns a rank that is up after 2 s, prepared after 3 s and joined after 4 s, and then makes a step per
+    second."""
     one = Life(spawned_s, died_s)
     one.take(Up(spawned_s + 2))
     one.take(Prepared(spawned_s + 3))
@@ -34,7 +35,7 @@ def life(spawned_s: float, first_step: int, count: int, died_s: float | None = N
 
 
 def job(*starts: Life, kills: tuple[Kill, ...] = ()) -> History:
-    """Two ranks that did the same."""
+    """Returns a job of two ranks with the same history."""
     return History(2, starts[0].prepared_s, [[start, start] for start in starts], list(kills))
 
 
@@ -48,13 +49,16 @@ def test_without_failures_all_but_the_meeting_is_useful():
     assert found.provisioned_s == 2 * 7
     assert found.useful_s == 2 * 6
     assert found.lost_s["joining"] == 2
-    assert found.lost_s["interpreter"] == 0  # the first start comes before the clock
+    assert found.lost_s["interpreter"] == 0  # the first start is before the provisioned time
     assert (found.tokens_trained, found.tokens_kept, found.restart_s) == (120, 120, [])
     adds_up(found)
 
 
 def test_a_step_done_again_counts_once():
-    """Killed half a second into its seventh step, the clock at 7.5 s; goes on from the checkpoint of 4 steps."""
+    """The ranks are killed half a second into their seventh step, at 7.5 s.
+
+    They continue from the checkpoint of 4 steps.
+    """
     history = job(life(0, 0, 6, died_s=10.5), life(10.75, 4, 3), kills=(Kill(7.5, 1),))
     found = balance(history, 17.75, 7)
     assert found.lost_s["redone"] == 2 * 2
@@ -122,7 +126,7 @@ def test_failures_have_their_mean_time_and_the_seed_fixes_them():
 
 
 def run(place, *arguments: str) -> dict:
-    """The figures of a job of two ranks."""
+    """Returns the figures of a job of two ranks."""
     command = [*DDP, "--ranks", "2", "--json", str(place), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -151,7 +155,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_and_its_figures_add_up(tmp_pat
 
 @pytest.mark.slow
 def test_failures_do_not_change_what_is_trained(tmp_path):
-    """Rank 0 dies in a step; the second kill hits while ranks are starting. The model is the same to the last bit."""
+    """Rank 0 dies in a step, and the second kill occurs while ranks are starting. The model is bit-identical."""
     tokens = ["--tokens", str(40 * 2 * STEP_TOKENS), "--checkpoint-steps", "8"]
     calm = run(tmp_path / "calm.json", *tokens)
     struck = run(tmp_path / "struck.json", *tokens, "--kills", "2:0,2.5:1")
@@ -165,14 +169,14 @@ def test_failures_do_not_change_what_is_trained(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_job(number, tmp_path):
-    """SIGKILL too: ranks notice that their parent is gone."""
+    """This includes SIGKILL, because ranks notice that their parent is gone."""
     unbuffered = dict(os.environ, PYTHONUNBUFFERED="1", TMPDIR=str(tmp_path))
     command = [*DDP, "--ranks", "2", "--seconds", "60", "--kills", "2:0"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
     ranks: list[psutil.Process] = []
     try:
         assert "SIGKILL to rank 0" in parent.stdout.readline()
-        time.sleep(3)  # into training again
+        time.sleep(3)  # until the ranks train again
         ranks = psutil.Process(parent.pid).children()
         assert len(ranks) == 2
         parent.send_signal(number)

@@ -1,4 +1,4 @@
-"""The twenty-fold bench: its scale by hand, and a short run of both sides over a link, as root."""
+"""The benchmark of the twenty-fold claim: its scale by hand, and a short run of both sides over a link, as root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of a peer, and the rows that are made of it. No peer runs here."""
+"""The costs that are counted for a peer, and the rows made from them. No peer runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quality report's runs: deterministic, by the product's own merge; each setting reaches what it is meant to."""
+"""The quality report's runs: they are deterministic, use the product's merge, and apply each setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loss(recipe: Recipe, corpus: data.Corpus) -> float:
 
 
 def there(recipe: Recipe, loss: float) -> dict:
-    """What a run of today's settings gives."""
+    """Returns a record as a run with today's settings gives it."""
     settings = recipe.deciding_settings()
     return {"loss": loss} if settings is None else {"loss": loss, "settings": settings}
 
@@ -45,7 +45,7 @@ def base(corpus) -> dict:
 def test_a_run_learns_and_is_the_same_again(base, corpus):
     again = train(SMALL, corpus)
     assert {k: v for k, v in again.items() if k != "wall_s"} == {k: v for k, v in base.items() if k != "wall_s"}
-    assert base["loss"] < 4.5  # of 5.55 untrained
+    assert base["loss"] < 4.5  # an untrained model has 5.55
     assert base["shares"] > 1.9
     assert base["bits_up"] < 4
 
@@ -90,15 +90,15 @@ def test_processes_over_grpc_give_what_virtual_time_gives():
     made = through_processes(recipe, 0.03)
     virtual = train(recipe, data.load(None, recipe.model.context))
     assert [each["refused"] for each in made["learners"]] == [0, 0]
-    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # four outer steps: who began first still counts
+    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # after four outer steps, the order of joining matters
 
 
 def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
-    """Lr 1 and no momentum: the outer step takes over exactly what the learner did, so nothing may change."""
+    """With learning rate 1 and no momentum, the outer step adopts exactly the learner's work, so nothing may change."""
     run = (("codec", "float32"), ("outer_lr", 1.0), ("outer_momentum", 0.0))
     alone = replace(SMALL, method="synchronous", learners=1, batch=4, run=run)
     plain = replace(SMALL, method="data-parallel", learners=1, batch=4)
-    assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # one step more, and rounding
+    assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # one more step, and rounding
 
 
 def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):

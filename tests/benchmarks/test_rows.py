@@ -1,4 +1,4 @@
-"""Rows, the picture of them, and the emulated link: what other figures rest on."""
+"""Rows, their plot, and the emulated link, on which other figures depend."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of command."""
+"""Tests of the `atoll` command."""

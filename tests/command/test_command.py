@@ -1,4 +1,4 @@
-"""The `atoll` command: what it lists, what it loads, and that every option is an environment variable too."""
+"""The `atoll` command: its subcommands, the modules that it loads, and an environment variable for each option."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, else
         assert learner.stdout is not None
         while "waiting for the core" not in learner.stdout.readline():
             assert learner.poll() is None
-        # The kernel may give a signal to any thread, and then the one that trains sleeps on.
+        # The kernel may deliver a signal to any thread. The training thread then keeps sleeping.
         threads = [thread.id for thread in psutil.Process(learner.pid).threads()]
         os.kill(max(threads) if elsewhere else learner.pid, number)
         said, _ = learner.communicate(timeout=15)

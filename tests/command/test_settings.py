@@ -1,4 +1,4 @@
-"""Options are what the settings classes declare: in `--help`, in the environment and in the docs."""
+"""Options match the settings classes: in `--help`, in the environment and in the docs."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ main()
 
 
 def test_the_table_of_run_settings_has_their_defaults():
-    """docs/guides/tune.md says why each is what it is."""
+    """docs/guides/tune.md explains each default."""
     rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", (ROOT / "docs/guides/tune.md").read_text(), re.MULTILINE)
     said = {}
     for flags, defaults in rows:
@@ -174,13 +174,13 @@ def test_the_table_of_run_settings_has_their_defaults():
         said |= dict(zip(names, defaults.split(", ") if len(names) > 1 else [defaults] * len(names), strict=True))
     options = {each.name: each.default for each in declared(RunSettings)}
     for name, default in said.items():
-        # 0 means something there that the table says instead
+        # for these settings, 0 has a meaning that the table describes
         assert default.split(",")[0] == options[name] or options[name] == "0", name
     assert options.keys() - said.keys() == {"keep-snapshots", "record"}
 
 
 def test_how_a_process_is_reached_is_said_alike_by_all_commands():
-    """Those that ask a core as an operator declare --tls and --insecure-plaintext themselves."""
+    """Commands that call a core as an operator declare --tls and --insecure-plaintext themselves."""
     for each in declared(Certificates):
         said = {(option.help, option.envvar or each.key) for option in _all_options() if each.flag in option.opts}
         assert said == {(each.help, each.option.variable or each.key)}

@@ -1,4 +1,4 @@
-"""The demo of docker/compose.yaml as a project of its own, on the engine that DOCKER_HOST names."""
+"""The demo of docker/compose.yaml as a separate project, on the engine that DOCKER_HOST names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ASK_S = 60.0
 
 
 class NoEngineError(Exception):
-    """Nothing can be run; one line, with the remedy."""
+    """The stack cannot run. The message is one line with the fix."""
 
 
 class Stack:
-    """tag: of the images that are built, and of this test only."""
+    """One project. tag: tag of the images that only this test builds."""
 
     def __init__(self) -> None:
         self.tag = PROJECT
@@ -38,7 +38,7 @@ class Stack:
         }  # fmt: skip
 
     def docker(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:
-        """What it prints; its last words, where it fails."""
+        """Returns the output of `docker`. An error contains its last lines."""
         done = subprocess.run(
             ["docker", *words], cwd=ROOT, env=self._environment | environment, text=True, capture_output=True,
             timeout=timeout,
@@ -47,12 +47,12 @@ class Stack:
         return done.stdout
 
     def compose(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:
-        """The same for `docker compose` of this project."""
+        """Returns the output of `docker compose` for this project."""
         files = [word for file in FILES for word in ("--file", file)]
         return self.docker("compose", "--project-name", PROJECT, *files, *words, timeout=timeout, **environment)
 
     def check(self) -> None:
-        """Raises NoEngineError."""
+        """Raises NoEngineError if there is no usable engine."""
         try:
             self.docker("version", timeout=20)
             self.docker("compose", "version", timeout=20)
@@ -63,34 +63,34 @@ class Stack:
             ) from error
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """As `docker inspect` shows those of a service, by their numbers."""
+        """Returns the containers of a service, as `docker inspect` shows them, ordered by number."""
         names = self.compose("ps", "--all", "--quiet", service).split()
         found: list[dict[str, Any]] = json.loads(self.docker("inspect", *names)) if names else []
         return sorted(found, key=lambda each: each["Name"])
 
     def healthy(self, service: str) -> bool:
-        """Whether all of a service are."""
+        """Returns whether all containers of a service are healthy."""
         found = self.containers(service)
         return bool(found) and all(each["State"].get("Health", {}).get("Status") == "healthy" for each in found)
 
     def atoll(self, *words: str) -> str:
-        """A command, as the operator in the core's container."""
+        """Runs a subcommand of `atoll` as the operator, in the core's container."""
         return self.compose("exec", "-T", "core", "atoll", *words)
 
     def status(self) -> dict[str, Any]:
-        """Of the run."""
+        """Returns the run's status."""
         found: dict[str, Any] = json.loads(self.atoll("status", "--json"))
         return found
 
     def receipts(self) -> dict[tuple[str, str, str, str], dict[str, Any]]:
-        """Key of each acknowledged contribution -> what became of it."""
+        """Returns the current receipt of each acknowledged contribution, by key."""
         lines = map(json.loads, self.atoll("receipts", "--json", "--last", "10000").splitlines())
         key = ("learner", "incarnation", "fragment", "seq")
         found = [line["receipt"] for line in lines]
         return {tuple(str(each.get(part, 0)) for part in key): each for each in found}  # type: ignore[misc]
 
     def page(self, path: str, token: str = "") -> Any:
-        """What the dashboard says; with a token something is done."""
+        """Returns the dashboard's response. With a token, makes an operator action."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.dashboard_port}/api/{path}")
         if token:
             request = urllib.request.Request(request.full_url, b"{}", {"Authorization": f"Bearer {token}",
@@ -99,7 +99,7 @@ class Stack:
             return json.loads(answer.read())
 
     def measure(self, expression: str) -> list[dict[str, Any]]:
-        """What Prometheus says."""
+        """Returns Prometheus' answer to an expression."""
         query = urllib.parse.urlencode({"query": expression})
         url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/query?{query}"
         with urllib.request.urlopen(url, timeout=ASK_S) as answer:
@@ -108,7 +108,7 @@ class Stack:
 
 
 def until(what: Any, max_wait_s: float = 120.0) -> Any:
-    """Looks once a second."""
+    """Checks once per second until `what` returns a true value."""
     deadline = time.monotonic() + max_wait_s
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come about"

@@ -1,4 +1,4 @@
-"""`docker compose up` on a real engine: healthy soon, training, and whatever is killed comes back."""
+"""`docker compose up` on a real engine: services become healthy, train, and come back after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LASTING = [
     "prometheus",
     "dashboard",
 ]
-KILL = "kill -9 $(cat /proc/1/task/1/children)"  # what the container is there for, from inside: as a crash
+KILL = "kill -9 $(cat /proc/1/task/1/children)"  # kills the container's main process from inside, like a crash
 DONE = ("FATE_MERGED", "FATE_REFUSED")
 
 
@@ -38,13 +38,13 @@ def stack():
     finally:
         it.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=120)
         for image in it.docker("image", "ls", "--quiet", "--filter", f"reference=atoll-*:{it.tag}*").split():
-            with contextlib.suppress(AssertionError):  # one that has two names goes with the first
+            with contextlib.suppress(AssertionError):  # an image with two names is removed with the first
                 it.docker("image", "rm", "--force", image)
 
 
 @pytest.fixture(scope="module")
 def up(stack):
-    """Seconds from `up` until everything was healthy."""
+    """Returns the seconds from `up` until all services were healthy."""
     began = time.monotonic()
     stack.compose("up", "--detach", "--pull", "never", "--wait", "--wait-timeout", "600", timeout=700)
     return time.monotonic() - began
@@ -134,7 +134,7 @@ def test_what_crashes_comes_back_by_itself(stack, up, service):
 
 @pytest.mark.parametrize("service", LASTING)
 def test_what_is_killed_through_the_engine_is_brought_back_by_up(stack, up, service):
-    """The engine takes `docker kill` for its user's will, and restarts nothing by itself then."""
+    """The engine treats `docker kill` as the user's intention, and does not restart the container."""
     (first, *_) = stack.containers(service)
     before = {} if service == "core" else stack.receipts()
     stack.docker("kill", first["Id"])
@@ -195,7 +195,7 @@ def test_down_leaves_nothing(stack, up):
 
 
 def _steps(stack: Stack) -> int:
-    """Of all learners, as they say themselves."""
+    """Returns the steps of all learners, as they report them."""
     return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='learner'})")[0]["value"][1]))
 
 
@@ -204,7 +204,7 @@ def _started(stack: Stack, service: str) -> list[str]:
 
 
 def _kept(before: dict, after: dict) -> None:
-    """Whatever was acknowledged is there, and what was decided stays so."""
+    """Checks that acknowledged contributions still exist, and that their fates have not changed."""
     assert before.keys() <= after.keys()
     for key, receipt in before.items():
         if receipt["fate"] in DONE:
@@ -212,7 +212,7 @@ def _kept(before: dict, after: dict) -> None:
 
 
 def _nothing_is_lost(stack: Stack) -> None:
-    """Each acknowledged contribution is accounted for, once."""
+    """Checks that each acknowledged contribution is accounted for once."""
     status, receipts = stack.status(), stack.receipts()
     counts = {name: int(status["contributions"].get(name, 0)) for name in ("accepted", "merged", "refused", "pending")}
     assert counts["accepted"] == counts["merged"] + counts["refused"] + counts["pending"]

@@ -1,4 +1,4 @@
-"""A core that asks for tokens, learners in threads, and a dashboard: all of them real."""
+"""A core that requires tokens, learners in threads, and a dashboard, all of them real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEARNERS = (("eu-1", "eu", 0.02), ("eu-2", "eu", 0.03), ("us-1", "us", 0.02))
 
 @dataclass
 class House:
-    """url: of the page. token: of an operator whom the core knows. over: learners leave when it is set."""
+    """A running deployment. url: of the page. token: of an operator. over: once set, learners leave."""
 
     core: Core
     group: Children
@@ -33,7 +33,7 @@ class House:
     over: list[bool] = field(default_factory=list)
 
     def ask(self, path: str, *, token: str = "", method: str = "GET", **body: Any) -> tuple[int, Any]:
-        """Status and what the JSON says."""
+        """Returns the status and the parsed JSON of a response."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         data = json.dumps(body).encode() if method == "POST" else None
         request = urllib.request.Request(f"{self.url}/api/{path}", data, headers, method=method)
@@ -44,17 +44,17 @@ class House:
             return error.code, json.loads(error.read())
 
     def look(self, path: str) -> Any:
-        """What is shown there."""
+        """Returns the JSON at a path, which must succeed."""
         status, told = self.ask(path)
         assert status == 200, told
         return told
 
     def action(self, name: str, *, token: str | None = None, **body: Any) -> tuple[int, Any]:
-        """Something is done with a token: this operator's own unless another is given."""
+        """Requests an operator action, with this operator's token unless another is given."""
         return self.ask(f"actions/{name}", token=self.token if token is None else token, method="POST", **body)
 
     def learn(self, name: str, region: str, pace_s: float) -> Trainee:
-        """One more learner."""
+        """Adds a learner."""
         trainee = Trainee(self.core.address, name, lambda _: bool(self.over), region=region, pace_s=pace_s)
         self.trainees[name] = trainee
         trainee.start()
@@ -63,7 +63,7 @@ class House:
 
 @contextlib.contextmanager
 def house(directory: Path, *options: str) -> Iterator[House]:
-    """Nothing of it outlives the block."""
+    """Context manager for a deployment, which ends with the block."""
     tokens = directory / "tokens"
     made = [sys.executable, "-m", "atoll.cli", "token", "ann", "--file", str(tokens)]
     token = subprocess.run(made, capture_output=True, text=True, check=True).stdout.strip()

@@ -32,10 +32,10 @@ OUT = Path(__file__).parent.parent.parent / "docs/pictures"
 STEPS = 6000
 URL = re.compile(r"dashboard: (http://\S+)")
 REGION = "ap-south"
-CUT_S = 30.0  # how long the region is silent when its picture is taken
+CUT_S = 30.0  # seconds for which the region is cut off before its picture is taken
 WIDTH = 1280
 EDGE = 14  # pixels below the last panel
-ROUNDS = 3  # shown on the picture of rounds
+ROUNDS = 3  # number of rounds on the picture
 MAX_WAIT_S = 300
 
 
@@ -75,7 +75,7 @@ def _tell(page: Page, url: str, demo: int) -> None:
 
 
 def _relay(demo: int) -> psutil.Process:
-    """The process that simulates the region's link."""
+    """Returns the process that emulates the region's link."""
     for process in psutil.Process(demo).children(recursive=True):
         words = process.cmdline()
         if "atoll.demo.relay" in words and any(word.endswith(f"{REGION}.link.json") for word in words):
@@ -88,7 +88,7 @@ def _of(regions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_region(receipts: list[dict[str, Any]]) -> int:
-    """The newest number of a receipt of the region's learners."""
+    """Returns the newest number of a receipt of the region's learners."""
     return max((each["number"] for each in receipts if REGION in each["learner"]), default=0)
 
 

@@ -1,4 +1,4 @@
-"""The JSON API over a real core: what it says is what the core says, acts need a token, and a dead core is said."""
+"""The JSON API over a real core: it matches the core, actions need a token, and an unreachable core is reported."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _raw(it: House, request: bytes) -> tuple[int, bytes]:
 
 
 def test_a_core_that_stands_is_said_within_seconds(tmp_path):
-    """Nobody hangs up on it: answers do not come."""
+    """The connection stays open, but no answers arrive."""
     with house(tmp_path) as it:
         eventually(lambda: it.look("run")["reachable"] and it.look("run")["learners"]["live"] == 3, 60)
         it.core.child.process.send_signal(signal.SIGSTOP)
@@ -263,7 +263,7 @@ def test_a_core_that_stands_is_said_within_seconds(tmp_path):
 
 def test_streams_that_hang_up_are_let_go(lived_in: House):
     host, _, port = lived_in.url.removeprefix("http://").partition(":")
-    for _ in range(300):  # more than may be open at a time
+    for _ in range(300):  # more than the limit of open calls
         with contextlib.closing(socket.create_connection((host, int(port)))) as connection:
             connection.sendall(b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(64).startswith(b"HTTP/1.1 200")

@@ -1,6 +1,6 @@
-"""The page in a real browser over a real run: each view, live; a dead learner, a dead core; acts with a token.
+"""The page in a real browser over a real run: each view is live, with a dead learner, a dead core, and actions.
 
-Pictures of what was seen are left in build/pictures; docs and README show some of them.
+The tests leave screenshots in build/pictures. docs and README show some of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 
 PICTURES = Path(__file__).parent.parent.parent / "build/pictures"
 PAGE = Path(__file__).parent.parent.parent / "dashboard/atoll_dashboard/page"
-# Nothing is asked for beside what the test does: no updates, no safe browsing, no first-run pages.
+# The browser makes no requests of its own: no updates, no safe browsing, no first-run pages.
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 VIEWS = ("Overview", "Learners", "Rounds", "Receipts", "Fragments", "Checkpoints", "Events")
@@ -51,7 +51,7 @@ def lived_in(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, lived_in) -> Iterator[Page]:
-    """Whatever the console says of errors, the page does not survive its test with it."""
+    """Yields a page. The test fails if the browser's console has errors."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     found, complaints = context.new_page(), list[str]()
     found.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
@@ -59,7 +59,7 @@ def page(browser, lived_in) -> Iterator[Page]:
     found.goto(lived_in.url)
     yield found
     context.close()
-    # What was refused on purpose, and a core that was killed on purpose, browsers write down as well.
+    # Browsers also log refusals and a killed core, which these tests cause on purpose.
     strange = [each for each in complaints if not re.search(r"status of (401|503)|ERR_INCOMPLETE_CHUNKED", each)]
     assert not strange, strange
 
@@ -170,7 +170,7 @@ def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived
 
 def test_who_is_down_since_when_and_what_it_cost_stands_on_the_overview(page: Page, lived_in: House):
     us = lived_in.trainees["us-1"]
-    stopped = us._breath  # what its loop waits on between two steps
+    stopped = us._breath  # its loop waits on this between two steps
     us._pace_s = 3600.0
     try:
         expect(page.locator("#verdict")).to_contain_text(re.compile("us-1 silent for", re.IGNORECASE), timeout=40_000)

@@ -1,4 +1,4 @@
-"""Columns that never grow beyond their size, and rates of sums."""
+"""Columns of bounded size, and rates of sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
 
 
 def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusReply:
-    """A learner's region, and the bytes that it has sent so far."""
+    """Returns a status. learners: each learner's region, and the bytes that it has sent so far."""
     reply = pb.StatusReply(run=run, generation=1, at=at)
     for name, (region, sent) in learners.items():
         reply.learners.add(learner=name, region=region, tokens=sent, wire=pb.WireBytes(up=sent))

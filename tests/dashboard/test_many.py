@@ -1,4 +1,4 @@
-"""A thousand learners and ten thousand receipts: pages are cut by the server, and the browser does not lag."""
+"""A thousand learners and ten thousand receipts: the server splits lists into pages, and the browser does not lag."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 __all__ = ["browser"]  # a fixture
 
 LEARNERS, REGIONS, RECEIPTS = 1000, 8, 10_000
-LONGEST_TASK_MS = 400  # on two busy processors; of the page's own thread: what a hand would feel
+LONGEST_TASK_MS = 400  # of the page's own thread, on two busy CPUs: longer tasks would be noticeable
 QUICK_S = 0.5
 
 
 def populate(directory: Path) -> None:
-    """A ledger as a long run of many leaves it; none of them is there now."""
+    """Writes a ledger as a long run with many learners leaves it. None of them is connected."""
     now = time.time()
     with closing(database.open_ledger(directory / LEDGER, DISK)) as db, database.transaction(db):
         for number in range(LEARNERS):
@@ -103,7 +103,7 @@ def test_the_page_does_not_lag(browser, crowded: House):
         if view != "Overview":
             expect(page.get_by_role("table", name=view).get_by_role("row").nth(40)).to_be_visible(timeout=SOON_MS)
         print(f"{view}: {time.monotonic() - began:.2f} s")
-        page.wait_for_timeout(3000)  # three looks at the core
+        page.wait_for_timeout(3000)  # three polls of the core
     go(page, "Learners")
     page.get_by_label("Search a learner").fill("learner-777")
     expect(page.get_by_role("table", name="Learners").get_by_role("row")).to_have_count(2, timeout=SOON_MS)

@@ -18,7 +18,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One fence. reason: why it is not run as written, from the comment above it; title: the file's name."""
+    """One fence. reason: why it is not run as written, from the comment above it. title: the file's name."""
 
     page: str
     line: int
@@ -32,7 +32,7 @@ class Fence:
 
 
 def fences(path: Path) -> Iterator[Fence]:
-    """The fences of a page, in order."""
+    """Yields the fences of a page, in order."""
     text = path.read_text()
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start("language")) + 1
@@ -43,6 +43,6 @@ def fences(path: Path) -> Iterator[Fence]:
 
 
 def all_fences(*languages: str) -> list[Fence]:
-    """The fences of all pages, in the given languages or in all."""
+    """Returns the fences of all pages, in the given languages or in all."""
     found = [fence for path in PAGES for fence in fences(path)]
     return [fence for fence in found if not languages or fence.language in languages]

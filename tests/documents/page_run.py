@@ -63,7 +63,7 @@ class PageRun:
         return log.read_text()
 
     def interrupt(self) -> None:
-        """Ctrl-C in every terminal, the newest first. Raises AssertionError if one exits with an error."""
+        """Sends Ctrl-C to every terminal, the newest first. Raises AssertionError if one exits with an error."""
         for fence, process, log in reversed(self.terminals):
             background = process.poll() is not None  # processes started with &, which Ctrl-C does not reach
             signalled(process, signal.SIGTERM if background else signal.SIGINT)

@@ -36,7 +36,7 @@ def test_every_fence_names_its_language():
 
 @pytest.mark.parametrize("fence", all_fences("python"), ids=str)
 def test_what_python_imports_is_there(fence: Fence):
-    body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # stands for the reader's own loop
+    body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # in place of the reader's own loop
     for node in ast.walk(ast.parse(fence.text + body)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0].startswith("atoll"):
             module = importlib.import_module(node.module or "")
@@ -77,7 +77,7 @@ def test_the_diffs_of_the_contributors_guide_apply():
 
 
 def calls(script: str) -> Iterator[list[str]]:
-    """The words of each call in a script, without variables before it, redirections and comments."""
+    """Yields the words of each call in a script, without leading variables, redirections and comments."""
     for line in script.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;()<>")
         lexer.whitespace_split = True
@@ -105,7 +105,7 @@ def command() -> Any:
 
 
 def unknown_words(words: list[str]) -> str:
-    """The first subcommand or option that `atoll` lacks; empty if it has all."""
+    """Returns the first subcommand or option that `atoll` lacks, or an empty string if it has all."""
     at = command()
     rest = list(words)
     while isinstance(at, TyperGroup) and rest and not rest[0].startswith("-"):

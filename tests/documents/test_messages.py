@@ -41,13 +41,13 @@ def test_a_message_that_is_quoted_is_one_that_atoll_prints(quote: str):
 
 @cache
 def code_texts() -> str:
-    """All string literals of the product, without the values of format fields."""
+    """Returns all string literals of the product, without the values of format fields."""
     paths = [path for top in CODE for path in sorted((ROOT / top).rglob("*.py"))]
     return "\n".join(text for path in paths for text in literals(path))
 
 
 def literals(path: Path) -> list[str]:
-    """A module's string literals. Each field of an f-string becomes an ellipsis."""
+    """Returns a module's string literals. Each field of an f-string becomes an ellipsis."""
     found = list[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -48,7 +48,7 @@ def test_a_fence_that_fails_is_found(tmp_path: Path):
 
 
 def copied(to: Path) -> Path:
-    """The files that git would check out, with uncommitted changes."""
+    """Copies the files that git would check out, with uncommitted changes."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )

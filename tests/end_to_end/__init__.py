@@ -1,1 +1,1 @@
-"""Tests of end_to_end."""
+"""Tests with real processes."""

@@ -1,4 +1,4 @@
-"""gRPC's bytes by hand, as no client library would send them: messages that never come whole."""
+"""gRPC's bytes by hand, in ways that no client library sends: messages that are never completed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import time
 
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
-LARGEST = 16_384  # of a frame
+LARGEST = 16_384  # limit on a frame's size in bytes
 DEFAULT_WINDOW = 65_535
 
 
@@ -21,12 +21,12 @@ class Raw:
         self._inward, self._stream = b"", -1
         self._initial, self._window = DEFAULT_WINDOW, DEFAULT_WINDOW
         self._windows: dict[int, int] = {}
-        self._left: dict[int, memoryview] = {}  # to be sent, as far as windows allow
+        self._left: dict[int, memoryview] = {}  # unsent data, limited by flow-control windows
         self.sent_bytes, self.ended, self.closed = 0, set[int](), False
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b""))
 
     def call(self, path: str, begun: bytes) -> int:
-        """Begins a call, and some of its first message; `pump` sends that."""
+        """Begins a call with a part of its first message, which `pump` sends."""
         self._stream += 2
         named = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
         named |= {"content-type": "application/grpc", "te": "trailers"}
@@ -36,7 +36,7 @@ class Raw:
         return self._stream
 
     def pump(self, seconds: float) -> None:
-        """Sends and listens for so long."""
+        """Sends and receives for this number of seconds."""
         until = time.monotonic() + seconds
         while not self.closed and (left_s := until - time.monotonic()) > 0:
             self._send()
@@ -90,12 +90,12 @@ class Raw:
 
 
 def begun(size: int, missing: int = 10) -> bytes:
-    """A message of this size but for its last bytes, as gRPC frames it."""
+    """Returns a message of this size without its last bytes, as gRPC frames it."""
     return b"\x00" + struct.pack(">I", size) + bytes(size - missing)
 
 
 def whole(message: bytes) -> bytes:
-    """A message, as gRPC frames it."""
+    """Returns a message as gRPC frames it."""
     return b"\x00" + struct.pack(">I", len(message)) + message
 
 

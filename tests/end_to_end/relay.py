@@ -1,4 +1,4 @@
-"""A link between a learner and its core that a test can make long, cut, or let die in silence."""
+"""A relay between a learner and its core, which a test can delay, cut, or make silent."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from collections.abc import Iterator
 
 
 class Relay:
-    """Passes bytes on until it is told otherwise; what comes after a `stall` is neither passed on nor refused.
+    """Relays bytes. After a `stall`, it neither passes bytes on nor refuses them.
 
-    delay_s: one way, of every byte; most_down: bytes to the learner after which each connection is reset, 0: any.
+    delay_s: one-way delay of every byte. most_down: bytes to the learner after which each connection is reset; 0 for no
+    limit.
     """
 
     def __init__(self, target: str, delay_s: float = 0.0, most_down: int = 0) -> None:
         host, _, port = target.rpartition(":")
         self._target, self._delay_s, self._most_down = (host, int(port)), delay_s, most_down
-        self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # when it is there, from which end
+        self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # time of arrival, sender's socket
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.bytes_up, self.accepted, self.spent = 0, 0, 0  # spent: connections that carried most_down
-        self._down: dict[socket.socket, int] = {}  # bytes to each of the learner's ends
-        self._stalled: set[socket.socket] = set()  # the learner's ends of connections that died in silence
+        self._down: dict[socket.socket, int] = {}  # bytes to each of the learner's sockets
+        self._stalled: set[socket.socket] = set()  # the learner's sockets of silent connections
         self._peer: dict[socket.socket, socket.socket] = {}
-        self._up: set[socket.socket] = set()  # the learner's ends
+        self._up: set[socket.socket] = set()  # the learner's sockets
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -36,7 +37,7 @@ class Relay:
         self._thread.start()
 
     def stall(self) -> None:
-        """All connections that there are now die, and nobody is told."""
+        """Makes all current connections silent, without closing them."""
         with self._lock:
             for end in list(self._peer):
                 self._selector.unregister(end)
@@ -44,13 +45,13 @@ class Relay:
             self._peer.clear()
 
     def reset(self) -> None:
-        """All connections are reset; new ones are taken."""
+        """Resets all connections. New ones are accepted."""
         with self._lock:
             for end in list(self._peer):
                 self._drop(end)
 
     def cut(self) -> None:
-        """All connections are reset, and no new one is taken."""
+        """Resets all connections, and refuses new ones."""
         with self._lock:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -73,7 +74,7 @@ class Relay:
         learner, _ = self._listener.accept()
         try:
             core = socket.create_connection(self._target)
-        except OSError:  # it is being started again: the learner hears the same as without a relay
+        except OSError:  # the core is restarting, and the learner gets the same error as without a relay
             learner.close()
             return
         self.accepted += 1

@@ -1,6 +1,6 @@
-"""States that a core can find itself in at a start, each with the one line it says, and whether it recovers.
+"""States in which a core may find its directory at a start: whether the core recovers, and its message.
 
-`docs/concepts/failures.md` lists them; a test below compares it with this file.
+`docs/concepts/failures.md` lists them. A test below compares that list with this file.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ DAMAGE: dict[str, Bad] = {}
 
 @dataclass(frozen=True)
 class Bad:
-    """says: in the error, when it does not recover; in the log, when it does.
+    """A bad state. says: in the error if the core does not start, or in the log if it recovers.
 
-    warns: what `atoll checkpoint verify` warns of, when a core recovers; empty if nothing is damaged.
+    warns: the warning of `atoll checkpoint verify` if a core recovers; empty if nothing is damaged.
     """
 
     damage: Callable[[Path], None]
@@ -55,7 +55,7 @@ def bad(says: str, *, recovers: bool = False, warns: str = ""):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory) -> Iterator[Path]:
-    """A run with two snapshots, merges after them whose payloads are needed, and a core that was killed."""
+    """Yields a run with two snapshots and a killed core. Later merges need their payloads."""
     with core(tmp_path_factory.mktemp("core"), "--snapshot-every-s", "3600", "--keep-snapshots", "2") as running:
         for _ in range(2):
             train(running.address, "a", "b", steps=40)
@@ -97,7 +97,7 @@ def cut(path: Path, keep: float) -> None:
 
 @bad("cannot be used as a ledger (file is not a database): restore it from a backup")
 def ledger_is_another_file(directory: Path) -> None:
-    for log in directory.glob("ledger.sqlite-*"):  # it could stand in for some of the pages
+    for log in directory.glob("ledger.sqlite-*"):  # SQLite could read some of the pages from it
         log.unlink()
     (directory / "ledger.sqlite").write_bytes(b"not a database at all, but of some length" * 100)
 
@@ -199,7 +199,7 @@ def clock_went_back_since_the_last_start(directory: Path) -> None:
 
 
 def payload(directory: Path) -> Path:
-    """One that a start needs: of the newest merge of a fragment."""
+    """Returns a payload that a start needs: one from the newest merge of a fragment."""
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
         query = (
             "SELECT learner, incarnation, fragment, seq FROM contributions WHERE fate='merged' ORDER BY version DESC, "
@@ -327,7 +327,7 @@ def spool_is_a_file(directory: Path) -> None:
 
 
 def files(directory: Path) -> dict[Path, bytes]:
-    """All but SQLite's shared memory, which a reader may create."""
+    """Returns all files except SQLite's shared memory, which a reader may create."""
     paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
     return {path: path.read_bytes() for path in paths}
 

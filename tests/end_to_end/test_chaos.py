@@ -1,4 +1,4 @@
-"""`atoll chaos` itself: what it kills comes back, and it says what that cost."""
+"""`atoll chaos`: killed processes come back, and the summary states the cost."""
 
 from __future__ import annotations
 

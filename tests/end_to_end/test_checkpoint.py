@@ -1,4 +1,4 @@
-"""Exported checkpoints load into the plain model and hold exactly what was published."""
+"""Exported checkpoints load into the plain model, and contain exactly the published parameters."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
 
 
 def test_a_backup_is_restored_under_learners_that_have_converged_and_they_train_on(tmp_path):
-    """Back at older parameters AdamW makes steps that are 100 times its usual, towards where it came from."""
+    """Back at older parameters, AdamW's steps are 100 times as large as usual, towards the later parameters."""
     stop = threading.Event()
     with core(tmp_path) as running:
         trainees = [Trainee(running.address, name, lambda _: stop.is_set(), pace_s=0.03, drain_s=3.0) for name in "ab"]
@@ -124,7 +124,7 @@ def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
 
 
 class Normalised(nn.Module):
-    """Learns the task, with averages that are not shared, and a teacher of its own."""
+    """Learns the task, with averages that are not shared, and with its own teacher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
 
 
 def test_a_learner_whose_teacher_followed_its_model_is_let_in_again(tmp_path):
-    """A teacher is frozen and changes: compared, no learner could ever come back."""
+    """A teacher is frozen but changes. If it were compared, no learner could rejoin."""
     model = Normalised()
     model.teacher.requires_grad_(False)
     with core(tmp_path) as running:

@@ -1,4 +1,4 @@
-"""The core as a process: what it offers, what it never loads, and how it ends."""
+"""The core as a process: what it serves, which modules it never loads, and how it ends."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
     for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
         assert name in text
     assert 'atoll_local_inner_steps_total{learner="a"} 80.0' in learners
-    with pytest.raises(urllib.error.URLError):  # a learner that left keeps no port
+    with pytest.raises(urllib.error.URLError):  # a learner that left has closed its port
         read(unused_port)
 
 

@@ -1,4 +1,4 @@
-"""A real core killed at every named place between its durable steps, under real learners, and started again."""
+"""A real core is killed at every crash point, under real learners, and started again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.end_to_end.test_refusals import Hand, _rescale
 from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
-EVERY_DAY = {  # the others run with `make test-slow`
+EVERY_DAY = {  # the other points run with `make test-slow`
     "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
@@ -30,13 +30,13 @@ AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.
 
 
 def crashes(running: Core, point: str, nth: int, monkeypatch) -> None:
-    """The next start of the core dies at the nth time that it comes to this place."""
+    """Makes the next start of the core die when it reaches a crash point for the nth time."""
     running.kill()
     monkeypatch.setenv("ATOLL_CRASH_AT", f"{point}:{nth}")
 
 
 def came_back_as_it_was(running: Core, directory) -> None:
-    """What the dead core left gives the same state from its newest snapshot and from the very beginning."""
+    """Checks that a replay from the newest snapshot and one from the beginning give the same state."""
     shutil.copytree(running.directory, directory)
     came_back, replayed = read_run(directory), read_run(directory, from_start=True)
     for mine, other in zip(came_back.states.values(), replayed.states.values(), strict=True):
@@ -96,7 +96,7 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
     final = read_run(running.directory, from_start=True)
     assert [state.version for state in final.states.values()] == versions
     told = sum(t.learner.stats().merged for t in trainees)
-    assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last ones are merged after good-bye
+    assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last contributions are merged after Leave
 
 
 @pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed", "pause.committed"])
@@ -137,9 +137,9 @@ def test_what_is_durable_of_a_refusal_an_eviction_or_a_pause_when_the_core_is_ki
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["refusal.committed", "spool.removed"])
 def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch, point):
-    """A round that only refuses is rare: a stale contribution is acknowledged, and then the limit is lowered.
+    """Rounds with only refusals are rare. So a stale contribution is acknowledged, and then the limit is lowered.
 
-    Where payloads are kept for a replay from the start, those of refused contributions alone are removed.
+    If payloads are kept for a replay from the start, only those of refused contributions are removed.
     """
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)

@@ -1,4 +1,4 @@
-"""The demo, short: both kills, every figure, and no child left behind."""
+"""A short demo: both kills, every figure, and no remaining child process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
     for direction in ("up", "down"):
         assert 2.5 < summary["wire_bits_per_parameter"][direction] < 3.6
         assert summary["wire_bytes"][direction] > 0
-    assert 0.3 < summary["goodput"] <= 1.0  # so short a run is mostly start and restart
+    assert 0.3 < summary["goodput"] <= 1.0  # such a short run consists mostly of starts
     again = subprocess.run([*DEMO[:-1], "replay", str(tmp_path / "kept" / "run")], capture_output=True, text=True)
     assert "the same, byte for byte" in again.stdout, again.stderr
 
@@ -69,7 +69,7 @@ def test_ctrl_c_ends_a_child_that_is_being_started(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_every_child(number):
-    """Started with SIGINT ignored, as a shell script does with what it puts into the background."""
+    """SIGINT is ignored at the start, as in a script's background processes."""
     command = ["sh", "-c", "trap '' INT; exec \"$@\"", "demo", *DEMO, "--no-kills"]
     unbuffered = dict(os.environ, PYTHONUNBUFFERED="1")
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_every_child(number):
         children = psutil.Process(demo.pid).children()
         demo.send_signal(number)
         assert demo.wait(30) != 0
-        _, alive = psutil.wait_procs(children, timeout=5)  # a process that was killed takes a moment to be gone
+        _, alive = psutil.wait_procs(children, timeout=5)  # a killed process takes a moment to disappear
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
     finally:
         if demo.poll() is None:

@@ -1,4 +1,4 @@
-"""`atoll doctor`: what is well is said, what is not comes with its remedy, and nothing is changed."""
+"""`atoll doctor`: it reports what is fine, gives a fix for each problem, and changes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def eu(tmp_path_factory, papers, home):
 
 
 def bad(patient: LearnerToCheck) -> list[tuple[str, str]]:
-    """What it found, where that is not well."""
+    """Returns the findings that are problems."""
     return [
         (f.what, f.remedy)
         for f in check_connection(patient)

@@ -1,4 +1,4 @@
-"""Learners in processes that fork: data loaders inside the block, a Trainer's, Lightning's, and a child by hand."""
+"""Learners in processes that fork: data loaders in the block, Hugging Face's Trainer, Lightning, and `os.fork`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ ended(callback.learner)
 
 
 def callback(heading: str) -> str:
-    """The documented callback: the first block of Python under that heading, without what is only an example's."""
+    """Returns the documented callback: the first Python fence under a heading, without lines that only illustrate."""
     text = LOOPS.read_text().partition(f"## {heading}\n")[2]
     block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert block is not None
@@ -101,7 +101,7 @@ def callback(heading: str) -> str:
 
 
 def ran(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """A learner in a process of its own, with a core."""
+    """Runs a learner in its own process, with a core."""
     clean = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     with core(tmp_path) as running:
         command = [sys.executable, "-c", script, running.address, str(tmp_path)]

@@ -22,7 +22,7 @@ def updates(figures: dict[str, float]) -> float:
 
 
 def refused(front: Front) -> float:
-    """Calls that it ended because the core did not answer."""
+    """Returns the number of calls that the front ended because the core did not answer."""
     series = front.figures()
     return sum(
         count
@@ -76,7 +76,7 @@ def test_a_front_keeps_a_connection_that_works_although_its_first_attempts_faile
         eventually(lambda: hasattr(trainee, "learner") and trainee.learner.stats().merged > 2)
         learner = trainee.learner
         it.kill()
-        eventually(lambda: refused(eu) >= 3)  # the call that broke, and attempts over the connections that followed
+        eventually(lambda: refused(eu) >= 3)  # the call that broke, and attempts over later connections
         it.start()
         eventually(lambda: learner.stats().connected)
         dialled, reconnects = eu.child.log.read_text().count("dialling again"), learner.stats().reconnects

@@ -1,4 +1,4 @@
-"""A real file system that is full under a real core and real learners (`make test-root`)."""
+"""A full file system under a real core and real learners (`make test-root`)."""
 
 from __future__ import annotations
 

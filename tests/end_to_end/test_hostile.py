@@ -1,4 +1,4 @@
-"""Callers that mean harm, at a core and at a front before it: refused or bounded, and the others train on."""
+"""Hostile callers at a core and at a front: they are refused or limited, and other learners keep training."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ HALVES = 64 << 20
 
 @pytest.fixture
 def raws(where):
-    """Connections without a client library."""
+    """Yields a function that opens connections without a client library."""
     them = [Raw(where.address) for _ in range(12)]
     yield them
     for each in them:
@@ -161,7 +161,7 @@ def raws(where):
 
 def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
     for method in ("Outer/Join", "Outer/Push", "Outer/Fetch", "Operator/Status"):
-        before, began = resident(where.child), begun(128 << 20, 112 << 20)  # as much of it as fits the memory of a test
+        before, began = resident(where.child), begun(128 << 20, 112 << 20)  # as much as the test's memory allows
         calls = [(each, each.call(f"/atoll.v1.{method}", began)) for each in raws]
         deadline = time.monotonic() + 20
         while any(call not in each.ended and not each.closed for each, call in calls) and time.monotonic() < deadline:
@@ -172,7 +172,10 @@ def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
 
 
 def test_half_sent_messages_hold_64_mib_at_most(where, raws):
-    """As many as there can be, over many connections, each as large as it may be; the first ones whole, or not."""
+    """There are as many messages as possible, over many connections, each as large as allowed.
+
+    The first messages are complete or incomplete.
+    """
     header, before = pb.PushHeader(), resident(where.child)
 
     def spoil(sound, _):
@@ -185,7 +188,7 @@ def test_half_sent_messages_hold_64_mib_at_most(where, raws):
         push = whole(pb.PushRequest(header=header).SerializeToString()) + half
         report = whole(pb.Progress(session=it.session, steps=1, tokens=1).SerializeToString()) + half
         kinds = [("Push", push)] * 6 + [("Report", report), ("Join", half), ("Fetch", half), ("Initialise", half)]
-        for _ in range(4):  # 40 calls over each connection, of 64 that there may be
+        for _ in range(4):  # 40 calls over each connection, which may have 64
             for name, message in kinds:
                 for each in raws:
                     each.call(f"/atoll.v1.Outer/{name}", message)
@@ -240,7 +243,7 @@ def test_ten_thousand_connections_that_say_nothing_stop_nobody(where):
 
 @pytest.mark.slow
 def test_an_upload_that_stops_is_given_up(where):
-    """A header and no frame: it ends after a minute."""
+    """A header without frames ends after a minute."""
     with hand(where.address, "slow") as it:
         quiet = threading.Event()
 

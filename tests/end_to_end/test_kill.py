@@ -1,4 +1,4 @@
-"""kill -9 of the core and of learners: nothing acknowledged is lost or merged twice, and the state is the ledger's."""
+"""kill -9 of the core and of learners: no acknowledged work is lost or merged twice, and the ledger gives the state."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp
     assert status.epoch == 4
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
     each_merged_once(running.directory / "ledger.sqlite")
-    untrained = np.log(32)  # of the task's 32 symbols; who joined late began below it
+    untrained = np.log(32)  # for the task's 32 symbols; a learner that joined late began below this loss
     ends = [(len(t.losses), float(np.mean(t.losses[-10:]))) for t in trainees]
     assert all(loss < 0.8 * untrained for _, loss in ends), ends
     merged = sum(t.learner.stats().merged for t in trainees)
-    assert abs(status.contributions.merged - merged) <= 2 * len(trainees)  # the last ones are merged after good-bye
+    assert abs(status.contributions.merged - merged) <= 2 * len(trainees)  # the last ones are merged after Leave
 
 
 def each_merged_once(path) -> None:
-    """Every merged contribution stands in exactly one merge, and every merge's shares are merged contributions."""
+    """Checks that every merged contribution is in exactly one merge, and that all shares are merged contributions."""
     import json
 
     with sqlite3.connect(path) as db:

@@ -1,4 +1,4 @@
-"""Limits and quotas that an operator gives to a core or a front count there."""
+"""A core or a front applies the limits and quotas that an operator sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that are cut, or die in silence: a learner finds out by itself, and goes on through whatever is left."""
+"""Links that are cut or become silent: a learner notices, and continues over the remaining links."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_train
 
 
 class Heavy(nn.Module):
-    """Trains what the small model does, and brings 5.2 MB along: three frames of one fragment."""
+    """Trains the small model, with 5.2 MB of additional parameters: three frames in one fragment."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One contribution can be followed through the logs of its learner, its front and the core, by one name."""
+"""One name identifies a contribution in the logs of its learner, its front and the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOUD = ["--log-json", "--log-level", "debug"]
 
 
 def lines(log: Path, name: str) -> list[str]:
-    """What a log says of a contribution, in order."""
+    """Returns the lines of a log about a contribution, in order."""
     told = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [each["event"] for each in told if each.get("contribution") == name or name in each.get("shares", {})]
 
@@ -44,7 +44,7 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
 
 
 def test_a_library_that_nobody_set_up_is_quiet(tmp_path):
-    """In a user's own process: what matters, on stderr."""
+    """In a user's process, only warnings and errors are logged, on stderr."""
     import subprocess
     import sys
 

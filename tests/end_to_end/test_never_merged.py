@@ -1,4 +1,4 @@
-"""A learner that trains for nothing: `atoll status` says who, and what helps, for as long as it is so."""
+"""A learner whose work is never merged: while this lasts, `atoll status` names the learner and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest gRPC and protobuf on one side, those of constraints.txt on the other: users have what pip gives them."""
+"""The newest gRPC and protobuf on one side, and those of constraints.txt on the other, as users may have either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams end with what they are for: a session that is over, a connection that was cut, a process that stops."""
+"""Streams end with their purpose: when a session is over, a connection is cut, or a process stops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_after_many_cuts_between_front_and_core_each_has_one_follow_and_one_repo
 
         for cuts in range(4):
             eventually(partial(came_back, cuts))
-            eventually(lambda: open_calls(figures(port), "answered") == ONE)  # a cut before them would cut no session
+            eventually(lambda: open_calls(figures(port), "answered") == ONE)  # an earlier cut would cut no session
             link.reset()
         eventually(partial(came_back, 4))
         eventually(lambda: {name: opened_here()[name] for name in ONE} == ONE)
@@ -76,7 +76,7 @@ def test_calls_of_a_session_end_when_its_learner_joins_again_or_is_sent_away(tmp
 
 @pytest.mark.parametrize("behind", ["a core", "a front"])
 def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
-    """A Report that nobody ends took the whole grace: ten seconds of a core, two of a front."""
+    """A Report that was never ended used the whole grace period: ten seconds at a core, two at a front."""
     stop = list[bool]()
     with core(tmp_path) as running, front(tmp_path / "front", running.address) as gateway:
         serving = running if behind == "a core" else gateway

@@ -1,4 +1,4 @@
-"""What an operator can ask and do: receipts, and sending a learner away."""
+"""Operator queries and actions: receipts and evictions."""
 
 from __future__ import annotations
 
@@ -129,9 +129,9 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
         assert done.stdout == "goes was evicted: spoils the run\n"
         with pytest.raises(LearnerError, match=r"was evicted \(spoils the run\): `atoll evict goes --undo`"):
             goes.done()
-        wanted = {"stays": "live", "goes": "evicted"}  # a slow machine may not have heard of one for a moment
+        wanted = {"stays": "live", "goes": "evicted"}  # a slow machine may not have heard from one of them yet
         eventually(lambda: {each.learner: each.state for each in running.status().learners} == wanted)
-        running.kill()  # it stays so
+        running.kill()  # the eviction survives a restart
         running.start()
         again = Trainee(running.address, "goes", lambda t: len(t.losses) > 30, connect_timeout_s=10.0)
         again.start()

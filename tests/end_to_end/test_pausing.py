@@ -1,4 +1,4 @@
-"""An operator pauses a run and lets it go on; and what is told of a run: rounds, events, states."""
+"""An operator pauses and resumes a run. Rounds, events and states are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
         said = atoll("pause", "--server", running.address, "--reason", "maintenance")
         assert (said.returncode, said.stdout) == (0, "the run is paused: maintenance\n")
         eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
-        # What is open closes; a contribution that came too late for its round waits for the next one.
+        # Open rounds close. A late contribution waits for the next round.
         eventually(lambda: {each.state for each in running.status().fragments} == {"between rounds"})
         assert running.status().paused == "by an operator: maintenance"
         before, steps = running.status(), [len(trainee.losses) for trainee in trainees]
@@ -52,7 +52,7 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
         for trainee in (*trainees, latecomer):
             trainee.done()
         final = running.status()
-        # The core's own start found the run paused: only what changed after it is told.
+        # The run was already paused when the core started, so only later changes are reported.
         eventually(lambda: [each.text for each in events(running) if each.kind in {"paused", "resumed"}] == ["resumed"])
     for trainee in trainees:
         stats = trainee.learner.stats()
@@ -66,7 +66,7 @@ def test_a_run_that_is_not_paused_is_not_resumed(tmp_path):
     with core(tmp_path) as running:
         done = atoll("resume", "--server", running.address)
         assert (done.returncode, done.stdout) == (0, "the run is not paused\n")
-        pause(running, "")  # as a dashboard may ask, whose operator was not the only one
+        pause(running, "")  # a dashboard may request this if another operator has already resumed the run
         assert {each.kind for each in events(running)} == {"core"}
         running.stop()
         assert "resume" not in (running.directory / "audit.jsonl").read_text()
@@ -106,7 +106,7 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
         for trainee in trainees:
             trainee.start()
         eventually(lambda: running.status().contributions.merged > 20)
-        # Of an adoption the core hears with its learner's next report.
+        # The core learns of an adoption from the learner's next report.
         eventually(lambda: any(_adopted(each) for each in told_rounds(running)))
         with running.operator() as stub:
             rounds = stub.ListRounds(pb.ListRoundsRequest(last=10), timeout=20).rounds
@@ -132,7 +132,7 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
 
 
 def test_a_learner_that_is_to_leave_leaves_a_paused_run(tmp_path):
-    """The reference learner at SIGTERM: with its work, and a good-bye."""
+    """At SIGTERM, the reference learner sends its work and leaves."""
     with core(tmp_path) as running:
         where = ["--server", running.address, "--name", "a", "--batch", "1"]
         learner = running.group.start("learner", [*ATOLL, "learner", *where])

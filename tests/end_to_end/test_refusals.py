@@ -1,4 +1,4 @@
-"""Bad input: each is refused with the fitting status and one line that names the remedy, and the state is untouched."""
+"""Invalid requests are refused with the right status and one line with the fix. The state does not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digest() -> bytes:
 
 
 class Hand:
-    """A learner made by hand: joined, and about to say something wrong."""
+    """A learner that the test controls: it has joined, and sends invalid requests."""
 
     def __init__(self, stub, name: str = "hand") -> None:
         self.stub = stub
@@ -53,7 +53,7 @@ class Hand:
         self.versions = dict(reply.versions)
 
     def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages, timeout_s=20.0):
-        """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""
+        """Sends a valid contribution for fragment 0, which `change` makes invalid. Returns the receipt."""
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
         payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
@@ -81,7 +81,7 @@ def request(name: str, **changes) -> pb.JoinRequest:
 
 @contextlib.contextmanager
 def refused(running: Core, status: grpc.StatusCode, *words: str):
-    """What happens within is refused so, in one line, and changes nothing."""
+    """Context manager that expects a refusal with this status and these words, in one line, and no other change."""
     before = running.status()
     with pytest.raises(grpc.RpcError) as caught:
         yield
@@ -219,7 +219,7 @@ def _join(change) -> pb.JoinRequest:
 
 
 def taken_over(stub, again: pb.JoinRequest) -> pb.JoinReply:
-    """Another process takes the name of one that is not connected: it proves that it lives."""
+    """Takes over the name of a process that is not connected, with a proof of life."""
     challenge = stub.Join(again, timeout=20)
     assert challenge.state == pb.JoinReply.STATE_CONFIRM
     again.proof = challenge.token

@@ -1,4 +1,4 @@
-"""Regions on one machine: the relay is as long and narrow as it says, and the demo comes through."""
+"""Regions on one machine: the relay has the declared delay and rate, and the demo succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 500_000
 
 @pytest.fixture
 def echo():
-    """Sends back what comes."""
+    """Serves a TCP socket that returns received data."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""`atoll replay`: a recorded run again from its ledger, byte for byte; or with other outer settings, by nobody."""
+"""`atoll replay` repeats a recorded run from its ledger, byte for byte or with other outer settings."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_a_record_and_snapshots_go_only_when_somebody_says_so(recorded, tmp_path
     shutil.copytree(recorded, tmp_path / "run")
 
     def started(*options: str) -> tuple[int, int]:
-        """With two snapshots more: how many payloads and snapshots there are then."""
+        """Starts the core for two more snapshots. Returns the numbers of payloads and snapshots then."""
         with core(tmp_path, *options) as running, running.operator() as stub:
             for _ in range(2):
                 stub.TakeCheckpoint(pb.TakeCheckpointRequest(), timeout=20)
             payloads = len(list((running.directory / "spool").rglob("*.frames")))
             return payloads, len(stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=20).checkpoints)
 
-    payloads, snapshots = started("--keep-snapshots", "4")  # the core before was killed, without a snapshot
+    payloads, snapshots = started("--keep-snapshots", "4")  # the previous core was killed without a snapshot
     assert (payloads > 0, snapshots) == (True, 2)
     assert started() == (payloads, 4)
     assert "the same, byte for byte" in atoll("replay", tmp_path / "run")[1]
@@ -89,7 +89,7 @@ def test_its_own_settings_are_no_other(recorded):
 @pytest.mark.slow
 def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
-    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, with another momentum from here
+    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, now with another momentum
     assert "the same, byte for byte" in atoll("replay", directory)[1]
     assert " by 0 % of" in atoll("replay", directory, "--set", "outer_lr=0.5")[1]
     assert " by 0 % of" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]

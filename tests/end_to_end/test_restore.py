@@ -30,7 +30,7 @@ POINTS = [point for point in crash_points.POINTS if point.startswith("rollback."
 
 
 def restore(directory: Path, checkpoint: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As an operator types it."""
+    """Runs the command as an operator would."""
     command = [sys.executable, "-m", "atoll_server", "checkpoint", "restore", str(checkpoint), "--dir", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 

@@ -1,4 +1,4 @@
-"""Whatever has a session is refused when its process may speak no longer, at its beginning and in its middle."""
+"""Calls of a fenced or evicted process are refused, both at their start and while they are open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evict(running: Core, name: str, reason: str = "it lies") -> None:
 
 
 def initialise(hand: Hand, data: bytes, between: Callable[[], None] = lambda: None) -> None:
-    """Sends first parameters; something happens in the middle."""
+    """Sends first parameters. between: called in the middle."""
 
     def messages() -> Iterator[pb.InitialiseRequest]:
         said = {"size_bytes": len(data), "sha256": hashlib.sha256(data).digest()}
@@ -82,7 +82,7 @@ def test_first_parameters_of_an_evicted_or_fenced_process_are_not_accepted(tmp_p
         empty = pb.InitialiseRequest(chunk=b"")
         header = pb.InitialiseRequest(header=pb.InitialiseHeader(session=old.session, size_bytes=9, sha256=bytes(32)))
         refused(grpc.StatusCode.INVALID_ARGUMENT, "empty", lambda: stub.Initialise(iter([header, empty]), timeout=20))
-        initialise(old, parameters(3))  # the living one
+        initialise(old, parameters(3))  # the living process
         assert same(exported(running), parameters(3))
 
 
@@ -95,7 +95,7 @@ def running(tmp_path_factory):
 
 
 def session_field(message) -> str | None:
-    """Where a request has its session: itself, or its header."""
+    """Returns the field with the session: in the request itself, or in its header."""
     if "session" in message.fields_by_name:
         return "session"
     parts = (each for each in message.fields if each.message_type and "session" in each.message_type.fields_by_name)

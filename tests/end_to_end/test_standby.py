@@ -1,4 +1,4 @@
-"""A core that stands by: it waits, warm, and takes a run over from one that dies."""
+"""A standby core waits with compiled kernels, and takes over the run when the active core dies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tm
         status = running.status()
         assert (status.epoch, status.learners[0].incarnation) == (2, 1)
         assert all(fragment.version >= old for fragment, old in zip(status.fragments, versions, strict=True))
-        # What was pending when the last learner left is merged then.
+        # Contributions that were pending when the last learner left are merged then.
         eventually(lambda: (now := running.status().contributions).accepted == now.merged)
 
 

@@ -1,4 +1,7 @@
-"""Who is not who they say: each is refused, and the run goes on. `docs/concepts/threat-model.md` lists these cases."""
+"""Callers with a wrong identity are refused, and the run continues.
+
+`docs/concepts/threat-model.md` lists these cases.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ DENIED, AWAY = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
 
 
 class Papers:
-    """An authority, and what it issued; `other` is nobody's authority."""
+    """An authority with the certificates that it issued. other: an authority that no process trusts."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.other = place, place / "other"
@@ -46,7 +49,7 @@ class Papers:
         return issue(self.place, Role.LEARNER, name, (), -1)
 
     def future(self, name: str, monkeypatch) -> Path:
-        """Valid from tomorrow on."""
+        """Returns a certificate that becomes valid tomorrow."""
         monkeypatch.setattr(certificates, "EARLIER", datetime.timedelta(days=-1))
         try:
             return issue(self.place, Role.LEARNER, name, (), 2)
@@ -54,7 +57,7 @@ class Papers:
             monkeypatch.undo()
 
     def without_role(self) -> Path:
-        """Of the same authority, as a company's may be, without a word of Atoll in it."""
+        """Returns a certificate of the same authority without an Atoll role, as a company's authority may issue."""
         out = self.learner("nobody")
         authority = x509.load_pem_x509_certificate((self.place / "ca.pem").read_bytes())
         signer = certificates.serialization.load_pem_private_key((self.place / "ca-key.pem").read_bytes(), None)
@@ -131,7 +134,7 @@ HANDSHAKES = {
 
 
 def _of_another_authority(papers: Papers) -> Path:
-    """Signed elsewhere, and ready to believe this core."""
+    """Returns a certificate signed by another authority, with this core's authority as the trusted one."""
     out = issue(papers.other, Role.LEARNER, "a", (), 1)
     (out / "ca.pem").write_bytes((papers.place / "ca.pem").read_bytes())
     return out
@@ -153,7 +156,7 @@ def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, pape
 
 
 def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
-    """Its certificate is for another host."""
+    """The certificate of the server is for another host."""
     elsewhere = issue(papers.place, Role.CORE, "elsewhere", ["core.example"], 1)
     with (
         core(tmp_path, "--tls", str(elsewhere)) as it,
@@ -164,7 +167,10 @@ def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
 
 
 def test_a_learners_certificate_serves_nobody(papers):
-    """Also where it has the right host name: it is for calling only. A core would not start with it."""
+    """This holds even with the right host name, because the certificate is only for calling.
+
+    A core would not start with it.
+    """
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(())
     port = server.add_secure_port("127.0.0.1:0", TransportSecurity(papers.learner("thief")).serving())
@@ -234,7 +240,7 @@ STOLEN = {
 @pytest.mark.parametrize("call", STOLEN)
 @pytest.mark.parametrize("where", ["core", "front"])
 def test_a_session_that_was_stolen_is_of_no_use(call, where, home, eu, papers):
-    """Token and all: the thief's certificate has another name."""
+    """The token is valid, but the thief's certificate has another name."""
     with calling(home.address, TransportSecurity(papers.learner("victim"))) as stub:
         session = Hand(stub, "victim").session
     address = home.address if where == "core" else eu.address
@@ -285,7 +291,7 @@ def test_tokens(tmp_path):
 
 
 def test_an_open_core_is_not_open_to_a_fronts_network(tmp_path):
-    """A core on loopback lets everybody do everything; that was not said of the network that its front is on."""
+    """A core on loopback allows all actions to all callers. This must not extend to the network of a front."""
     with (
         core(tmp_path / "home") as it,
         front(tmp_path / "eu", it.address, "--listen", "0.0.0.0:0", "--insecure-plaintext") as eu,
@@ -299,7 +305,7 @@ def test_an_open_core_is_not_open_to_a_fronts_network(tmp_path):
 
 
 def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
-    """Core, front and learner go on with new ones of another authority, and nobody stops."""
+    """Core, front and learner continue with new certificates from another authority, without a restart."""
     place = tmp_path / "own"
     own = Papers(place)
     mine = own.learner("a")
@@ -313,9 +319,9 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         eventually(lambda: it.status().contributions.merged > 2)
         init(place / "next")
         both = (place / "ca.pem").read_bytes() + (place / "next" / "ca.pem").read_bytes()
-        (own.front / "key.pem").write_bytes(b"half of a k")  # in the middle of being replaced
+        (own.front / "key.pem").write_bytes(b"half of a k")  # while the file is being replaced
         eventually(lambda: "new certificates cannot be used" in eu.child.log.read_text())
-        for directory in (own.core, own.front, mine, own.operator):  # first everybody trusts both
+        for directory in (own.core, own.front, mine, own.operator):  # first, every process trusts both
             (directory / "ca.pem").write_bytes(both)
         for directory, role, name, hosts in (
             (own.core, Role.CORE, "home", HERE), (own.front, Role.FRONT, "eu", HERE), (mine, Role.LEARNER, "a", ()),

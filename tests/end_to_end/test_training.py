@@ -1,4 +1,4 @@
-"""A run through a real core: work is merged, learners agree, and nobody waits."""
+"""A run through a real core: work is merged, learners agree, and no learner waits for another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert status.tokens_trained == 2 * 150 * 32
     assert 0.9 < status.tokens_merged / status.tokens_trained <= 1.0
     assert {learner.state for learner in status.learners} == {"left"}
-    assert 0 < 8 * status.wire.up / status.wire.up_parameters < 4.2  # small fragments: their heads weigh
+    assert 0 < 8 * status.wire.up / status.wire.up_parameters < 4.2  # headers are a large part of small fragments
     assert second.learner.stats().last_error == ""
 
 
@@ -52,13 +52,16 @@ def test_towards_the_end_that_a_core_was_told_of_outer_steps_become_plain_means(
         rules = [json.loads(rule) for (rule,) in db.execute("SELECT rule FROM merges ORDER BY rowid")]
     cooling = [rule for rule in rules if 0 < rule["heat"] < 1]
     assert rules[0]["heat"] == 1.0
-    assert min(rule["heat"] for rule in cooling) < 0.6  # learners tell their tokens once a second
+    assert min(rule["heat"] for rule in cooling) < 0.6  # learners report their tokens once per second
     assert all(rule["lr"] == pytest.approx(1 - 0.5 * rule["heat"]) for rule in cooling)
     assert all(rule["momentum"] < 0.85 for rule in cooling)
 
 
 def fast_and_slow(directory, steps: int, *options: str):
-    """Trains one learner for so many steps, another that takes five times as long beside it; losses, and the end."""
+    """Trains one learner for `steps` steps, next to one that is five times as slow.
+
+    Returns losses and the final status.
+    """
     with core(directory, "--inner-steps", "8", *options) as running:
         fast = Trainee(running.address, "fast", lambda t: len(t.losses) >= steps, pace_s=0.04)
         slow = Trainee(running.address, "slow", lambda _: not fast.is_alive(), pace_s=0.2)
@@ -71,9 +74,9 @@ def fast_and_slow(directory, steps: int, *options: str):
 
 
 def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
-    """Everybody is waited for, yet rounds keep the pace of the fastest, whose steps are a fifth as long."""
+    """Rounds wait for all learners, but keep the pace of the fastest, whose steps take a fifth of the time."""
     _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")
-    assert status.merges > 1.8 * len(slow)  # one round a step would make it one
+    assert status.merges > 1.8 * len(slow)  # one round per step would give 1
     assert status.contributions.merged > 1.8 * status.merges
 
 
@@ -93,7 +96,7 @@ def test_learners_of_one_process_disturb_nobody_with_each_others_events(tmp_path
 
 
 def test_learners_that_adopted_the_same_version_hold_bit_identical_anchors(tmp_path):
-    """With nothing outstanding the parameters are the anchor."""
+    """Without outstanding work, the parameters equal the anchor."""
     with core(tmp_path) as running:
         train(running.address, "a", "b", steps=80)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -163,7 +166,7 @@ def test_a_frozen_core_does_not_stop_an_inner_step(tmp_path):
         eventually(lambda: len(trainee.losses) >= before + 100)
         running.child.process.send_signal(signal.SIGCONT)
         trainee.done()
-    assert trainee.longest_step_s < 0.25  # of a loop that shares two cores with everything else
+    assert trainee.longest_step_s < 0.25  # in a loop that shares two CPUs with all other processes
     assert trainee.learner.stats().blocked_s < 1.0
 
 
@@ -187,7 +190,7 @@ class Somebodys(nn.Module):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_somebody_elses_loop_works_with_the_three_lines(tmp_path, compiled):
-    """Tied, frozen and bfloat16 parameters, gradient accumulation, SGD, torch.compile."""
+    """It has tied, frozen and bfloat16 parameters, gradient accumulation, SGD and torch.compile."""
     import atoll
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Uploads that are cut: they go on where they were, over any number of streams, and are acknowledged once."""
+"""Interrupted uploads continue over any number of streams, and are acknowledged once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METRICS_PORT = processes.free_port()
 
 
 class Large(nn.Module):
-    """One fragment of three frames."""
+    """A model with one fragment of three frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def running(tmp_path_factory):
 
 
 class Push:
-    """One stream, fed a message at a time."""
+    """One stream, whose messages the test sends one at a time."""
 
     def __init__(self, stub, *messages: pb.PushRequest) -> None:
         self._messages: queue.Queue[pb.PushRequest | None] = queue.Queue()
@@ -230,7 +230,7 @@ def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
 
 
 def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkeypatch):
-    """A connection has 64 of them, and garbage may wait long to be collected."""
+    """A connection has 64 streams, and garbage collection may be late."""
     without = "import gc; gc.disable(); from atoll.cli import main; main()"
     monkeypatch.setattr(processes, "ATOLL", [sys.executable, "-c", without])
     with core(tmp_path, "--fragments", "1") as running, running.outer() as stub:

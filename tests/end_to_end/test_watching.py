@@ -1,4 +1,4 @@
-"""`atoll status --watch` in a terminal: it moves, outlives the core, and says how old it is."""
+"""`atoll status --watch` in a terminal: it refreshes, survives a restart of the core, and shows the age of its data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown(terminal: int, max_wait_s: float = 40.0) -> Iterator[str]:
-    """What is on the screen, whenever it changes."""
+    """Yields the screen whenever it changes."""
     deadline, text = time.monotonic() + max_wait_s, ""
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
             try:
                 more = os.read(terminal, 65536)
             except OSError:
-                return  # nobody writes to it any more
+                return  # no process writes to it now
             text = (text + more.decode(errors="replace"))[-200_000:]
             yield text
 
 
 def seen(terminal: int, words: str) -> str:
-    """Waits for words; returns what came with them."""
+    """Waits for words on the screen. Returns the screen that contains them."""
     for text in shown(terminal):
         if words in COLOUR.sub("", text):
             return text
@@ -57,7 +57,7 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
             running.start()
             seen(terminal, "epoch 2")
             watching.send_signal(signal.SIGINT)
-            for _ in shown(terminal, 2.0):  # what it still says must not hold it up
+            for _ in shown(terminal, 2.0):  # its remaining output must not block it
                 if watching.poll() is not None:
                     break
             assert watching.wait(20) == 0

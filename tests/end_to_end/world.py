@@ -1,4 +1,4 @@
-"""A real core as a process, and learners in threads of the test: what most end-to-end tests need, in one line."""
+"""A real core as a process, and learners in threads of the test, for most end-to-end tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 
 
 class Core:
-    """One core process; may be killed and started again on the same port."""
+    """One core process, which can be killed and started again on the same port."""
 
     def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
         self.group, self.directory, self._options = group, directory, options
@@ -38,7 +38,7 @@ class Core:
         self.child, _ = self.group.start_core(self.directory, self.address, self._options)
 
     def launch(self) -> None:
-        """Starts it, and does not wait."""
+        """Starts the process without waiting until it serves."""
         self.child = self.group.launch_core("core", self.directory, self.address, self._options)
 
     def log(self) -> str:
@@ -74,33 +74,33 @@ class Front:
         self.group.stop(self.child)
 
     def figures(self) -> dict[str, float]:
-        """What it tells Prometheus, by series."""
+        """Returns the front's Prometheus values by series."""
         return figures(self.metrics_port)
 
 
 def figures(metrics_port: int) -> dict[str, float]:
-    """What a process tells Prometheus, by series."""
+    """Returns a process's Prometheus values by series."""
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=20) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def open_calls(series: dict[str, float], side: str) -> dict[str, float]:
-    """Those of a process that last, by method; the others come and go."""
+    """Returns the numbers of long-lived open calls by method. Other calls are short."""
     names = {name: f'atoll_open_calls{{method="{name}",side="{side}"}}' for name in ("Follow", "Report")}
     return {name: series.get(each, 0.0) for name, each in names.items()}
 
 
 @contextlib.contextmanager
 def front(directory: Path, core: str, *options: str, name: str = "front") -> Iterator[Front]:
-    """A front that does not outlive the block."""
+    """Context manager for a front, which ends with the block."""
     with children(directory) as group:
         yield Front(group, name, core, list(options))
 
 
 @contextlib.contextmanager
 def core(directory: Path, *options: str) -> Iterator[Core]:
-    """A core with two fragments and H = 4 unless told otherwise; it does not outlive the block."""
+    """Context manager for a core, which ends with the block. By default, it has two fragments and H = 4."""
     chosen = list(options)
     for name, value in (("--fragments", "2"), ("--inner-steps", "4")):
         if name not in chosen:
@@ -121,7 +121,10 @@ def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Trainee(threading.Thread):
-    """A learner in a thread. `until` is asked after each step; the thread is joined by `done`."""
+    """A learner in a thread.
+
+    until: called after each step; the thread ends when it returns True. `done` joins the thread.
+    """
 
     def __init__(
         self, address: str, name: str, until: Callable[[Trainee], bool], *, model: nn.Module | None = None,
@@ -134,7 +137,7 @@ class Trainee(threading.Thread):
         self.losses: list[float] = []
         self.longest_step_s = 0.0
         self.error: BaseException | None = None
-        self._breath = threading.Event()  # never set: waiting on it paces the loop
+        self._breath = threading.Event()  # never set: the loop waits on it between steps
 
     def run(self) -> None:
         try:
@@ -171,7 +174,7 @@ class Trainee(threading.Thread):
 
 
 def train(address: str, *names: str, steps: int = 120, **options: object) -> list[Trainee]:
-    """Learners side by side, each for so many steps; all must end well."""
+    """Trains learners in parallel, each for `steps` steps. All must end without an error."""
     trainees = [Trainee(address, name, lambda t: len(t.losses) >= steps, **options) for name in names]
     for trainee in trainees:
         trainee.start()
@@ -179,7 +182,7 @@ def train(address: str, *names: str, steps: int = 120, **options: object) -> lis
 
 
 def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Asks again and again until it is so."""
+    """Polls until `found` returns True. Fails after the timeout."""
     pause = threading.Event()
     for _ in range(int(timeout_s / 0.05)):
         if found():

@@ -1,4 +1,4 @@
-"""The paper's tables, from one set of parameters each; and the arithmetic behind them by hand."""
+"""The paper's tables, each from one set of parameters, and checks of the arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_table_1_from_one_set_of_parameters():
     ],
 )
 def test_records_are_what_the_commands_say(name):
-    """Else docs/benchmarks/paper.md, which was written from them, would say what the commands no longer print."""
+    """Otherwise, docs/benchmarks/paper.md would state figures that the commands no longer print."""
     if name == "goodput":
         recorded, said = _record(name)["goodput"], goodput_claims(goodput.Failures(), hours=30.0)
         assert {n: pytest.approx(row, rel=1e-6) for n, row in recorded.items()} == said
@@ -47,7 +47,8 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def test_failures_by_hand():
-    """Not elastic, every failure costs its pause and those within it nothing: mean / (mean + pause)."""
+    """If not elastic, every failure costs its pause, and failures within the pause cost nothing: mean / (mean +
+    pause)."""
     found = goodput.simulate(600_000, 1, goodput.Failures(), elastic=False, hours=400)
     between_s = goodput.YEAR_S / 600_000
     assert found.goodput == pytest.approx(between_s / (between_s + 76), rel=0.03)

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: nothing that was trained is lost or merged twice, whatever speeds, links and failures."""
+"""A fleet in virtual time loses no trained work and merges none twice, with any speeds, links and failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_was_trained_is_merged_once(speeds, delay_s, jitter, share, seed):
     made, work = fleet(specs, seed, quorum=Quorum(share=share), max_staleness=1000)
     made.run(lambda fleet: fleet.now > 150)
     lost = steps_of(made) - work.merged_steps
-    assert -1e-6 <= lost <= 5 * len(speeds)  # who leaves waits four steps for the fate of what it has in flight
+    assert -1e-6 <= lost <= 5 * len(speeds)  # a leaving learner waits four steps for the fates of its work
     assert [effect.version for effect in made.merges if effect.fragment == 0] == list(
         range(1, 1 + sum(effect.fragment == 0 for effect in made.merges))
     )
@@ -66,12 +66,12 @@ def test_who_dies_loses_what_was_not_sent_and_nothing_else():
     deaths = mortal.down_s / 10
     assert deaths >= 4
     lost = steps_of(made) - work.merged_steps
-    assert 0 < lost <= deaths * (12 + 4)  # what it had since its anchors, and what was on its way
+    assert 0 < lost <= deaths * (12 + 4)  # its work since its anchors, and contributions on their way
     assert steady.trained_s == pytest.approx(400, abs=8)
 
 
 def test_a_slow_learner_answers_every_round_in_time():
-    """At a boundary it finds several rounds: if it answered one of them only, it would be late for ever."""
+    """It finds several rounds at a boundary. If it answered only one of them, it would be late forever."""
     specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=0.05) for i, v in enumerate((0.5, 0.8, 1.2, 1.5))]
     made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
@@ -98,7 +98,7 @@ def test_a_narrow_link_makes_staleness_not_waiting():
         LearnerSpec("near"),
         LearnerSpec("near too"),
         LearnerSpec("far", up_bits_s=8 * 1000 / 6.0),
-    ]  # six steps for a fragment
+    ]  # six steps per fragment
     made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
     far, near = made.accounts["far"], made.accounts["near"]

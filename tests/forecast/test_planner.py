@@ -1,4 +1,4 @@
-"""Plans: what links carry, what hides them, and files that the chart and compose take."""
+"""Plans: the load of links, the overlap that hides it, and files for the chart and compose."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_long_round_trip_gets_more_overlap():
 
 @pytest.mark.parametrize("trip_s", [0.16, 0.25, 0.3, 1.0])
 def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
-    """Else rounds would have to overlap themselves, and learners would answer every second one."""
+    """Otherwise, a fragment's rounds would have to overlap, and learners would answer every second round."""
     regions = (Region("near", 1, 1e9, 0.01), Region("far", 1, 1e9, trip_s))
     made = plan(Job(1.05e6, 0.012, regions))
     assert made.works
@@ -164,7 +164,7 @@ def test_step_boundaries_of_a_large_model_get_more_inner_steps():
 def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
-    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # k8s/atoll/values.yaml's sum
+    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
     assert not made.losses, "nobody is left when the only region is gone"
 
 
@@ -175,7 +175,7 @@ def test_long_steps_are_planned_as_quickly_as_short_ones():
 
 
 def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
-    """README's example: links are hardly used, and no warning is due."""
+    """In README's example, links are hardly used, and no warning is needed."""
     regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
     made = plan(Job(1e9, 2.0, regions))
     assert made.works

@@ -1,1 +1,1 @@
-"""Everything that decodes bytes from a network, fed with what nobody should send."""
+"""Invalid bytes for all code that decodes data from a network."""

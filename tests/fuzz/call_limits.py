@@ -1,4 +1,4 @@
-"""Fuzzed: the door for contributions, without gRPC: headers, and frames whose checksums are right."""
+"""Fuzzes the intake of contributions without gRPC: headers, and frames with right checksums."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 20  # besides what came, and what is compared here
-# One fragment has two frames: they come in any order, twice, or not at all.
+MAX_BYTES = 1 << 20  # in addition to the received bytes and this module's copies
+# One fragment has two frames. They arrive in any order, twice, or never.
 LAYOUT = plan([*SPECS, TensorSpec("cut", (FRAME_PARAMETERS + 5000,), "float32", MergeKind.DIRECTION)], 2)
 LARGE, SMALL = sorted(LAYOUT.fragments, key=lambda fragment: -fragment.length)
 VERSION, CYCLE = 5, 7
 
 
 class CallLimits:
-    """The intake of a shard whose ledger keeps everything that it is given."""
+    """The intake of a shard whose ledger keeps all rows."""
 
     row = 250
 
@@ -62,7 +62,7 @@ class CallLimits:
             self._sound.append([frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames])
 
     def one(self, rng: random.Random) -> bool:
-        """One contribution: acknowledged, or refused, or not whole."""
+        """Sends one contribution, which is acknowledged, refused, or incomplete."""
         fragment = SMALL if rng.random() < 0.9 else LARGE
         payloads = list(self._sound[fragment.index])
         for index, span in enumerate(fragment.frames):
@@ -78,7 +78,7 @@ class CallLimits:
     def _messages(
         self, rng: random.Random, fragment: FragmentLayout, payloads: list[bytes]
     ) -> tuple[pb.PushHeader, list[pb.Frame]]:
-        """As a learner would send them; then changed here and there."""
+        """Returns a learner's messages with some changes."""
         table = [(len(payload), crc32c(payload)) for payload in payloads]
         session = pb.Session(learner=rng.choice(("a", "b")), incarnation=1)
         header = pb.PushHeader(
@@ -87,7 +87,7 @@ class CallLimits:
             digest=frame_codec.frames_digest(table),
         )  # fmt: skip
         header = sometimes(rng, 0.3, mutate_message, header)
-        header.session.CopyFrom(session)  # the roster has looked at it
+        header.session.CopyFrom(session)  # the registry has checked it
         frames = [pb.Frame(index=n, crc32c=table[n][1], payload=payload) for n, payload in enumerate(payloads)]
         frames = [sometimes(rng, 0.05, mutate_message, frame) for frame in frames]
         for frame in frames:
@@ -105,7 +105,7 @@ class CallLimits:
         return header, frames
 
     async def _feed(self, header: pb.PushHeader, frames: list[pb.Frame], streams: int) -> bool:
-        """What `OuterService.Push` does with one; the second stream goes on where the first was cut."""
+        """Passes a contribution on like `OuterService.Push`. A second stream continues where the first was cut."""
         if header.fragment >= len(LAYOUT.fragments):
             return False
         taken = False
@@ -125,7 +125,7 @@ class CallLimits:
         if isinstance(upload, pb.Receipt):
             return True
         check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)
-        for at in range(0, len(frames), 2):  # two in a message
+        for at in range(0, len(frames), 2):  # two per message
             if upload.state is not UploadState.GROWING:
                 break
             await self._intake.take(upload, frames[at : at + 2], 0.0)
@@ -138,14 +138,15 @@ class CallLimits:
         return True
 
     def _within(self, upload: Upload) -> None:
-        """No more on disk than was declared."""
+        """Checks that the file is not larger than declared."""
         part = upload.part
         assert part.received_bytes <= part.size_bytes
-        with contextlib.suppress(FileNotFoundError):  # nothing came, or it is whole and has its final name
+        with contextlib.suppress(FileNotFoundError):  # no frame arrived, or the complete file has its final name
             assert part.path.stat().st_size <= part.size_bytes + RECORD.size * part.frames
 
     def _acknowledged(self, upload: Upload) -> None:
-        """What was acknowledged can be merged: each frame is there, decodes, and has the norm that was noted."""
+        """Checks that an acknowledged contribution can be merged: each frame exists, decodes, and has the recorded
+        norm."""
         key, fragment = upload.key, upload.part.fragment
         held = self._shard.held(key)
         out = np.empty(fragment.length, np.float32)
@@ -166,7 +167,7 @@ class CallLimits:
         assert len(underway) <= 2 * len(LAYOUT.fragments), "one of a learner and fragment"
 
     def close(self) -> None:
-        """Whatever was not whole is given up: nothing is left of it."""
+        """Drops incomplete uploads, and checks that no file remains."""
 
         async def give_up() -> None:
             self._uploads.expire(1e18)

@@ -1,6 +1,6 @@
-"""Fuzzed: every call of a core, on a real core in this process; its requests are changed anywhere, at any message.
+"""Fuzzes every call of a real core in this process, with changes anywhere in its messages.
 
-At the end of a row the core is stopped and started again: nothing that it took in may keep it from coming up.
+At the end of a row, the core is stopped and started again. No accepted data may prevent its start.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tests.fuzz.mutate import TEXT, mutate_bytes, mutate_message, sometimes
 from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
-LONGEST_S = 20.0  # of a call: a hang
-MAX_BYTES = 8 << 20  # of a call; a request has 100 kB at most, and the core some in the background
+LONGEST_S = 20.0  # limit on a call's duration; a longer one is a hang
+MAX_BYTES = 8 << 20  # of a call; a request has at most 100 kB, and the core needs some in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,
@@ -47,11 +47,11 @@ DECLARED = {
 
 
 class Aborted(Exception):
-    """By `context.abort`."""
+    """Raised by `context.abort`."""
 
 
 class Context:
-    """What a servicer sees of a call."""
+    """A servicer's view of a call."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
@@ -70,17 +70,20 @@ class Context:
 
 
 class Calls:
-    """One core with first parameters, and a learner that joined; `initialised` False: a core that waits for them."""
+    """One core with first parameters, and a joined learner.
+
+    initialised: False for a core that waits for its parameters.
+    """
 
     def __init__(self, *, initialised: bool = True) -> None:
-        self.row = 250 if initialised else 50  # a core has its first parameters soon
+        self.row = 250 if initialised else 50  # a core soon has its first parameters
         self._loop = asyncio.new_event_loop()
         self._place = place()
         self._settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=Path(self._place.name) / "run", limits=LIMITS
         )  # fmt: skip
         self._sequence = itertools.count(1)
-        self._names = contextlib.ExitStack()  # what a core draws at random is drawn from a seed, for rows to replay
+        self._names = contextlib.ExitStack()  # seeds the core's random numbers, so that rows can be replayed
         drawn = random.Random(0)
         self._names.enter_context(mock.patch("secrets.token_bytes", drawn.randbytes))
         self._names.enter_context(mock.patch("uuid.uuid4", partial(_uuid, drawn)))
@@ -103,13 +106,13 @@ class Calls:
             await self._outer.Initialise(_stream(self._upload(self._file)), Context())
 
     def one(self, rng: random.Random) -> bool:
-        """One call: answered, or refused."""
+        """Makes one call, which is answered or refused."""
         answered = self._loop.run_until_complete(asyncio.wait_for(self._call(rng), LONGEST_S))
         assert not self._core.failed.done(), self._core.failed.exception()
         return answered
 
     def close(self) -> None:
-        """The core comes up again with what it had."""
+        """Checks that the core starts again with its data."""
         try:
             self._loop.run_until_complete(asyncio.wait_for(self._restart(), LONGEST_S))
         finally:
@@ -143,7 +146,7 @@ class Calls:
             shards = self._core.registrar.shards
             if shards and rng.random() < 0.01:
                 shards[0].uploads.expire(1e18)
-            if rng.random() < 0.4:  # a name that was taken over, evicted, or left speaks again
+            if rng.random() < 0.4:  # a fenced, evicted or departed process calls again
                 await self._again()
 
     async def _again(self) -> None:
@@ -153,7 +156,7 @@ class Calls:
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:
         request = mutate_message(rng, self._join)
-        if rng.random() < 0.3:  # another name: whatever it is called, the run has to keep it
+        if rng.random() < 0.3:  # another name, which the run must be able to store
             request.learner, request.nonce = rng.choice(("b", "c", *TEXT)), rng.getrandbits(64)
         return self._outer.Join(request, Context())
 
@@ -162,7 +165,7 @@ class Calls:
         return self._outer.Initialise(_stream(self._changed(rng, self._upload(file))), Context())
 
     def _upload(self, file: bytes) -> list[pb.InitialiseRequest]:
-        """A file whose checksum is right."""
+        """Returns the messages for a file with the right checksum."""
         digest = hashlib.sha256(file).digest()
         header = pb.InitialiseHeader(session=self._session, size_bytes=len(file), sha256=digest)
         chunks = [file[at : at + 5000] for at in range(0, len(file), 5000)]
@@ -192,7 +195,7 @@ class Calls:
         messages = [pb.PushRequest(frames=frames[start : start + together]) for start in starts]
         messages.insert(0, pb.PushRequest(header=header))
         replies = self._outer.Push(_stream(self._changed(rng, messages)), Context())
-        return _all(replies, max_wait_s=0.2)  # a stream that ends early waits for others to bring the rest
+        return _all(replies, max_wait_s=0.2)  # a stream that ends early waits for other streams to send the rest
 
     def _fetch(self, rng: random.Random) -> Awaitable[Any]:
         request = pb.FetchRequest(session=self._session, fragment=rng.randrange(2), version=1, whole=rng.random() < 0.5)
@@ -229,7 +232,7 @@ class Calls:
                 return _all(self._operator.ExportCheckpoint(request, Context()))
 
     def _changed(self, rng: random.Random, messages: Sequence[Message]) -> list[Message]:
-        """The messages of a stream: some changed, dropped, repeated, or out of order."""
+        """Returns the messages of a stream: some changed, dropped, repeated, or out of order."""
         stream = [sometimes(rng, 0.3, mutate_message, message) for message in messages]
         match rng.randrange(8):
             case 0:
@@ -251,7 +254,7 @@ async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
 
 
 async def _all(replies: AsyncIterator[Any], max_wait_s: float | None = None) -> None:
-    """Takes in what comes, for so long at most between two replies."""
+    """Reads all replies, with a limit on the wait between two replies."""
     try:
         while True:
             await asyncio.wait_for(anext(replies), max_wait_s)

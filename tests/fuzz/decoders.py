@@ -1,4 +1,4 @@
-"""Fuzzed: frames and layouts. Each ends as a value, or as the one error that it declares."""
+"""Fuzzes frames and layouts. Each input gives a value, or the one error that the decoder declares."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SPECS = (
     TensorSpec("norm", (33,), "float32", MergeKind.DIRECTION),
 )
 FRAGMENT = plan(SPECS, 1).fragments[0]
-GUARD = 64  # values around a frame's place that nobody may touch
-MAX_FRAME_BYTES = 1 << 18  # a frame of these has 15 kB
+GUARD = 64  # values around a frame's place that must not change
+MAX_FRAME_BYTES = 1 << 18  # a frame of these sizes has 15 kB
 MAX_LAYOUT_BYTES = 1 << 24
 LIMITS = Limits(learners=32, parameters=1 << 20, model_bytes=1 << 24, spool_bytes=1 << 26, notifications=64, tensors=64)
 
 
 class Frames:
-    """Payloads of one frame, in all codecs: changed after compression, before it, or bombs."""
+    """Payloads of one frame, in all codecs: changed after compression or before it, or bombs."""
 
     row = 1
 
     def __init__(self) -> None:
         span = FRAGMENT.frames[0]
-        # Within a longer vector: what a kernel writes beyond its frame is seen.
+        # The vector is longer than the frame, so that writes beyond the frame are detected.
         segments = tuple(Segment(s.piece, s.offset + GUARD, s.length) for s in span.segments)
         self._span = FrameSpan(0, GUARD, span.length, segments)
         self._out = np.zeros(span.length + 2 * GUARD, np.float32)
@@ -47,7 +47,7 @@ class Frames:
         self._sound = {kind: frame_codec.encode_frame(values, self._span, kind) for kind in Codec}
 
     def one(self, rng: random.Random) -> bool:
-        """One payload, checked, decoded, and added."""
+        """Checks, decodes and adds one payload."""
         kind = rng.choice(list(Codec))
         payload = unsound(rng, self._sound[kind], self._span, kind)
         with in_room(MAX_FRAME_BYTES):
@@ -72,7 +72,7 @@ class Frames:
         return True
 
     def _unchecked(self, payload: bytes, kind: Codec, factors: np.ndarray[Any, Any]) -> None:
-        """A learner decodes what its core published without a look at codes and scales: the anchor's sum tells."""
+        """Decodes without a check of codes and scales, as a learner does. The anchor's checksum detects errors."""
         self._out[:] = 7.0
         try:
             frame_codec.decode_add(payload, self._span, kind, factors, self._out)
@@ -85,16 +85,16 @@ class Frames:
         assert (self._out[-GUARD:] == 7.0).all()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
 
 class Layouts:
-    """Tensors as a Join declares them, up to their layout."""
+    """Tensors as a Join declares them, and their layout."""
 
     row = 1
 
     def one(self, rng: random.Random) -> bool:
-        """One plan, which covers every parameter once, or a refusal."""
+        """Plans one layout, which covers every parameter once, or is refused."""
         tensors = [tensor_message(self._spec(rng, spec)) for spec in rng.sample(SPECS, rng.randrange(1, 4))]
         request = pb.JoinRequest(tensors=tensors + ([rng.choice(tensors)] if rng.random() < 0.05 else []))
         if rng.random() < 0.4:
@@ -107,7 +107,7 @@ class Layouts:
         try:
             layout = plan(declared_tensors(request, LIMITS), fragments)
         except (Refused, LayoutError) as error:
-            str(error).encode()  # as gRPC will
+            str(error).encode()  # as gRPC encodes it
             return False
         assert sum(fragment.length for fragment in layout.fragments) == layout.parameters
         for fragment in layout.fragments:
@@ -126,4 +126,4 @@ class Layouts:
         return TensorSpec(name, tuple(shape), dtype, kind, tied)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Fuzzed: the stream with which a run's first parameters come, and the file that it is; up to a first export."""
+"""Fuzzes the upload of a run's first parameters, and their file, up to a first export."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes
 from tests.fuzz.watch import in_room, place
 
-MAX_BYTES = 1 << 22  # a file has 15 kB; a few of hostile heads have 1 MB
-# What JSON can say and no file of tensors does.
+MAX_BYTES = 1 << 22  # a file has 15 kB, and some hostile headers have 1 MB
+# Values that JSON allows, but a file of tensors does not.
 STRANGE: tuple[Any, ...] = (
     None, True, 1.5, -1, 10**30, 1 << 63, "F32", "BF16", "F16", "I64", "F8_E4M3", "BOOL", "\ud800", [], [0], [0, 0], {},
     [[0, 4]], float("nan"), float("inf"), [1] * 1000, [0, 1 << 62], [-4, 0], [60, 50, 1],
@@ -34,7 +34,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 class FirstParameters:
-    """Chunks of a file whose checksum is right, so that what is in it is looked at."""
+    """Chunks of a file with the right checksum, so that its contents are examined."""
 
     row = 1
 
@@ -49,7 +49,7 @@ class FirstParameters:
         self._head = int.from_bytes(self._sound[:8], "little")
 
     def one(self, rng: random.Random) -> bool:
-        """One file, staged, checked, read, and written again."""
+        """Stages, checks, reads and exports one file."""
         content = self._content(rng)
         header = pb.InitialiseHeader(size_bytes=len(content), sha256=hashlib.sha256(content).digest())
         if rng.random() < 0.1:
@@ -75,7 +75,7 @@ class FirstParameters:
             file = staging.check(self._layout)
             states = initial_states(self._layout, file)
         except (Refused, TensorFileError) as error:
-            str(error).encode()  # as gRPC will
+            str(error).encode()  # as gRPC encodes it
             return False
         finally:
             if staging is not None:
@@ -114,12 +114,12 @@ class FirstParameters:
         return values.tobytes()
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Leaves no files."""
         self._place.cleanup()
 
 
 def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
-    """A head with one to three parts that cannot be; or that can."""
+    """Returns a header with one to three changed parts, most of them invalid."""
     for _ in range(rng.randrange(1, 4)):
         name = rng.choice(list(head) or [""])
         entry = head.get(name)
@@ -132,7 +132,7 @@ def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
                 entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(STRANGE)
             case 3 if isinstance(entry, dict) and entry:
                 del entry[rng.choice(list(entry))]
-            case 4:  # the same bytes again and again, under other names
+            case 4:  # the same bytes repeatedly, under other names
                 head |= {f"{name} {number}": entry for number in range(rng.choice((1, 3, 60)))}
             case _ if isinstance(entry, dict) and isinstance(entry.get("shape"), list):
                 entry["shape"] = [*entry["shape"], rng.choice((0, 1, -1, 1 << 62, 10**40))]
@@ -142,9 +142,9 @@ def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _endless(rng: random.Random, head: bytes) -> bytes:
-    """A head that costs more to understand than to send."""
+    """Returns a header that is cheap to send and expensive to parse."""
     match rng.randrange(3):
-        case 0:  # deeper than a parser's stack
+        case 0:  # nested more deeply than a parser's stack
             return b'{"a":' + rng.choice((b"[", b'{"a":')) * rng.choice((900, 50_000))
         case 1:  # numbers whose product has a million digits
             shape = b",".join([b"9" * rng.choice((4000, 4300, 5000))] * 200)

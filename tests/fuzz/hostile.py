@@ -1,4 +1,4 @@
-"""A core that says anything, as a learner's link sees it: replies, statuses, and streams without end."""
+"""A core that sends anything, as seen by a learner's link: replies, statuses, and endless streams."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from atoll_wire.process.clock import SYSTEM
 
 from tests.fuzz.mutate import TEXT
 
-ENOUGH = 10_000  # messages of a stream, after which it has no end
+ENOUGH = 10_000  # messages after which a stream counts as endless
 
 
 class Endless(AssertionError):
-    """Whoever reads a stream that never ends should have hung up."""
+    """The reader of an endless stream should have cancelled the call."""
 
 
 class Stream:
-    """A call that streams what it was given. forever: over and over."""
+    """A call that streams the given messages. forever: whether to repeat them without end."""
 
     def __init__(self, says: list[Any], *, forever: bool) -> None:
         self._says: Iterator[Any] = itertools.cycle(says) if forever and says else iter(says)
@@ -46,7 +46,7 @@ class Stream:
         return message
 
     def add_done_callback(self, _: object) -> None:
-        return  # nobody counts these
+        return  # these are not counted
 
     def cancel(self) -> bool:
         self._cancelled = True
@@ -54,7 +54,7 @@ class Stream:
 
 
 class Taker:
-    """An Initialise call that takes whatever is written."""
+    """An Initialise call that accepts any message."""
 
     def __init__(self, link: Hostile) -> None:
         self._link = link
@@ -79,7 +79,7 @@ class Taker:
 
 
 class Hostile:
-    """A link whose core says what `says` holds. Stands for both of its connections."""
+    """A link to a core that sends the messages in `says`. It acts as both of the link's connections."""
 
     address = "hostile"
     clock = SYSTEM
@@ -123,7 +123,7 @@ class Hostile:
         return self._next() if self.says else grpc.aio.EOF
 
     def add_done_callback(self, _: object) -> None:
-        return  # nobody counts these
+        return  # these are not counted
 
     def cancel(self) -> bool:
         return True
@@ -132,7 +132,7 @@ class Hostile:
         return
 
     def _next(self, *, last: bool = False) -> Any:
-        """The next reply; the last one again and again, if asked to."""
+        """Returns the next reply. last: whether to repeat the last reply."""
         message = self.says[0] if last and len(self.says) == 1 else self.says.pop(0)
         if isinstance(message, grpc.aio.AioRpcError):
             raise message
@@ -140,7 +140,7 @@ class Hostile:
 
 
 def status(rng: random.Random) -> grpc.aio.AioRpcError:
-    """Any status, with any words."""
+    """Returns a random status with random details."""
     nothing = grpc.aio.Metadata()
     code = rng.choice([code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
     return grpc.aio.AioRpcError(code, nothing, nothing, details=rng.choice((*TEXT, "a\nb", "\n", None)))

@@ -1,4 +1,4 @@
-"""Fuzzed: what a learner's agent hears from a core that may say anything."""
+"""Fuzzes a learner's agent with any messages that a core may send."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tests.fuzz.watch import in_room
 
 LONGEST_S = 20.0
 MAX_BYTES = 1 << 21  # of one answer; a fragment has 7 kB
-PATIENT = 3  # answers to Join in a row that may come without a pause
+PATIENT = 3  # consecutive answers to Join that may come without a pause
 _sleep = asyncio.sleep
 
 
 class Ears:
-    """An agent that has joined and has a contribution in flight, anew for every input."""
+    """An agent that has joined and has a contribution in flight. It is created again for every input."""
 
     row = 1
 
@@ -66,17 +66,17 @@ class Ears:
         self._coded = list(map(sending._messages, taken, self._layout.runs))
 
     def one(self, rng: random.Random) -> bool:
-        """One answer to one of the agent's calls: taken in, or the end of the learner with one line for its user."""
+        """Answers one of the agent's calls. The agent accepts the answer, or ends with one line for the user."""
         try:
             return self._loop.run_until_complete(asyncio.wait_for(self._hear(rng), LONGEST_S))
         except LearnerError as error:
             assert "\n" not in str(error)
             return False
-        except grpc.aio.AioRpcError:  # `RunSession.live` and the loops of Sender and Fetcher try again
+        except grpc.aio.AioRpcError:  # `RunSession.live` and the loops of Sender and Fetcher retry
             return False
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Does nothing."""
         self._loop.close()
 
     async def _hear(self, rng: random.Random) -> bool:
@@ -103,7 +103,7 @@ class Ears:
         try:
             heard = await hear
         except grpc.aio.AioRpcError as error:
-            session._note(error, 0.0)  # raises what the user is told
+            session._note(error, 0.0)  # raises the user's error
             heard = False
         finally:
             running = [track.fetching for track in core.tracks.values() if track.fetching is not None]
@@ -124,7 +124,7 @@ class Ears:
         return Submission(fragment, 1, PseudoGradient(coded, 10, 1, 1))
 
     def _says(self, rng: random.Random, chance: float, messages: Sequence[Any]) -> list[Any]:
-        """Messages of a stream: some changed, one gone or twice, or a status among them."""
+        """Returns the messages of a stream: some changed, one missing or repeated, or with a status among them."""
         says = [sometimes(rng, chance, mutate_message, message) for message in messages]
         match rng.randrange(10):
             case 0:
@@ -153,7 +153,7 @@ class Ears:
         session.core.shards[0].connected.clear()
         with mock.patch("asyncio.sleep", pause), in_room(MAX_BYTES):
             await session._join()
-        hasty = link.joins - link.uploads - pauses  # what it was asked to send takes its time
+        hasty = link.joins - link.uploads - pauses  # requested uploads take time
         assert hasty <= PATIENT, f"{link.joins} joins with {pauses} pauses: the core is not left alone"
         assert session.core.settings.codec in set(Codec), "what is sent next would fail"
         return True
@@ -179,7 +179,7 @@ class Ears:
         return True
 
     async def _fetch(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
-        """Checksums are right, so that what a core has coded wrongly is decoded."""
+        """Fetches with right checksums, so that invalid codes are decoded."""
         track = rng.choice(list(session.core.tracks.values()))
         fragment, track.whole, track.target = self._layout.fragments[track.fragment], rng.random() < 0.5, 2
         kind = Codec.FLOAT32 if track.whole else Codec.INT4
@@ -229,7 +229,7 @@ def _save(path: Path) -> None:
 
 
 def _decoded(track: FragmentTrack, right: PartialFetch, kind: Codec, frames: list[pb.Frame]) -> tuple[Any, int]:
-    """What the frames give, and its checksum; None when they give nothing."""
+    """Returns the frames' values and their checksum, or None if they have no values."""
     try:
         for frame in frames:
             right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)

@@ -1,4 +1,4 @@
-"""Sound bytes and messages made unsound, by a seeded random generator."""
+"""Makes valid bytes and messages invalid, with a seeded random generator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = ("", "a", "\x00", "é" * 40, "x" * 300, "../../etc/passwd", "a/b", "\n", 
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """One to four changes: flipped bits, other bytes, cuts, repetitions, insertions."""
+    """Makes one to four changes: flipped bits, other bytes, cuts, repetitions, insertions."""
     content = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         place = rng.randrange(len(content) + 1)
@@ -56,11 +56,11 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_message(rng: random.Random, message: M) -> M:
-    """A copy with one to three fields changed, anywhere in it; or changed as bytes, as far as these can be parsed."""
+    """Returns a copy with one to three changed fields, or with changed bytes that can still be parsed."""
     if rng.random() < 0.15:
         try:
             return type(message).FromString(mutate_bytes(rng, message.SerializeToString()))
-        except DecodeError:  # gRPC refuses such a message before anybody of ours sees it
+        except DecodeError:  # gRPC refuses such a message before Atoll's code runs
             return message
     changed = type(message)()
     changed.CopyFrom(message)
@@ -127,5 +127,5 @@ def _value(rng: random.Random, field: FieldDescriptor, old: Any) -> Any:
 
 
 def sometimes(rng: random.Random, chance: float, change: Callable[[random.Random, M], M], message: M) -> M:
-    """The message, changed by that chance."""
+    """Returns the message, changed with this probability."""
     return change(rng, message) if rng.random() < chance else message

@@ -1,4 +1,4 @@
-"""Payloads of frames as nobody sound would code them: for the codec itself, the door of a core, and a learner."""
+"""Invalid payloads of frames, for the codec, the core's intake, and a learner."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0
 
 
 def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) -> bytes:
-    """A sound payload made unsound: after compression, before it, or with a head that lies."""
+    """Makes a valid payload invalid: after compression, before it, or with a false header."""
     expected = frame_codec.content_bytes(span, kind)
     match rng.randrange(8):
         case 0:
             return mutate_bytes(rng, payload)
-        case 1:  # a bomb: much content from few bytes, with its size declared or not
+        case 1:  # a bomb: much content from few bytes, with or without its declared size
             size = rng.choice((0, 1, expected, expected + 1, 1 << 20, 1 << 24))
             return zstandard.ZstdCompressor(level=1, write_content_size=rng.random() < 0.5).compress(bytes(size))
         case 2:
@@ -36,7 +36,8 @@ def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) ->
 
 
 def forged(rng: random.Random, expected: int) -> bytes:
-    """Declares the size that belongs there, and holds another: runs of one byte, much from four bytes each."""
+    """Returns a payload that declares the expected size, but has another: runs of one byte, expanded from four bytes
+    each."""
     blocks, left = [], rng.choice((expected, expected, expected - 1, expected + 1, 1 << 20, 1 << 28))
     while left > 0:
         size = min(left, rng.choice((MAX_BLOCK, MAX_BLOCK, expected, 1)) if left < 1 << 20 else MAX_BLOCK)
@@ -47,7 +48,7 @@ def forged(rng: random.Random, expected: int) -> bytes:
 
 
 def _scaled(rng: random.Random, content: bytes, span: FrameSpan, kind: Codec) -> bytes:
-    """With one scale that cannot be, or one value."""
+    """Returns the content with one invalid scale or value."""
     if kind is Codec.FLOAT32:
         values = np.frombuffer(content, "<f4").copy()
         values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0))

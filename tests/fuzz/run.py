@@ -1,4 +1,4 @@
-"""The long form: `make fuzz INPUTS=1000000`. A finding is printed with what replays it.
+"""The long form: `make fuzz INPUTS=1000000`. Each finding is printed with the argument that replays it.
 
 python -m tests.fuzz.run --inputs N [--json PATH] | --replay TARGET:SEED
 """
@@ -30,8 +30,8 @@ from tests.fuzz.learner_inputs import Ears
 from tests.fuzz.watch import Hang, Target, first_of_row, generator, in_time
 
 BATCH = 2500  # inputs of one target in one process; a finding ends it
-MEASURED = 20  # of so many batches one has its memory traced, which slows it down
-MAX_MEMORY_BYTES = 2 << 30  # of address space beyond what a process has at its start
+MEASURED = 20  # one of this many batches traces its memory, which slows it down
+MAX_MEMORY_BYTES = 2 << 30  # address space in addition to a process's at its start
 
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
     "frames": (Frames, 0.5),
@@ -45,7 +45,10 @@ TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares 
 
 
 def feed(name: str, first: int, stop: int) -> tuple[str, int]:
-    """Inputs from `first` to below `stop` of a target, in whole rows: (what was found, or nothing; inputs answered)."""
+    """Runs a target on the inputs from `first` to below `stop`, in whole rows.
+
+    Returns the finding, or an empty string, and the number of answered inputs.
+    """
     make, answered = TARGETS[name][0], 0
     target, seed = make(), first
     row = target.row
@@ -63,14 +66,14 @@ def feed(name: str, first: int, stop: int) -> tuple[str, int]:
 
 
 def fed_quietly(name: str, first: int, stop: int) -> tuple[str, int]:
-    """`feed` in a process of its own."""
+    """Runs `feed` in its own process."""
     quiet()
-    merge.warm_up()  # else loading kernels counts as memory of the first input
+    merge.warm_up()  # otherwise, the first input's memory would include the kernels
     return feed(name, first, stop)
 
 
 def quiet() -> None:
-    """No logs, and no memory without end."""
+    """Switches off logs, and limits the memory."""
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     status = Path("/proc/self/statm").read_text().split()

@@ -1,4 +1,4 @@
-"""The short form, driven by hypothesis, which finds the smallest seed; `make fuzz` is the long one."""
+"""The short form, driven by hypothesis, which finds the smallest seed. `make fuzz` is the long form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an input is made from a target's name and a seed, and what watches over its decoding: time and memory."""
+"""Makes an input from a target's name and a seed, and limits the time and memory of its decoding."""
 
 from __future__ import annotations
 
@@ -12,42 +12,45 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-LONGEST_CPU_S = 5.0  # of one input: whatever takes longer hangs. Processor time, so that a busy machine is no finding
+LONGEST_CPU_S = 5.0  # limit on an input's CPU time; wall-clock time would depend on other processes
 
 
 class Target(Protocol):
-    """Something that decodes. Inputs of a row of seeds share its state; 1: each input stands for itself."""
+    """Code that decodes inputs. row: number of consecutive seeds whose inputs share its state; 1 for none."""
 
     row: int
 
     def one(self, rng: random.Random) -> bool:
-        """Makes an input and feeds it in: True for a value, False for the declared error; raises for whatever else."""
+        """Makes an input and decodes it. Returns True for a value, and False for the declared error."""
 
     def close(self) -> None:
-        """At the end of a row; raises for a state that should not be."""
+        """Ends a row. Raises an error for an invalid state."""
 
 
 class Hang(BaseException):
-    """Not an Exception: nothing that decodes may take it for an error of the input."""
+    """Decoding takes too long. This is not an Exception, so that no decoder treats it as an invalid input."""
 
 
 class Greed(AssertionError):
-    """Decoding took more memory than the input may ask for."""
+    """Decoding used more memory than the input may require."""
 
 
 def generator(name: str, seed: int) -> random.Random:
-    """The same for both forms, so that a finding of either replays in the other."""
+    """Returns a generator that is the same in both forms, so that each replays findings of the other."""
     return random.Random(f"{name} {seed}")
 
 
 def first_of_row(row: int, seed: int) -> int:
-    """Where to begin, to come to an input by the way that it was come to."""
+    """Returns the first seed of an input's row, whose inputs must be replayed in order."""
     return seed - seed % row
 
 
 @contextlib.contextmanager
 def in_time() -> Iterator[None]:
-    """Raises Hang in what takes too much processor time. For the main thread; pytest has the other timer."""
+    """Context manager that raises Hang after too much CPU time.
+
+    Use it on the main thread. pytest uses the other timer.
+    """
 
     def hang(_number: int, _frame: FrameType | None) -> None:
         raise Hang(f"one input took {LONGEST_CPU_S} s")
@@ -63,9 +66,9 @@ def in_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_room(most_bytes: int) -> Iterator[None]:
-    """Raises Greed when what is done in here takes more memory than that at its peak; where memory is traced at all.
+    """Context manager that raises Greed for a peak of more than `most_bytes`, if memory is traced.
 
-    tracemalloc must be on from a process's start: switched on and off beside other threads it crashes the interpreter.
+    tracemalloc must be on from a process's start. Switching it on next to other threads crashes the interpreter.
     """
     if not tracemalloc.is_tracing():
         yield
@@ -79,6 +82,6 @@ def in_room(most_bytes: int) -> Iterator[None]:
 
 
 def place() -> tempfile.TemporaryDirectory[str]:
-    """A directory in memory where there is one: syncing files is not what is tested."""
+    """Returns a directory in memory if possible, because the tests do not need durable files."""
     memory = Path("/dev/shm")  # noqa: S108 - a directory of one's own in it
     return tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True)

@@ -1,4 +1,4 @@
-"""The values that are tried, and how their objects are found."""
+"""The values that the tests try, and functions that find objects in the rendered chart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERYTHING: dict[str, Any] = {
     "monitoring": {"enabled": True},
 }  # fmt: skip
 
-# Each value of the chart, and another one than EVERYTHING has: it has to change something.
+# Each value of the chart, with a value that differs from EVERYTHING's. It must change some object.
 OTHERS: dict[str, Any] = {
     "fullnameOverride": "other", "region": "us",
     "image.registry": "registry.example.com", "image.tag": "9", "image.pullPolicy": "Always",
@@ -85,9 +85,9 @@ for _part in PARTS:
         f"{_part}.affinity": {"nodeAffinity": {}},
     }  # fmt: skip
 OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
-ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these count where the core is elsewhere
+ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only if the core is elsewhere
 
-# Name -> values, and what the refusal has to say.
+# Name -> values, and the text of the expected refusal.
 REFUSED: dict[str, tuple[Values, str]] = {
     "a name that is misspelt": ([{"core": {"replica": 2}}], "additional properties 'replica' not allowed"),
     "a part that does not exist": ([{"cor": {}}], "additional properties 'cor' not allowed"),
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
 
 
 def _changed(path: str, value: Any) -> Values:
-    """EVERYTHING with one value changed."""
+    """Returns EVERYTHING with one changed value."""
     for name in reversed(path.split(".")):
         value = {name: value}
     return [EVERYTHING, UPSTREAM, value] if path in ELSEWHERE else [EVERYTHING, value]
@@ -153,12 +153,12 @@ SOUND = [name for name in CASES if name not in REFUSED]
 
 
 def schema() -> dict[str, Any]:
-    """What values may be."""
+    """Returns the schema of the chart's values."""
     return json.loads((CHART / "values.schema.json").read_text())  # type: ignore[no-any-return]
 
 
 def leaves() -> Iterator[str]:
-    """Each value that may be given, but for those of the charts above."""
+    """Yields each value that a user may set, except those of charts above."""
     whole = schema()
 
     def walk(part: dict[str, Any], path: str) -> Iterator[str]:
@@ -172,13 +172,13 @@ def leaves() -> Iterator[str]:
 
 
 def one(answer: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """The object of that kind and name."""
+    """Returns the object of this kind and name."""
     (found,) = [each for each in answer["objects"] if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found  # type: ignore[no-any-return]
 
 
 def pods(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Component -> what its pods are made from."""
+    """Returns the pod templates by component."""
     return {
         each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["template"]["spec"]
         for each in answer["objects"]
@@ -188,7 +188,7 @@ def pods(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def program() -> Any:
-    """The command `atoll`, as click has it."""
+    """Returns the command `atoll` as click's object."""
     app = typer.Typer()
     for register in (register_core, register_front, register_learner, register_dashboard, register_certs):
         register(app)
@@ -196,7 +196,7 @@ def program() -> Any:
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """What the program takes these words for. Raises click's UsageError for those that it does not know."""
+    """Parses the words with `atoll`'s options. Raises click's UsageError for unknown options."""
     name, *rest = words
     command = program().commands[name]
     if hasattr(command, "commands"):

@@ -1,4 +1,4 @@
-"""What the chart gives, rendered once for all tests."""
+"""The chart's output, rendered once for all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.k8s.cases import CASES
 
 @pytest.fixture(scope="session")
 def rendered() -> dict[str, dict[str, Any]]:
-    """Case -> error, manifest, notes, objects, and what Kubernetes would refuse of them."""
+    """Returns for each case: error, manifest, notes, objects, and the objects' invalid fields."""
     try:
         return engine.render(CASES)
     except engine.NoPythonError as error:

@@ -1,4 +1,4 @@
-"""Asks Helm's engine, which needs a newer Python than Atoll does: in an environment of its own, made once."""
+"""Calls Helm's engine, which needs a newer Python than Atoll, in its own environment, made once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ NAMED = "ATOLL_PYTHON312"
 
 
 class NoPythonError(Exception):
-    """There is none that is new enough; one line, with the remedy."""
+    """No Python on this machine is new enough. The message is one line with the fix."""
 
 
 def render(asked: dict[str, list[str | dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What the chart gives. asked: name -> values, each a file of the chart or an object, later over earlier ones."""
+    """Renders the chart.
+
+    asked: name -> values, each a file of the chart or an object. Later values override earlier ones.
+    """
     request = [
         {"name": name, "values": [str(CHART / part) if isinstance(part, str) else part for part in parts]}
         for name, parts in asked.items()
@@ -37,7 +40,7 @@ def render(asked: dict[str, list[str | dict[str, Any]]]) -> dict[str, dict[str, 
 
 
 def _environment() -> Path:
-    """Its interpreter."""
+    """Returns the interpreter of the environment."""
     python, ready = ENVIRONMENT / "bin/python", ENVIRONMENT / ".ready"
     wanted = hashlib.sha256(NEEDS.read_bytes()).hexdigest()
     if not ready.exists() or ready.read_text() != wanted:
@@ -49,7 +52,7 @@ def _environment() -> Path:
 
 
 def _newer_python() -> str:
-    """Raises NoPythonError."""
+    """Returns a newer Python. Raises NoPythonError."""
     named = os.environ.get(NAMED)
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     on_path = [shutil.which(f"python3{minor}") for minor in (".12", ".13", ".14", "")]

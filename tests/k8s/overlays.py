@@ -1,4 +1,4 @@
-"""The chart's objects as plain manifests, for those without Helm: `python -m tests.k8s.overlays` writes them."""
+"""The chart's objects as plain manifests, for users without Helm: `python -m tests.k8s.overlays` writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY_HELM = re.compile(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n|
 
 
 def manifests(overlay: str, rendered: str) -> dict[Path, str]:
-    """File -> text. What needs the Prometheus operator or Grafana has a file of its own: it can be left out."""
+    """Returns the text of each file. Objects for the Prometheus operator or Grafana have their own, optional file."""
     source = f"k8s/atoll with {VALUES[overlay]}"
     head = f"# Made from {source} by `python -m tests.k8s.overlays`: change kustomization.yaml instead.\n"
     parts = [BY_HELM.sub("", part.strip() + "\n") for part in SOURCE.split(rendered)[1:]]
@@ -28,7 +28,7 @@ def manifests(overlay: str, rendered: str) -> dict[Path, str]:
 
 
 def main() -> None:
-    """Writes them."""
+    """Writes all manifests."""
     for overlay, rendered in render({name: [values] for name, values in VALUES.items()}).items():
         for path, text in manifests(overlay, rendered["manifest"]).items():
             path.write_text(text)

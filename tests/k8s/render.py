@@ -1,7 +1,7 @@
-"""Packages and renders the chart with Helm's own engine, and validates what comes out: without cluster or helm binary.
+"""Packages and renders the chart with Helm's own engine, and validates the result, without a cluster or helm binary.
 
-Run by Python 3.12 or newer with requirements.txt; nothing of Atoll is imported. Standard input: JSON, a list of
-`{"name": ..., "values": [a path or an object, ...]}`, later values over earlier ones. Standard output: JSON,
+It runs on Python 3.12 or newer with requirements.txt, and imports nothing from Atoll. Standard input: JSON, a list of
+`{"name": ..., "values": [a path or an object, ...]}`, later values override earlier ones. Standard output: JSON,
 `{name: {"error", "manifest", "notes", "objects", "invalid"}}`.
 """
 
@@ -25,8 +25,8 @@ import kubernetes_validate
 import yaml
 
 RELEASE, NAMESPACE = "atoll", "atoll"
-KUBERNETES = "1.34", "1.27"  # the newest that matters, and the oldest that Chart.yaml allows
-AT_A_TIME = 16  # an installation mostly waits between its questions
+KUBERNETES = "1.34", "1.27"  # the newest supported version, and the oldest that Chart.yaml allows
+AT_A_TIME = 16  # an installation mostly waits between its requests
 KINDS = {
     "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap",
     "apps/v1": "deployments:Deployment statefulsets:StatefulSet",
@@ -41,21 +41,21 @@ BUILT_IN = {
     "apps/v1",
     "networking.k8s.io/v1",
     "policy/v1",
-}  # the others come with operators, and have no schema here
+}  # the other kinds come with operators, and have no schema here
 PATH = re.compile(r"/(?:api|apis)/((?:[^/]+/)?v[^/]+)(?:/(?:namespaces/[^/]+/)?([^/]+)(?:/([^/]+))?)?")
 
 
 class StubApi(BaseHTTPRequestHandler):
-    """As much of a Kubernetes API as an installation asks for: which kinds there are, and that everything went well."""
+    """The part of a Kubernetes API that an installation needs: the list of kinds, and successful answers."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are sent apart: the second would wait 40 ms
+    disable_nagle_algorithm = True  # header and body are sent separately, and the second would wait 40 ms
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
     def handle_any(self) -> None:
-        """One request."""
+        """Answers one request."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
         status, answer = self._answer(path, body)
@@ -89,7 +89,7 @@ class StubApi(BaseHTTPRequestHandler):
             return 200, {"kind": f"{kind}List", "apiVersion": group, "metadata": {}, "items": []}
         if self.command == "GET":
             return 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        # Built-in kinds may travel as protobuf; nobody looks at what is answered.
+        # Built-in kinds may be sent as protobuf. The content of the answer is not used.
         made = {"metadata": {"name": name or "it"}} if body[:4] == b"k8s\0" else json.loads(body)
         made["metadata"] |= {"uid": "u", "resourceVersion": "1", "namespace": NAMESPACE}
         return 201, {"kind": kind, "apiVersion": group} | made
@@ -98,7 +98,7 @@ class StubApi(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """With room for all who knock at the same time: with the usual five some connections are reset."""
+    """An HTTP server with a longer backlog. With the usual five, some connections are reset."""
 
     request_queue_size = 1024
 
@@ -115,7 +115,7 @@ def _resource(name: str, kind: str) -> dict[str, Any]:
 
 
 def merged(parts: list[str | dict[str, Any]]) -> dict[str, Any]:
-    """As `helm --values` does with several."""
+    """Merges values like `helm --values` with several files."""
     values: dict[str, Any] = {}
 
     def merge(into: dict[str, Any], other: dict[str, Any]) -> None:
@@ -131,9 +131,9 @@ def merged(parts: list[str | dict[str, Any]]) -> dict[str, Any]:
 
 
 def rendered(chart: str, kubeconfig: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What an installation with these values would make, or why there is none."""
+    """Returns the objects that an installation with these values would make, or its error."""
     try:
-        # Each time a new one: the driver that keeps releases in memory goes with it.
+        # A new one each time, because the driver that keeps releases in memory belongs to it.
         client = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=kubeconfig)
         release = asyncio.run(helm_sdkpy.Install(client).run(RELEASE, chart, values=values, wait=False))
     except helm_sdkpy.HelmError as error:
@@ -145,9 +145,9 @@ def rendered(chart: str, kubeconfig: str, values: dict[str, Any]) -> dict[str, A
     }  # fmt: skip
 
 
-@functools.cache  # most objects are the same with most values
+@functools.cache  # most objects are equal for most values
 def complaints(text: str) -> list[str]:
-    """What Kubernetes would refuse of an object, unknown names included."""
+    """Returns the errors that Kubernetes would find in an object, including unknown names."""
     found, thing = [], json.loads(text)
     for version in KUBERNETES if thing["apiVersion"] in BUILT_IN else ():
         try:
@@ -158,7 +158,7 @@ def complaints(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Answers what is asked on standard input."""
+    """Answers the requests on standard input."""
     chart, asked = sys.argv[1], json.load(sys.stdin)
     server = Server(("127.0.0.1", 0), StubApi)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -170,10 +170,10 @@ def main() -> None:
     }  # fmt: skip
     os.environ["HELM_DRIVER"] = "memory"
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as kubeconfig, tempfile.TemporaryDirectory() as folder:
-        json.dump(config, kubeconfig)  # which is YAML
+        json.dump(config, kubeconfig)  # JSON is valid YAML
         kubeconfig.flush()
         packing = helm_sdkpy.Package(helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=kubeconfig.name))
-        package = asyncio.run(packing.run(chart, folder))  # where links have become what they lead to
+        package = asyncio.run(packing.run(chart, folder))  # links are replaced by their targets there
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             values = [merged(each["values"]) for each in asked]
             answers = pool.map(functools.partial(rendered, package, kubeconfig.name), values)

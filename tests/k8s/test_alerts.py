@@ -1,4 +1,4 @@
-"""What watches: rules for what runs here, Grafana's boards, and whom Prometheus asks."""
+"""Monitoring: rules for the deployed components, Grafana's dashboards, and Prometheus' targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.observing.exported import TARGET
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 RULES = ROOT / "docker/prometheus/rules.yaml"
 BOARDS = sorted((ROOT / "docker/grafana/dashboards").glob("*.json"))
-MAX_ANNOTATED = 262_144  # bytes: `kubectl apply` keeps a whole object in an annotation of it
+MAX_ANNOTATED = 262_144  # bytes: `kubectl apply` stores a whole object in its annotation
 
 
 def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -23,7 +23,7 @@ def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_rules_arrive_as_they_are(rendered):
-    """tests/observing tries each, and compares the series that it asks for with what the processes tell."""
+    """tests/observing tests each rule, and compares its series with those that the processes export."""
     kept = {group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]}
     made = json.dumps(_groups(rendered["everything"]))
     assert kept == json.loads(made.replace("https://atoll.example.com/runbooks", "http://localhost:7080/runbooks"))
@@ -45,13 +45,13 @@ def test_runbook_urls_begin_with_the_dashboards_address(rendered):
 
 
 def test_rules_are_of_what_runs_here(rendered):
-    """A cluster without a core must not miss it."""
+    """A cluster without a core must not alert on a missing core."""
     assert set(_groups(rendered["home"])) == {"atoll-core", "atoll-front"}
     assert set(_groups(rendered["other core.enabled"])) == {"atoll-front", "atoll-learner"}
 
 
 def test_boards_arrive_as_they_are(rendered):
-    """Grafana's sidecar writes each key as a file into one folder, beside those of other charts."""
+    """Grafana's sidecar writes each key to a file in one folder, which other charts share."""
     made = [each for each in rendered["everything"]["objects"] if each["kind"] == "ConfigMap"]
     assert len(made) == len(BOARDS) > 0
     for path in BOARDS:
@@ -63,7 +63,7 @@ def test_boards_arrive_as_they_are(rendered):
 
 
 def test_all_pods_with_metrics_are_asked(rendered):
-    """And are called as rules and boards call them."""
+    """Their job names are those in the rules and dashboards."""
     monitor, jobs = one(rendered["everything"], "PodMonitor", "atoll")["spec"], set()
     (asked,) = [each["port"] for each in monitor["podMetricsEndpoints"]]
     for each in rendered["everything"]["objects"]:

@@ -1,4 +1,4 @@
-"""The chart as a whole: what it makes is sound, what it refuses it says plainly, and every value counts."""
+"""The chart as a whole: valid objects, clear refusals, and an effect of every value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.settings import Quorum, RunSettings
 from tests.k8s import engine
 from tests.k8s.cases import CASES, ELSEWHERE, OTHERS, PARTS, REFUSED, SOUND, leaves, parsed, pods, program, schema
 
-pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first one may have to fetch Helm's engine
+pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first test may have to install Helm's engine
 
 
 def test_kubernetes_takes_what_is_made(rendered):
@@ -46,7 +46,7 @@ def test_every_part_can_be_by_itself(rendered):
 
 
 def test_the_schema_has_the_settings_of_a_run_with_their_limits():
-    """One that the program would refuse later is refused now, and no other."""
+    """The schema refuses exactly the values that the program would refuse later."""
     options = [each for each in program().commands["core"].params if each.rich_help_panel == RunSettings.panel]
     settings = schema()["properties"]["core"]["properties"]["settings"]["properties"]
     flags = {"--" + re.sub("[A-Z]", lambda found: "-" + found[0].lower(), name) for name in settings}
@@ -71,7 +71,7 @@ def test_the_program_takes_the_arguments(rendered):
     for name in SOUND:
         for part, pod in pods(rendered[name]).items():
             (container,) = pod["containers"]
-            if container.get("args") not in (None, ["x"]):  # a user's own
+            if container.get("args") not in (None, ["x"]):  # a user's own container
                 assert container["args"][0] == part
                 given.add(tuple(container["args"]))
     assert len(given) > 20
@@ -88,7 +88,7 @@ FIELDS = {option: option for option in RunSettings.model_fields if option not in
 
 
 def test_numbers_are_written_out(rendered):
-    """Helm reads them as floats: 1000000 would become 1e+06."""
+    """Helm reads numbers as floats, so 1000000 would become 1e+06."""
     everything = pods(rendered["everything"])
     assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
     assert "--cache-mib=2000000" in everything["front"]["containers"][0]["args"]

@@ -1,4 +1,4 @@
-"""Who may call whom."""
+"""The network policies: which pods may call which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MONITORING = "monitoring"
 
 
 def _rules(rules: list[dict[str, Any]], side: str) -> dict[int, list[str]]:
-    """Port -> who, in a word each; "anywhere" where nobody is named."""
+    """Returns the peers of each port, as one word each, or "anywhere" for rules without peers."""
     found: dict[int, list[str]] = {}
     for rule in rules:
         who = [_who(peer) for peer in rule[side]] if side in rule else ["anywhere"]
@@ -35,7 +35,7 @@ def _who(peer: dict[str, Any]) -> str:
 
 
 def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """In, out."""
+    """Returns the inbound and the outbound rules."""
     policy = one(answer, "NetworkPolicy", f"atoll-{part}")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == part

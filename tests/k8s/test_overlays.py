@@ -1,4 +1,4 @@
-"""The overlays are what the chart makes, and build."""
+"""The overlays match the chart, and they build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_they_are_what_the_chart_makes(rendered, overlay):
 
 @pytest.mark.parametrize("overlay", VALUES)
 def test_they_build_and_change_nothing_until_a_user_does(overlay, tmp_path):
-    """What can be edited in kustomization.yaml is there as it is in the chart."""
+    """Editable parts in kustomization.yaml have the chart's values."""
     files = [path for path in (OVERLAYS / overlay).iterdir() if path.name != "kustomization.yaml"]
     for path in files:
         (tmp_path / path.name).write_text(path.read_text())

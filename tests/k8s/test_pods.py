@@ -1,4 +1,4 @@
-"""What pods are made from: nothing is allowed that is not needed, and nobody is restarted who is only slow."""
+"""Pod templates: no unneeded permissions, and no restart of a process that is only slow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_processes_have_no_rights(rendered, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_kubernetes_sets_no_variables_that_atoll_would_read(rendered, name):
-    """For a Service atoll-core it would set ATOLL_CORE_PORT and others."""
+    """For a Service named atoll-core, it would set ATOLL_CORE_PORT and others."""
     assert all(pod["enableServiceLinks"] is False for pod in pods(rendered[name]).values())
 
 
@@ -52,7 +52,7 @@ def test_probes_ask_what_the_process_tells(rendered, part):
     port = int(parsed(container["args"])["metrics_listen"].rpartition(":")[2])
     assert {"name": "metrics", "containerPort": port, "protocol": "TCP"} in container["ports"]
     probes = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
-    if part == "learner":  # it may wait for hours, and what it does after training is its own
+    if part == "learner":  # it may wait for hours, and its code after training is the user's
         probes = {"readinessProbe": "/readyz"}
     assert {name for name in container if name.endswith("Probe")} == set(probes)
     for probe, path in probes.items():
@@ -187,7 +187,7 @@ def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
 
 
 def _dashboard(answer: dict) -> DashboardSettings:
-    """What it would be started with."""
+    """Returns the settings that the dashboard's container would have."""
     said = parsed(_container(pods(answer)["dashboard"])["args"])
     words = {name: said[name] for name in ("server", "listen", "plaintext")}
     return DashboardSettings(**words, hosts=said["host"] or (), insecure_plaintext=True)  # no certificates here
@@ -199,7 +199,7 @@ def test_a_dashboard_asks_the_core_of_its_release_or_the_one_that_is_named(rende
 
 
 def _status(settings: DashboardSettings, host: str) -> int:
-    """What a dashboard answers to whoever asks for it by that name."""
+    """Returns the dashboard's HTTP status for a request with this Host header."""
 
     said = []
 
@@ -212,7 +212,7 @@ def _status(settings: DashboardSettings, host: str) -> int:
 
 
 def test_a_dashboard_answers_probes_and_by_its_own_names_only(rendered):
-    """Another site's name may lead to where `kubectl port-forward` listens."""
+    """Another site's name may lead to an address where `kubectl port-forward` listens."""
     for name in ("home", "everything"):
         container, settings = _container(pods(rendered[name])["dashboard"]), _dashboard(rendered[name])
         settings.check()

@@ -1,1 +1,1 @@
-"""Tests of learner."""
+"""Tests of the learner."""

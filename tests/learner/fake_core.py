@@ -1,8 +1,8 @@
-"""A core in threads of the test: it does what the test says when the test says it, and can fail in any way.
+"""A core in threads of the test, which acts on the test's commands, and can fail in any way.
 
-Rounds open and merges happen only when asked for; a merge is the plain mean. What a real core makes durable survives
-`restart`; sessions and the cache of updates do not. It is not asyncio's server, since gRPC shares one queue of events
-among all loops of a process (grpc/grpc#25364), and the loop that a test is about is the agent's.
+Rounds open and merges happen only on request. A merge is the plain mean. A real core's durable data survives `restart`.
+Sessions and the cache of updates do not. It does not use asyncio's server, because gRPC shares one event queue among
+all loops of a process (grpc/grpc#25364), and these tests are about the agent's loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
 class FakeCore(rpc.OuterServicer):
-    """One run. Fields change under the lock of `_news`; tests read them."""
+    """One run. Fields change under the lock of `_news`, and tests read them."""
 
     def __init__(self, fragments: int) -> None:
         self.fragments = fragments
@@ -43,7 +43,7 @@ class FakeCore(rpc.OuterServicer):
         self.parts: dict[Key, dict[int, bytes]] = defaultdict(dict)
         self.headers: dict[Key, pb.PushHeader] = {}
         self.receipts: dict[Key, pb.Receipt] = {}
-        self.rounds: dict[int, int] = {}  # open ones: fragment and cycle
+        self.rounds: dict[int, int] = {}  # open rounds: fragment -> cycle
         self.run_tokens, self.total_tokens, self.epoch, self.cycle = 0, 0, 1, 0
         self.sessions: set[bytes] = set()
         self.log: list[pb.Notification] = []
@@ -51,13 +51,13 @@ class FakeCore(rpc.OuterServicer):
         self.follows: list[pb.FollowRequest] = []
         self.fetches: list[pb.FetchRequest] = []
         self.progress: list[pb.Progress] = []
-        self.frames: list[tuple[Key, int]] = []  # as they came
+        self.frames: list[tuple[Key, int]] = []  # in order of arrival
         self.left: list[str] = []
         self.answers: dict[str, deque[tuple[grpc.StatusCode, str]]] = defaultdict(deque)
-        self.cut_after: int | None = None  # frames of the next Push
-        self.lose_acknowledgement = False  # of the next Push: it counts, and nobody is told
+        self.cut_after: int | None = None  # number of frames after which the next Push is cut
+        self.lose_acknowledgement = False  # the next Push is accepted, but its acknowledgement is lost
         self.spoil_updates = self.end_follow = False
-        self.asked: dict[str, int] = defaultdict(int)  # calls of each method, before anything is checked
+        self.asked: dict[str, int] = defaultdict(int)  # calls of each method, before any check
         self._news = threading.Condition()
         self._gate = threading.Event()
         self._server: grpc.Server
@@ -67,7 +67,7 @@ class FakeCore(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ what tests say
 
     def hang(self) -> None:
-        """Answers nobody any more, and hangs up on nobody."""
+        """Stops answering, but keeps connections open."""
         self._gate.clear()
 
     def go_on(self) -> None:
@@ -79,7 +79,7 @@ class FakeCore(rpc.OuterServicer):
             self._news.notify_all()
 
     def start(self) -> None:
-        """After `stop`: on the same port, with what was durable."""
+        """Starts again after `stop`, on the same port, with the durable data."""
         self.epoch += 1
         self.forget_sessions()
         self.updates.clear()
@@ -96,7 +96,7 @@ class FakeCore(rpc.OuterServicer):
             self._say(opened=pb.RoundOpened(fragment=fragment, cycle=self.cycle))
 
     def fail(self, method: str, status: grpc.StatusCode, detail: str = "as the test says", times: int = 1) -> None:
-        """The next calls of a method end so."""
+        """Makes the next calls of a method fail with this status."""
         self.answers[method].extend([(status, detail)] * times)
 
     def pending(self, fragment: int) -> list[Key]:
@@ -104,7 +104,7 @@ class FakeCore(rpc.OuterServicer):
         return sorted(key for key, receipt in held if key[2] == fragment and receipt.fate == pb.FATE_PENDING)
 
     def merge(self, fragment: int, *, tell: bool = True) -> None:
-        """Takes the mean of what is pending. tell: announces it."""
+        """Merges the mean of the pending contributions. tell: announces the version."""
         with self._news:
             self._merge(fragment)
             if tell:
@@ -113,7 +113,7 @@ class FakeCore(rpc.OuterServicer):
                 self._say(published=update)
 
     def refuse(self, fragment: int, *, drop: bool, tell: bool = True) -> None:
-        """After the acknowledgement."""
+        """Refuses a contribution after its acknowledgement."""
         with self._news:
             for key in self.pending(fragment):
                 receipt = self._receipt(key, pb.FATE_REFUSED, "as the test says", drop=drop)
@@ -121,7 +121,7 @@ class FakeCore(rpc.OuterServicer):
                     self._say(receipt=receipt)
 
     def reasons(self) -> list[str]:
-        """Of all rounds that were declined."""
+        """Returns the reasons of all declined rounds."""
         return [each.reason for progress in list(self.progress) for each in progress.declined]
 
     # ------------------------------------------------------------------------------ Outer
@@ -181,7 +181,7 @@ class FakeCore(rpc.OuterServicer):
         self._may("Push", context, header.session)
         key = (header.session.learner, header.session.incarnation, header.fragment, header.seq)
         if key not in self.receipts:
-            lose = self.lose_acknowledgement  # of all streams that bring it
+            lose = self.lose_acknowledgement  # for all streams of this contribution
             self.headers[key] = header
             received = self.parts[key]
             yield pb.PushReply(received=pb.ReceivedFrames(frames=sorted(received)))
@@ -196,7 +196,7 @@ class FakeCore(rpc.OuterServicer):
                 self.cut_after = None if self.cut_after is None else self.cut_after - 1
             with self._news:
                 while len(received) < header.frames and context.is_active():
-                    self._news.wait(0.1)  # other streams bring the rest
+                    self._news.wait(0.1)  # other streams send the rest
                 if key not in self.receipts and len(received) == header.frames:
                     self.rounds.pop(header.fragment, None)
                     self._receipt(key, pb.FATE_PENDING)
@@ -239,7 +239,7 @@ class FakeCore(rpc.OuterServicer):
             self._may("Report", context, first.session)
             self.progress.append(first)
             self.progress.extend(requests)
-        except grpc.RpcError:  # the learner cut it
+        except grpc.RpcError:  # the learner cut the call
             pass
         return pb.ReportReply()
 
@@ -297,14 +297,14 @@ class FakeCore(rpc.OuterServicer):
 
 
 def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> None:
-    """As a core does, with its mark."""
+    """Refuses a call like a core, with its trailing metadata."""
     context.set_trailing_metadata(ATOLL_STATUS)
     context.abort(code, details)
 
 
 @contextmanager
 def fake_core(fragments: int = 2) -> Iterator[FakeCore]:
-    """Serves until the block ends."""
+    """Context manager for a core that serves until the block ends."""
     core = FakeCore(fragments)
     try:
         yield core

@@ -1,4 +1,4 @@
-"""Training loops of tests, one inner step at a time: work that needs no real training, in one line."""
+"""Training loops for tests, one inner step at a time, for work that needs no real training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atoll import Learner
 from torch import nn
 
 torch.set_num_threads(1)
-BREATH = threading.Event()  # never set: waiting on it paces a loop
+BREATH = threading.Event()  # never set: loops wait on it between steps
 
 
 class Two(nn.Module):
-    """Two fragments of one matrix each."""
+    """A model with two fragments of one matrix each."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Two(nn.Module):
 
 
 class Loop:
-    """A model and its learner. turn: one inner step that moves every parameter."""
+    """A model and its learner. turn: makes one inner step, which moves every parameter."""
 
     def __init__(self, address: str, name: str = "a", *, model: nn.Module | None = None, **options: object) -> None:
         self.model = model if model is not None else Two()
@@ -47,7 +47,7 @@ class Loop:
         self.longest_step_s = max(self.longest_step_s, time.perf_counter() - began)
 
     def until(self, found: Callable[[], object], timeout_s: float = 15.0) -> None:
-        """Inner steps until it is so."""
+        """Makes inner steps until `found` returns a true value."""
         end = time.monotonic() + timeout_s
         while not found():
             assert time.monotonic() < end, f"not so within {timeout_s} s: {self.learner.stats()}"
@@ -56,7 +56,7 @@ class Loop:
 
 
 def until(found: Callable[[], object], timeout_s: float = 15.0) -> None:
-    """Waits without training until it is so."""
+    """Waits without training until `found` returns a true value."""
     end = time.monotonic() + timeout_s
     while not found():
         assert time.monotonic() < end, f"not so within {timeout_s} s"

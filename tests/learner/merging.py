@@ -1,4 +1,4 @@
-"""Learners without a core that merge with each other: adoptions move them as those of a run do, not at random."""
+"""Learners without a core that merge with each other, so that adoptions move them like those of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import nn
 from tests.learner.watched import Watched
 
 RULE = OuterRule(0.5, 0.85, Codec.FLOAT32)  # a core's defaults
-EVERY = 4  # steps between the rounds of a fragment, on average
-ANSWERS = 0.7  # of rounds, that a learner is in time for
+EVERY = 4  # mean steps between the rounds of a fragment
+ANSWERS = 0.7  # share of rounds that a learner answers in time
 
 
 @dataclass
 class Kind:
-    """A model, what it is trained by, and its optimizer."""
+    """A model, its loss, and its optimizer."""
 
     model: Callable[[], nn.Module]
     loss: Callable[[nn.Module], torch.Tensor]
@@ -32,13 +32,13 @@ class Kind:
 
 
 class Merging:
-    """Two of a kind, entered; they step in turn."""
+    """Two entered learners of one kind, which step in turn."""
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self._kind, self._random = kind, np.random.default_rng(seed)
         self.members: list[Watched] = []
         for _ in range(2):
-            torch.manual_seed(seed)  # both begin as the run does
+            torch.manual_seed(seed)  # both begin with the run's parameters
             model = kind.model()
             self.members.append(Watched(model, kind.optimizer(model), fragments=kind.fragments))
         torch.manual_seed(seed + 1)
@@ -57,7 +57,7 @@ class Merging:
             member.__exit__(kind)
 
     def turn(self, times: int = 1) -> None:
-        """Inner steps of both, with rounds in between."""
+        """Makes inner steps of both, with rounds in between."""
         for _ in range(times):
             for fragment in range(len(self._anchors)):
                 if self._random.random() < 1 / EVERY:
@@ -72,7 +72,7 @@ class Merging:
             member.learner.step(tokens=4)
 
     def _round(self, fragment: int) -> None:
-        """Takes, merges at once, and offers the new anchor for some step."""
+        """Takes contributions, merges them at once, and offers the new anchor for a later step."""
         asked = [m for m in self.members if self._random.random() < ANSWERS]
         for member in asked:
             member.agent.taken.clear()
@@ -102,7 +102,7 @@ class Merging:
             member.learner._exchange.offer(PreparedAnchor(fragment, version, anchor.copy(), fate))
 
     def back(self, anchors: Sequence[np.ndarray]) -> None:
-        """The core came back from a backup: learners are given these."""
+        """Gives the learners these anchors, as a core restored from a backup would."""
         self._anchors = [anchor.copy() for anchor in anchors]
         self._momentum = [np.zeros_like(anchor) for anchor in anchors]
         for fragment in range(len(anchors)):
@@ -111,12 +111,12 @@ class Merging:
 
     @property
     def anchors(self) -> list[np.ndarray]:
-        """Of all fragments, now."""
+        """Returns the current anchors of all fragments."""
         return [anchor.copy() for anchor in self._anchors]
 
 
 def values(zero: np.ndarray, coded: Coded, shape: FragmentShape) -> np.ndarray:
-    """Of a coded contribution."""
+    """Returns the values of a coded contribution."""
     out = zero.copy()
     rebase(zero, zero, coded, SegmentAddresses.in_vector(out, shape), shape)
     return out

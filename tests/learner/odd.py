@@ -1,4 +1,4 @@
-"""A model that has everything that makes a model hard to handle."""
+"""A model with everything that makes a model hard to handle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Odd(nn.Module):
-    """Tied head, a frozen part, a buffer, a narrow type, a tensor that is not contiguous."""
+    """A model with a tied head, a frozen part, a buffer, a narrow type, and a non-contiguous tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,5 +23,5 @@ class Odd(nn.Module):
 
 
 def parameters(model: nn.Module) -> Parameters:
-    """With an optimizer of all that is trainable."""
+    """Returns the parameters, with an optimizer of all trainable ones."""
     return Parameters(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1))

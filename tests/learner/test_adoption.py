@@ -1,4 +1,4 @@
-"""Adoption: nothing of a learner's work is lost or counted twice, whatever comes in whichever order."""
+"""Adoption: no work of a learner is lost or counted twice, in any order of events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHAPE = FragmentShape.of(FRAGMENT.whole, Codec.FLOAT32)
 
 
 def coded(q: np.ndarray) -> Coded:
-    """As float32: the values themselves."""
+    """Returns values coded as float32: the values themselves."""
     return Coded.of((q.astype(np.float32).view(np.uint8),))
 
 
 class Island:
-    """One fragment of a learner, with sums kept in float64 beside it."""
+    """One fragment of a learner, with float64 sums for comparison."""
 
     def __init__(self, seed: int, *, keep: bool = True, narrow: bool = False) -> None:
         self.random = np.random.default_rng(seed)
@@ -37,10 +37,10 @@ class Island:
         self.merged = np.zeros(N)
         self.abandoned = np.zeros(N)
         self.in_flight: np.ndarray | None = None
-        self.given_up = False  # what is in flight was given up since it was taken
+        self.given_up = False  # whether the work in flight was given up after it was taken
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """What the parameters hold: float32, or something narrower."""
+        """Returns the values as the parameters store them: float32, or a narrower type."""
         return values.astype(np.float16).astype(np.float32) if self.narrow else values.astype(np.float32)
 
     def train(self) -> None:
@@ -60,7 +60,7 @@ class Island:
         )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
-        """Adopts and stores. Returns the tokens given up."""
+        """Adopts an anchor, and stores the values. Returns the given-up tokens."""
         wanted = self.local.copy()
         places = SegmentAddresses.in_vector(wanted, SHAPE)
         abandoned = self.track.adopt(anchor, version, fate, self.tokens, self.steps, places, keep=self.keep)
@@ -83,7 +83,7 @@ class Island:
             self.abandoned += outstanding - (q if merged else 0)
 
     def restore(self) -> None:
-        """The parameters were written by something else."""
+        """Resets the parameters after a write by other code."""
         self.abandoned += self.track.origin.astype(np.float64) - self.local
         self.given_up = self.in_flight is not None
         keep, self.keep = self.keep, False
@@ -154,7 +154,7 @@ def test_tokens_that_are_given_up_in_flight_are_given_up_only_when_they_are_not_
     island.train()
     island.send()
     island.train()
-    assert island.track.give_up(island.tokens, island.steps) == 10  # what came after
+    assert island.track.give_up(island.tokens, island.steps) == 10  # the tokens after it was taken
     assert not island.track.later(island.steps)
     if merged:
         island.adopt(merged=True)
@@ -220,7 +220,7 @@ def test_at_most_one_contribution_is_in_flight():
 )
 @settings(max_examples=200, deadline=None)
 def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, ahead):
-    """In both modes, and over several versions at a time."""
+    """This holds in both modes, and over several versions at a time."""
     island = Island(seed, keep=keep)
     track, merged, abandoned, flying = island.track, 0, 0, 0
     for move in moves:
@@ -236,5 +236,5 @@ def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, 
             anchor, version = track.anchor + 1, track.version + ahead
             abandoned += island.move(anchor, version, fate)
             merged += flying if move == "merged" else 0
-    undecided = flying if track.flying == (0, 0) else 0  # overwritten while in flight: not known yet
+    undecided = flying if track.flying == (0, 0) else 0  # overwritten while in flight, with an unknown fate
     assert island.tokens == merged + abandoned + undecided + (island.tokens - track.tokens_from)

@@ -1,4 +1,4 @@
-"""The agent against a core that fails in every way the contract knows: nothing is lost, doubled, or waited for."""
+"""The agent with a core that fails in every way that the protocol allows: no work is lost, doubled, or delayed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def core():
 
 
 class Wide(nn.Module):
-    """One fragment of three frames."""
+    """A model with one fragment of three frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Wide(nn.Module):
 
 
 def flown(loop: Loop, core, fragment: int = 0) -> tuple:
-    """A contribution that the core holds, and the learner knows to be acknowledged. Returns its key."""
+    """Sends a contribution, which the learner knows to be acknowledged. Returns its key."""
     core.open(fragment)
     loop.until(lambda: core.pending(fragment))
     return core.pending(fragment)[-1]
@@ -67,8 +67,8 @@ def test_work_goes_out_is_merged_and_comes_back(core):
             flown(loop, core, fragment)
             core.merge(fragment)
             loop.until(lambda fragment=fragment: learner.stats().versions[fragment] == 1)
-        # With one learner the mean is its own work, so parameters are where training alone would have brought them,
-        # but for what the second coding, of the published update, left out.
+        # With one learner, the mean is its own work. The parameters are therefore those of training alone, except for
+        # the error of the published update's coding.
         for parameter, begun, moved in zip(loop.model.parameters(), start, loop.moved, strict=True):
             np.testing.assert_allclose(parameter.detach().double().numpy(), begun - moved, atol=0.02)
         assert learner.stats().merged == 2
@@ -145,7 +145,7 @@ def test_work_that_is_too_stale_is_given_up_with_a_whole_fetch(core, at_the_door
             core.refuse(0, drop=True)
         loop.until(lambda: learner.stats().abandoned_tokens > 0)
         assert core.fetches[-1].whole
-        # A new contribution of this fragment holds only what came after.
+        # A new contribution of this fragment contains only later work.
         key = flown(loop, core)
         assert core.headers[key].tokens < 10 * learner.stats().steps
 
@@ -157,7 +157,7 @@ def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_
         core.refuse(0, drop=True, tell=False)
         core.merge(0, tell=False)
         core.updates.clear()
-        core.merge(0)  # the update is gone: the fragment comes whole, with the fates of this learner's work
+        core.merge(0)  # the update is gone: the whole fragment comes with the fates of this learner's work
         loop.until(lambda: learner.stats().refused == 1)
         loop.until(lambda: learner.stats().versions[0] == 2)
         assert learner.stats().abandoned_tokens > 0
@@ -189,7 +189,7 @@ def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
-        joined = len(core.joins)  # more than once: the first parameters were asked for in between
+        joined = len(core.joins)  # the first parameters were requested in between, so it joined more than once
         core.stop()
         core.start()
         loop.until(lambda: len(core.joins) > joined and learner.stats().connected)
@@ -247,7 +247,8 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
 
 
 def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core, monkeypatch):
-    """The core has believed in the name's previous process for as long as it serves, not since this learner began."""
+    """A core may believe that the name's last process is alive since the core began to serve, not since this learner
+    began."""
     clock = SetClock(time.monotonic(), time.time())
     core.stop()
     loop = Loop(core.address, connect_timeout_s=100.0)
@@ -272,7 +273,7 @@ def test_fetches_that_fail_again_and_again_are_told_of(core):
 
 
 def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
-    """Else the fragment would count as in flight for ever, and this learner would never send it again."""
+    """Otherwise, the fragment would count as in flight forever, and this learner would never send it again."""
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
@@ -327,7 +328,7 @@ def test_run_tokens_never_fall(core):
         for _ in range(30):
             loop.turn(tokens=100)
             seen.append(learner.run_tokens)
-        core.run_tokens = 10_500  # the core knows of a part of them only
+        core.run_tokens = 10_500  # the core knows only a part of them
         core.merge(0)
         loop.until(lambda: seen.append(learner.run_tokens) or learner.stats().versions[0] == 2)
         assert seen == sorted(seen)
@@ -370,7 +371,7 @@ def test_a_receipt_of_a_merge_alone_is_not_adopted(core):
     with loop.learner as learner:
         core.lose_acknowledgement = True
         flown(loop, core)
-        core.merge(0, tell=False)  # the repeated Push is told "merged", the update is not announced yet
+        core.merge(0, tell=False)  # the repeated Push gets "merged", but the update is not announced yet
         for _ in range(50):
             loop.turn()
         assert (learner.stats().versions[0], learner.stats().pending) == (0, 1)

@@ -1,4 +1,4 @@
-"""What a refusal means to a learner, how long it waits, and how the two threads meet."""
+"""The remedy for each refusal, the length of back-off, and the exchange between the two threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_status_of_the_contract_has_its_cure():
 
 
 def drained(exchange: ThreadExchange) -> tuple[list, list, list]:
-    """What there is to do at a boundary, done."""
+    """Removes and returns the work of a boundary."""
     todo = exchange.next()
     done = list(todo.released), list(todo.prepared), list(todo.due)
     for each in (todo.released, todo.prepared, todo.due):
@@ -97,7 +97,7 @@ def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back()
     exchange = ThreadExchange(clock)
     for fragment in range(3 * AT_ONCE + 1):
         exchange.ask(fragment, 1)
-    for _ in range(3):  # each takes long, and some of the rounds
+    for _ in range(3):  # each call handles a limited number of rounds
         clock.steady += 0.8
         drained(exchange)
         assert exchange.withdraw(1.0) == []
@@ -113,5 +113,5 @@ def test_waiting_for_acknowledgements_ends_with_the_last_one():
     exchange.submitted(taken)
     assert not exchange.wait_settled(0.0)
     exchange.settle(taken)
-    exchange.submitted(taken)  # after an interruption that nobody noticed
+    exchange.submitted(taken)  # after an unnoticed interruption
     assert exchange.wait_settled(0.0)

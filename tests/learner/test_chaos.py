@@ -1,4 +1,4 @@
-"""What chaos is told to do: dice, schedules, Procfiles."""
+"""The schedule of `atoll chaos`: random failures, lists, Procfiles."""
 
 from __future__ import annotations
 

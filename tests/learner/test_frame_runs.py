@@ -1,4 +1,4 @@
-"""A fragment taken, sent, fetched and adopted as two runs of its frames: the bytes are those of one run."""
+"""A fragment handled as two runs of its frames gives the same bytes as one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import FragmentLayout, FrameRun, MergeKind, TensorSpec
 from atoll_wire.messages import frame_messages
 
-SIZES = (700, 100, 20, 256, 3, 610)  # some over several frames, some together in one; odd ends
+SIZES = (700, 100, 20, 256, 3, 610)  # some span several frames, and some share one; odd ends
 ROUNDS = 4
 
 
@@ -35,7 +35,7 @@ COUNT = len(FRAGMENT.frames)
 
 @dataclass
 class Owner:
-    """A track of a run. Its parameters are pieces that it shares with other owners."""
+    """The track of a run. Its parameters are pieces that it shares with other owners."""
 
     run: FrameRun
     track: Track
@@ -64,7 +64,7 @@ class Island:
             values[:] += rng.standard_normal(len(values)).astype(np.float32) * np.float32(0.01)
 
     def take(self, steps: int) -> tuple[dict[int, bytes], list[tuple[int, int]], list[Fate]]:
-        """Frames as they are sent, the table that the header's digest is of, and what is adopted when it is merged."""
+        """Returns the sent frames, the table for the header's digest, and the fates to adopt once merged."""
         messages, table, fates = {}, [], []
         for owner in self.owners:
             outstanding = owner.track.take(owner.places, steps, steps)
@@ -75,7 +75,7 @@ class Island:
         return messages, table, fates
 
     def adopt(self, header: pb.FetchHeader, payloads: list[bytes], fates: list[Fate], *, whole: bool) -> None:
-        """Each owner fetches its own frames; their checksums together are the published one."""
+        """Fetches each owner's frames. Their joint checksum must be the published one."""
         version, anchors = header.version, []
         for owner in self.owners:
             incoming = PartialFetch(owner.run, self._kind, 0 if whole else version)
@@ -115,7 +115,7 @@ def test_two_runs_end_with_the_bytes_of_one(kind, first):
         for span, payload in zip(FRAGMENT.frames, update, strict=True):
             frame_codec.content_advance(frame_codec.decompress(payload, span, kind), span, kind, before, published)
         header = pb.FetchHeader(version=version, codec=int(kind), crc32c=frame_codec.vector_crc32c(published))
-        last = version == ROUNDS  # which is fetched whole
+        last = version == ROUNDS  # this version is fetched whole
         if last:
             header.codec = pb.CODEC_FLOAT32
             update = [frame_codec.encode_frame(published, span, Codec.FLOAT32) for span in FRAGMENT.frames]

@@ -36,7 +36,7 @@ async def serve_loops_that_close(loops: int) -> None:
     for _ in range(loops):
         await asyncio.to_thread(lambda: asyncio.run(call_and_close(address)))
     async with grpc.aio.insecure_channel(address) as channel:
-        await channel.unary_unary("/any/Method")(b"")  # by now gRPC has passed on the events of the closed loops
+        await channel.unary_unary("/any/Method")(b"")  # by now, gRPC has passed on the events of the closed loops
     await server.stop(None)
 
 

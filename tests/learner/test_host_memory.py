@@ -1,4 +1,4 @@
-"""A fragment's parameters as float32 on the host, whatever memory and type they have in the model."""
+"""A fragment's parameters as float32 on the host, for any memory and type of the model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_a_narrow_type_made_of_it_is_said():
 
 
 def test_what_happens_to_the_model_between_two_readings_is_seen():
-    """Views on it are kept, but not across `p.data = ...`, as `Module.to` does."""
+    """Views are kept, but not across `p.data = ...`, which `Module.to` uses."""
     values, host_memory, fragments = looking_at(Odd(), 3)
 
     def read() -> np.ndarray:

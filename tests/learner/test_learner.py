@@ -1,4 +1,4 @@
-"""Entering, stepping, pausing and leaving: what a user's loop sees of it."""
+"""Entering, stepping, pausing and leaving, as a user's loop sees them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_mer
 
 
 def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_would_take(core):
-    """When everybody leaves at once no round closes any more."""
+    """When all learners leave at once, no round closes."""
     loop = Loop(core.address, drain_s=30.0)
     with ends_within(8.0), loop.learner:
         core.open(0)
@@ -135,7 +135,7 @@ def test_ctrl_c_while_draining_still_says_good_bye(core, monkeypatch):
 
 
 def test_ctrl_c_while_entering_leaves_no_thread_behind():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script runs the tests behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background processes ignore it
     before = agents()
     loop = Loop("127.0.0.1:1")
     this = threading.get_ident()

@@ -17,7 +17,7 @@ from torch import nn
 
 
 def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarray]]:
-    """Two fragments of different length."""
+    """Returns a model with two fragments of different length, its local parameters, and its anchors."""
     model = nn.ModuleList([nn.Linear(30, 20, bias=False), nn.Linear(7, 5, bias=False)]).to(dtype)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout, random = plan(parameters.tensors, 2), np.random.default_rng(0)
@@ -35,9 +35,9 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarr
 
 
 def work(mine: LocalParameters, number: int, tokens: int, steps: int) -> np.ndarray:
-    """What is taken of a fragment."""
+    """Takes a fragment's work, and returns its values."""
     contents, shape = mine.take(number, tokens, steps).coded.contents, mine._host_memory.shapes[number]
-    [piece] = shape.pieces  # the only one of its fragment
+    [piece] = shape.pieces  # the only piece of its fragment
     out, span = np.zeros(shape.length, np.float32), FrameSpan(0, 0, shape.length, (Segment(piece[0], 0, shape.length),))
     frame_codec.content_add(contents[0], span, Codec.INT4, np.ones(1, np.float32), out)
     return out

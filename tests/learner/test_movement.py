@@ -1,4 +1,4 @@
-"""What moved the parameters, judged row by row."""
+"""Verdicts on the causes of movements, row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PLACES, VALUES = 8, 16
 
 
 class Rows:
-    """The values of some fragments as they move; all fragments have as many."""
+    """The moving values of some fragments, which all have the same number of values."""
 
     def __init__(self, fragments: int = 1) -> None:
         self.random = np.random.default_rng(0)
@@ -27,7 +27,7 @@ class Rows:
         return self.moves.look(np.stack([start, before, after, after]), [BoundaryRows(0, 1, 2, 3)])
 
     def moving(self, change: np.ndarray) -> Movement:
-        """A step that is told."""
+        """Makes a step that is announced to the detector."""
         start, self.values = self.values, (self.values + change).astype(np.float32)
         return self.moves.look(np.stack([start, self.values]), [BoundaryRows(0, 0, 1, 1)])
 
@@ -94,7 +94,7 @@ def test_adoptions_without_a_step_in_between_are_taken_back_together():
 
 
 def test_a_fragment_that_is_taken_back_is_found_among_others_that_were_adopted_with_it_and_hardly_moved():
-    """Seed 3600001567: all fragments were set back to their anchors, and one of them was far from its anchor."""
+    """Seed 3600001567: all fragments were reset to their anchors, and one of them was far from its anchor."""
     rows = Rows(fragments=4)
     for _ in range(10):
         rows.step()

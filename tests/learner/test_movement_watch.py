@@ -1,4 +1,4 @@
-"""Parameters that something other than the optimizer moved are not sent as work, and nothing else is taken for that."""
+"""Movements of parameters that the optimizer did not cause are not sent as work. Other movements are."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
 
 def test_all_ranks_are_given_what_is_restored(said):
     class Others(SingleRank):
-        """Ranks beside this one, which are given values."""
+        """Other ranks, which receive values."""
 
         given: ClassVar[list[torch.Tensor]] = []
 
@@ -158,7 +158,7 @@ def raising() -> None:
 
 
 class Masters(torch.optim.SGD):
-    """Steps float32 copies, and writes them to the parameters, as apex, DeepSpeed and Megatron do."""
+    """Steps float32 copies and writes them to the parameters, like apex, DeepSpeed and Megatron."""
 
     def __init__(self, model: nn.Module, rate: float) -> None:
         self.shared = list(model.parameters())

@@ -1,4 +1,4 @@
-"""What honest loops do to their parameters is taken for work: no warning, nothing given up, everything sent."""
+"""Movements in honest loops count as work: no warning, nothing given up, everything sent."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def restarted_rate() -> Case:
 
 
 def clipped_weights() -> Case:
-    """As a WGAN's critic: the first clip goes far."""
+    """Weight clipping, as in a WGAN's critic. The first clip moves far."""
     model = mlp()
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
 
@@ -83,7 +83,7 @@ def clipped_weights() -> Case:
 
 
 def projected_weights() -> Case:
-    """Rows of unit length, by hand."""
+    """Weights that the loop projects to rows of unit length."""
     model = mlp()
     optimizer = sgd(model)
 
@@ -143,7 +143,7 @@ def averages_swapped_for_evaluation() -> Case:
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """Defazio et al. 2024, SGD: the parameters are y in training and x in evaluation; the state keeps z."""
+    """Defazio et al. 2024, SGD. The parameters are y in training and x in evaluation, and the state keeps z."""
 
     def __init__(self, parameters, rate: float, beta: float = 0.9) -> None:
         super().__init__(parameters, {"lr": rate, "beta": beta})
@@ -197,7 +197,7 @@ def schedule_free_bfloat16() -> Case:
 
 
 def skipped_by_a_scaler() -> Case:
-    """As GradScaler does when a gradient overflowed."""
+    """Steps that a GradScaler skips because a gradient overflowed."""
     model = mlp()
     optimizer = adamw(model)
     turns = iter(range(10**6))
@@ -205,7 +205,7 @@ def skipped_by_a_scaler() -> Case:
 
 
 def accumulated_gradients() -> Case:
-    """Several steps of the optimizer for each of the learner's."""
+    """Several optimizer steps per learner step."""
     model = mlp()
     optimizer = adamw(model)
     return model, optimizer, lambda: [optimizer.step() for _ in range(4)]
@@ -257,7 +257,7 @@ def compiled_step() -> Case:
 
 
 def by_hand() -> Case:
-    """No optimizer of torch's steps: what is in the list of parameters is all that is known of it."""
+    """A step without torch's optimizers. Only the list of parameters is known."""
     model = mlp()
 
     @torch.no_grad()
@@ -293,7 +293,7 @@ def test_an_honest_loop_is_left_alone(case, others):
 
 
 class Convolution(nn.Module):
-    """In other orders of memory."""
+    """A model with other memory layouts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class Convolution(nn.Module):
 
 
 class Tied(nn.Module):
-    """With a scale for all, and a parameter of no values."""
+    """A model with a shared scale, and a parameter without values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class Tied(nn.Module):
 
 
 def to_zero(draw: Callable[[], torch.Tensor]) -> Callable[[nn.Module], torch.Tensor]:
-    """A loss whose gradients are mostly along a few directions."""
+    """Returns a loss whose gradients mostly have a few directions."""
     return lambda model: model(draw()).float().square().mean()
 
 
@@ -349,7 +349,7 @@ def test_honest_learners_whose_steps_lead_back_by_chance_are_left_alone(kind):
 
 
 def test_learners_are_left_alone_when_the_core_comes_back_from_a_backup():
-    """Having converged, AdamW makes small steps; put back, it makes some that are 100 times larger, back again."""
+    """After convergence, AdamW makes small steps. After a restore, some are 100 times as large."""
     random = torch.Generator().manual_seed(0)
 
     def loss(model: nn.Module) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Copies of the parameters that an optimizer keeps move with them: what was adopted is there after the next step."""
+"""An optimizer's copies of the parameters move with them, so that the next step does not undo an adoption."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.learner.watched import Watched, mlp
 
 
 class Lookahead(torch.optim.SGD):
-    """Zhang et al. 2019: every k steps the parameters go half the way back to slow weights, which follow.
+    """Zhang et al. 2019: every k steps, the parameters move half of the way back to slow weights, which follow.
 
-    hidden: those are not in the optimizer's state.
+    hidden: whether the slow weights are outside the optimizer's state.
     """
 
     def __init__(self, parameters, rate: float, every: int = 5, *, hidden: bool = False) -> None:
@@ -38,7 +38,7 @@ class Lookahead(torch.optim.SGD):
 
 
 def moved_after_a_step(it: Watched) -> float:
-    """How much of an adoption is left after six more steps."""
+    """Returns the share of an adoption that remains after six more steps."""
     before = torch.cat([p.detach().float().reshape(-1).clone() for p in it.model.parameters()])
     it.adopt()
     it.learner.step(tokens=0)
@@ -64,7 +64,7 @@ def test_masters_that_are_named_follow_what_is_adopted(dtype):
 
 
 def test_masters_that_the_optimizer_has_in_the_parameters_stead_are_named_with_them():
-    """As apex's O2 and Megatron have it."""
+    """apex's O2 and Megatron do this."""
     model = mlp(torch.bfloat16)
     masters = [parameter.detach().float().clone() for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(masters, 1e-3)

@@ -1,4 +1,4 @@
-"""From somebody's model to tensors: tied once, frozen never, wrappers without a trace."""
+"""From a user's model to tensors: tied ones once, frozen ones never, and no prefixes of wrappers."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_two_parameters_in_one_memory_are_refused_in_one_line():
 
 def test_sharded_parameters_are_refused_in_one_line():
     model = nn.Linear(2, 2)
-    model.weight.placements = ()  # what marks a DTensor
+    model.weight.placements = ()  # marks a DTensor
     with pytest.raises(LearnerError, match=r'"weight" is sharded \(DTensor\)'):
         parameters(model)
 
 
 class Teaching(nn.Module):
-    """A student, a head that another optimizer has, and a teacher that follows the student."""
+    """A student, a head with another optimizer, and a teacher that follows the student."""
 
     def __init__(self) -> None:
         super().__init__()

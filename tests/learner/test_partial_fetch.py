@@ -1,4 +1,4 @@
-"""A fetch over a link that is cut again and again, while merges go on: it ends, exactly, and fetches little twice."""
+"""A fetch over a link that is cut repeatedly, during merges: it ends with exact values, and fetches little twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAGMENT = fragment()
 
 
 class Core:
-    """Publishes versions of one fragment, and answers a fetch frame by frame. kept: updates that can be had."""
+    """Publishes versions of one fragment, and answers a fetch frame by frame. kept: number of available updates."""
 
     def __init__(self, kept: int) -> None:
         self.kept, self.updates = kept, dict[int, list[bytes]]()
@@ -50,7 +50,7 @@ class Core:
         self.updates.pop(version - self.kept, None)
 
     def answer(self, incoming: PartialFetch, most: int, *, heard: bool = True) -> bool:
-        """Sends at most so many frames of what is asked for next, then cuts the link. Returns whether all is here."""
+        """Sends at most `most` frames of the next request, and cuts the link. Returns whether the fetch is complete."""
         ask = incoming.next(self.version if heard else 0)
         if ask is None:
             return True
@@ -71,7 +71,7 @@ class Core:
         return False
 
     def check(self, incoming: PartialFetch, base: np.ndarray | None) -> None:
-        """What came is a version that was published."""
+        """Checks that the result is a published version."""
         found, checksum = incoming.decoded(base)
         assert found is not None
         np.testing.assert_array_equal(found, self.published[incoming.header.version])
@@ -131,7 +131,7 @@ def test_what_is_not_what_was_asked_for_is_not_taken():
     whole = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     whole.took(pb.FetchHeader(version=5, codec=pb.CODEC_FLOAT32), frame)
     assert whole.next(0).frames == [1, 2, 3, 4, 5]
-    with pytest.raises(UnsoundError):  # the core came back from a backup
+    with pytest.raises(UnsoundError):  # the core was restored from a backup
         whole.took(pb.FetchHeader(version=4, codec=pb.CODEC_FLOAT32), pb.Frame(index=1, payload=b"x"))
     with pytest.raises(UnsoundError):
         whole.took_update(pb.FetchHeader(version=7, codec=pb.CODEC_INT4), frame)

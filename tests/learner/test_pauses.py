@@ -1,4 +1,4 @@
-"""What a core makes of pauses: a learner that is throttled by them is live, one that evaluates for long is paused."""
+"""A core's view of pauses: a throttled learner is live, and one with a long evaluation is paused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_server.rounds.liveness import LearnerLiveness, learner_state
 def trained(
     counters: Counters, member: LearnerLiveness, busy_s: float, pause_s: float, until: float
 ) -> list[tuple[float, str]]:
-    """Steps with a pause after each, and a report every quarter of a second. Returns when which state was seen."""
+    """Simulates steps, each followed by a pause, with four reports per second. Returns the times of state changes."""
     seen, turn_s, now = [], busy_s + pause_s, 0.0
     while now < until:
         turns, within = divmod(now, turn_s)
@@ -45,5 +45,5 @@ def test_a_long_pause_is_told_before_the_learner_would_be_silent():
         states.append(learner_state(member, now, evicted=False))
     assert set(states) == {"live", "paused"}
     assert set(states[4:]) == {"paused"}
-    counters.resting_since = None  # an operator paused the run: that is told at once
+    counters.resting_since = None  # an operator paused the run, which is reported at once
     assert counters.pausing(0.0)

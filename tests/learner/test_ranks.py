@@ -1,4 +1,4 @@
-"""Two ranks of one learner against a core that does what the test says: they see and hold the same at every step."""
+"""Two ranks of one learner, with a core that the test controls, have the same values at every step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What both ranks saw after each step, while a round was merged and others trained too."""
+    """Returns both ranks' values after each step, while a round was merged and other learners trained."""
     directory = tmp_path_factory.mktemp("ranks")
     (directory / "rank.py").write_text(RANK)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -69,7 +69,7 @@ def test_ranks_hold_the_same_parameters_after_every_step(ranks):
 
 
 def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
-    """Else schedules that follow them part, and a loop that ends by them never ends on some ranks."""
+    """Otherwise, schedules would differ, and a loop that ends by them would never end on some ranks."""
     _, first, second = ranks
     assert first[0] == second[0] == [5_000, 70_000]
     assert [tokens for tokens, _ in first[1:]] == [tokens for tokens, _ in second[1:]]

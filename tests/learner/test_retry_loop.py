@@ -1,4 +1,4 @@
-"""The retry loop: what it waits for, how long, and what ends it."""
+"""The retry loop: its waits, their length, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said(code: grpc.StatusCode, *mark: tuple[str, str]) -> grpc.aio.AioRpcError:
 
 
 class Tries:
-    """Each try meets the next of `events`: an error, or whether it succeeds. bytes: as many came before it."""
+    """Attempts. Each takes the next item of `events`: an error, or a result. bytes: received before the attempt."""
 
     def __init__(self, *events: Exception | bool, came: tuple[int, ...] = (), acts: bool = False) -> None:
         self._events, self._came, self._acts = list(events), [0, *came], acts

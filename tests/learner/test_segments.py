@@ -1,4 +1,4 @@
-"""Kernels over many pieces of memory, against the same in numpy, bit by bit."""
+"""Kernels over many pieces of memory are bit-identical to numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.layout.frame_spans import BLOCK, Codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, MergeKind, TensorSpec, plan
 
-SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one goes over two frames; odd ends
+SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one spans two frames; odd ends
 
 
 def fragment() -> FragmentLayout:
@@ -22,7 +22,7 @@ FRAGMENT = fragment()
 
 
 def scattered(vector: np.ndarray) -> tuple[list[np.ndarray], SegmentAddresses, FragmentShape]:
-    """The fragment's pieces, each in memory of its own."""
+    """Returns the fragment's pieces, each in its own memory."""
     shape = FragmentShape.of(FRAGMENT.whole, Codec.INT4)
     pieces = [vector[p.offset : p.offset + p.length].copy() for p in FRAGMENT.pieces]
     return pieces, SegmentAddresses.in_pieces([piece.ctypes.data for piece in pieces], shape, pieces), shape

@@ -1,4 +1,4 @@
-"""`Learner.step()` with nothing due costs microseconds, and with something due gives the interpreter away rarely."""
+"""`Learner.step()` without due work takes microseconds, and with due work rarely releases the GIL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll.learner import Learner
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
 
-torch.set_num_threads(1)  # what is counted is the interpreter's switches
+torch.set_num_threads(1)  # the test counts the interpreter's switches
 
 
 class Deaf:
@@ -36,13 +36,13 @@ class Deaf:
         self.taken: list[PseudoGradient] = []
 
     def submit(self, taken: Submission) -> None:
-        if not taken.received:  # as the Sender
+        if not taken.received:  # as the Sender does
             taken.received = True
             self.taken.append(taken.outstanding)
 
 
 def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple[Learner, LocalParameters, Deaf]:
-    """A learner of two fragments at version 1, zeros."""
+    """Returns a learner with two fragments at version 1, whose values are zero."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     learner, agent = Learner(model, optimizer, server="127.0.0.1:1", name="a"), Deaf()
     learner._rank_group, learner._agent = SingleRank(), agent
@@ -57,7 +57,7 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
 def test_a_step_with_nothing_due_costs_microseconds():
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._rank_group = SingleRank()  # entered, with an agent that has nothing to say
+    learner._rank_group = SingleRank()  # entered, with an idle agent
     times = []
     for _ in range(2000):
         began = time.perf_counter()
@@ -68,8 +68,10 @@ def test_a_step_with_nothing_due_costs_microseconds():
 
 
 def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
-    """Each time a step gives the interpreter away, such a thread keeps it for a switch interval: long here, so that
-    they can be counted."""
+    """Each time that a step releases the GIL, such a thread keeps it for a switch interval.
+
+    The interval is long here, so that these events can be counted.
+    """
     learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16))))
     segments.warm_up()
     done = threading.Event()
@@ -114,11 +116,11 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
 
 
 class Tick(Exception):
-    """What a signal's handler raises: a watchdog's, say, that the loop catches."""
+    """The exception that a signal handler raises, for example a watchdog's. The loop catches it."""
 
 
 def interrupted(learner: Learner, line: int) -> bool:
-    """A step that is interrupted at so many lines of Atoll's own; whether it had that many."""
+    """Interrupts a step at the given line of Atoll's code. Returns whether it reached this line."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> object:
@@ -126,7 +128,7 @@ def interrupted(learner: Learner, line: int) -> bool:
         file = frame.f_code.co_filename
         if "/atoll/" not in file or event not in {"line", "return"}:
             return trace
-        if not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):  # no signal comes before its exit
+        if not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):  # handles no signal before its exit
             count += 1
             if count == line:
                 sys.settrace(None)

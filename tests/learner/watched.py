@@ -1,4 +1,4 @@
-"""A learner without a core, entered: its boundaries do what the test says, and what it sends is kept."""
+"""An entered learner without a core. The test controls its boundaries, and reads its contributions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Deaf:
         return [(1, anchor) for anchor in self.first]
 
     def submit(self, taken: Submission) -> None:
-        if not taken.received:  # as the Sender
+        if not taken.received:  # as the Sender does
             taken.received = True
             self.taken.append(taken.outstanding)
 
@@ -45,9 +45,9 @@ def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 class Watched:
-    """A learner that trains a model on a task with an answer, and takes over what others would have made.
+    """A learner that trains a model on a learnable task, and adopts simulated work of others.
 
-    step: the optimizer's step and what comes with it. others: how far an adoption moves the anchors, relative to them.
+    step: the optimizer's step and related code. others: size of an adoption relative to the anchors.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Watched:
         self.learner.__exit__(kind, None, None)
 
     def gradient(self) -> float:
-        """Of a task that can be learnt."""
+        """Computes a gradient of the task. Returns the loss."""
         kind = next(self.model.parameters()).dtype
         x = torch.randn(16, 16, generator=self._random)
         loss = (self.model(x.to(kind)).float() - x[:, :8].flip(1)).square().mean()
@@ -91,14 +91,14 @@ class Watched:
         return loss.item()
 
     def turn(self, times: int = 1) -> None:
-        """Inner steps."""
+        """Makes inner steps."""
         for _ in range(times):
             self.gradient()
             self._step()
             self.learner.step(tokens=10)
 
     def adopt(self) -> None:
-        """The next boundary finds new anchors of all fragments."""
+        """Offers new anchors of all fragments for the next boundary."""
         self._version += 1
         for fragment, track in enumerate(self.learner._local.tracks):
             random = np.random.default_rng(self._version * 100 + fragment)
@@ -106,12 +106,12 @@ class Watched:
             self.learner._exchange.offer(PreparedAnchor(fragment, self._version, track.anchor + change, Fate()))
 
     def ask(self) -> None:
-        """The next boundary finds open rounds of all fragments."""
+        """Opens rounds of all fragments for the next boundary."""
         for fragment in range(len(self.layout.fragments)):
             self.learner._exchange.ask(fragment, self._version)
 
     def rounds(self, turns: int = 60, every: int = 6) -> None:
-        """Trains, and sends and adopts now and then."""
+        """Trains, and sends and adopts regularly."""
         for turn in range(turns):
             if turn % every == every - 1:
                 self.adopt()
@@ -127,7 +127,7 @@ class Watched:
         return self.learner.stats().abandoned_tokens
 
     def distance(self) -> float:
-        """From the anchors, the largest."""
+        """The largest distance from the anchors."""
         local = self.learner._local
         return max(
             float(np.abs(load(local._host_memory.read(number), track.shape) - track.anchor).max())
