@@ -23,7 +23,7 @@ STEP_TOKENS = 8 * 128
 
 
 def life(spawned_s: float, first_step: int, count: int, died_s: float | None = None) -> Life:
-    """Returns a rank that is up after 2 s, prepared after 3 s and joined after 4 s, and then makes a step per
+    """Returns a rank that is up after 2 s, prepared after 3 s and joined after 4 s, and then steps every
     second."""
     one = Life(spawned_s, died_s)
     one.take(Up(spawned_s + 2))

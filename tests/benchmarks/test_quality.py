@@ -90,7 +90,7 @@ def test_processes_over_grpc_give_what_virtual_time_gives():
     made = through_processes(recipe, 0.03)
     virtual = train(recipe, data.load(None, recipe.model.context))
     assert [each["refused"] for each in made["learners"]] == [0, 0]
-    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # after four outer steps, the order of joining matters
+    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # after four outer steps, joining order matters
 
 
 def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):

@@ -128,7 +128,7 @@ def interrupted(learner: Learner, line: int) -> bool:
         file = frame.f_code.co_filename
         if "/atoll/" not in file or event not in {"line", "return"}:
             return trace
-        if not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):  # handles no signal before its exit
+        if not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):  # handles signals at its exit
             count += 1
             if count == line:
                 sys.settrace(None)

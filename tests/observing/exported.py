@@ -1,4 +1,5 @@
-"""What the processes really tell Prometheus: each series with its labels, and a label's values where they are fixed."""
+"""The series that the processes export to Prometheus, each with its labels, and with a label's values if they are
+fixed."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from atoll_wire.contract import LearnerState
 from atoll_wire.layout.frame_spans import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-Labels = dict[str, set[str]]  # label -> its values; none: any
-TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # by whoever asks
+Labels = dict[str, set[str]]  # label -> its values; an empty set for any
+TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # set by Prometheus
 FIXED: Labels = {
     "state": set(LearnerState),
     "direction": {"up", "down", "whole"},
@@ -31,7 +32,7 @@ BY_PROMETHEUS: dict[str, Labels] = {
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    """Of a core, a front and a learner, with one sample of everything at least."""
+    """Returns the registries of a core, a front and a learner, with at least one sample of each metric."""
     core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
     core.moved("eu", "up", Codec.INT4, 1)
     for name, _, labels, _ in SAMPLED:
@@ -44,7 +45,7 @@ def registries() -> dict[str, CollectorRegistry]:
 
 
 def exported() -> dict[str, Labels]:
-    """Series -> labels, of all three."""
+    """Returns the labels of each series of all three processes."""
     found = {name: dict(labels) for name, labels in BY_PROMETHEUS.items()}
     for registry in registries().values():
         for family in registry.collect():

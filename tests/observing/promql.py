@@ -1,4 +1,4 @@
-"""As much of PromQL as is needed to see which series, labels and values an expression names; promtool does the rest."""
+"""The part of PromQL that finds series, labels and values in an expression. promtool checks the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$price": "0.09", "$lea
 
 
 def promtool(*words: str) -> str:
-    """What it says; it must be there, and content."""
+    """Runs promtool, which must succeed, and returns its output."""
     try:
         done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=280)
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def promtool(*words: str) -> str:
 
 
 def filled(expr: str) -> str:
-    """With Grafana's variables in place."""
+    """Replaces Grafana's variables with values."""
     for name, value in VARIABLES.items():
         expr = expr.replace(name, value)
     assert "$" not in expr, f"{expr}: a variable without a value"
@@ -37,7 +37,7 @@ def filled(expr: str) -> str:
 
 
 def check_syntax(exprs: Iterable[str], folder: Path) -> None:
-    """promtool takes all of them, as records."""
+    """Checks with promtool that all expressions are valid, as recording rules."""
     rules = [{"record": f"panel:number:{at}", "expr": expr} for at, expr in enumerate(exprs)]
     path = folder / "panels.yaml"
     lines = ["groups: [{name: panels, rules: ["]
@@ -47,19 +47,19 @@ def check_syntax(exprs: Iterable[str], folder: Path) -> None:
 
 
 def series(expr: str) -> Iterator[tuple[str, str]]:
-    """Each series that is named, with what stands in its braces."""
+    """Yields each series in an expression, with the text in its braces."""
     for found in SERIES.finditer(LISTS.sub(" ", re.sub(r'"[^"]*"', _plain, expr))):
         if found[1] not in WORDS:
             yield found[1], found[2] or ""
 
 
 def _plain(quoted: re.Match[str]) -> str:
-    """Braces in a value would end the series."""
+    """Removes braces from a value, where they would end the series."""
     return quoted[0].replace("{", "(").replace("}", ")")
 
 
 def problems(expr: str, known: Mapping[str, Labels]) -> list[str]:
-    """What it names that is not exported."""
+    """Returns the expression's series, labels and values that are not exported."""
     found, labels = [], {"le"}
     for name, inside in series(expr):
         if name not in known:

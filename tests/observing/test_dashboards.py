@@ -1,4 +1,4 @@
-"""Dashboards: what make.py gives, complete, of one data source, and of series that there are."""
+"""Dashboards: they match make.py's output, are complete, and use one data source and existing series."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
 def panels(board: dict) -> list[dict]:
-    """Without the headings of sections."""
+    """Returns the panels without the headings of sections."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
 def exprs(board: dict) -> Iterator[tuple[str, str]]:
-    """All expressions, with where they are."""
+    """Yields all expressions with their locations."""
     for panel in panels(board):
         for target in panel["targets"]:
             yield panel["title"], filled(target["expr"])
@@ -125,7 +125,7 @@ def test_dashboards_lead_to_each_other():
 
 
 def test_the_overview_tells_who_is_down_since_when_and_what_it_costs():
-    """By the table on its first screen, without a click."""
+    """The table on its first screen shows this, without a click."""
     (table,) = (panel for panel in panels(BOARDS["overview"]) if panel["title"] == "Learners, trouble first")
     assert table["gridPos"]["y"] + table["gridPos"]["h"] <= 20
     names = next(each["options"] for each in table["transformations"] if each["id"] == "organize")["renameByName"]

@@ -1,6 +1,6 @@
-"""A real Prometheus scrapes a real run: a learner and the core are killed, the alerts fire, and they clear.
+"""A real Prometheus scrapes a real run. A learner and the core are killed, and the alerts fire and resolve.
 
-Its clock cannot be made quicker, so the rules are: a minute of theirs is a second here.
+Prometheus' clock cannot be accelerated, so the rules are: one of their minutes is a second here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DURATION = re.compile(r"(?<=[\[: ])(\d+)([smhd])(?=[\]:\s]|$)")
 
 
 def quicker(text: str) -> str:
-    """Its durations, a sixtieth of what they are."""
+    """Returns the text with all durations divided by 60."""
     return DURATION.sub(lambda found: QUICKER[found[2]](int(found[1])), text)
 
 
 def rules() -> dict[str, Any]:
-    """Those that are shipped, of what runs here, in a hurry."""
+    """Returns the shipped rules for the running processes, with shorter durations."""
     found = {"groups": [each for each in yaml.safe_load(RULES.read_text())["groups"] if each["name"] != "atoll-front"]}
     for group in found["groups"]:
         for rule in group["rules"]:
@@ -42,7 +42,7 @@ def rules() -> dict[str, Any]:
 
 
 class Prometheus:
-    """A real one."""
+    """A real Prometheus server."""
 
     def __init__(self, group: Children, directory: Path, targets: dict[str, list[str]]) -> None:
         port = free_port()
@@ -62,15 +62,15 @@ class Prometheus:
             pytest.fail(f"{error}: install Prometheus (apt-get install prometheus)", pytrace=False)
 
     def ask(self, expression: str) -> dict[str, float]:
-        """Values by their labels, as text."""
+        """Returns the result of an expression: values by their labels, as text."""
         try:
             found = self._get("query", query=expression)["result"]
         except OSError:
-            return {}  # it starts
+            return {}  # it is starting
         return {json.dumps(each["metric"], sort_keys=True): float(each["value"][1]) for each in found}
 
     def firing(self) -> dict[str, str]:
-        """Alerts by name, with what they say."""
+        """Returns the descriptions of firing alerts by name."""
         alerts = self._get("alerts")["alerts"]
         return {
             each["labels"]["alertname"]: each["annotations"]["summary"] for each in alerts if each["state"] == "firing"
@@ -104,7 +104,7 @@ def test_alerts_fire_when_a_learner_and_the_core_die_and_clear_when_they_are_bac
     eventually(lambda: list(prometheus.ask(live).values()) == [2.0], 90)
     eventually(lambda: len(prometheus.ask("up == 1")) == 3)
     eventually(lambda: sum(prometheus.ask('atoll_contributions_total{fate="merged"}').values()) > 8, 60)
-    # A join of ten seconds is one of ten minutes here: goodput is low, and nothing else is wrong.
+    # A Join of ten seconds counts as ten minutes here, so goodput is low. There is no other problem.
     eventually(lambda: set(prometheus.firing()) <= {"AtollGoodputLow"}, 30)
 
     running["eu-2"].kill()

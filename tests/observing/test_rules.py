@@ -17,22 +17,22 @@ pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parent.parent.parent
 RULES, TESTS = ROOT / "docker/prometheus/rules.yaml", sorted((ROOT / "docker/prometheus/tests").glob("*.yaml"))
 RUNBOOKS = ROOT / "docs/operate/runbooks.md"
-RUNBOOK_URL = "http://localhost:7080/runbooks#"  # the dashboard of docker/compose.yaml; tests/dashboard opens each
+RUNBOOK_URL = "http://localhost:7080/runbooks#"  # docker/compose.yaml's dashboard; tests/dashboard opens each section
 PARTS = ("meaning", "impact", "diagnosis", "mitigation")
 
 
 def rules() -> list[dict]:
-    """All, in their order."""
+    """Returns all rules, in their order."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def alerts() -> dict[str, dict]:
-    """By name."""
+    """Returns the alerts by name."""
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
 def known() -> dict[str, Labels]:
-    """What is exported, and what is recorded: with the labels of what it is made of."""
+    """Returns the labels of exported and recorded series. A recorded series has those of its sources."""
     found = exported()
     for rule in rules():
         if "record" in rule:
@@ -43,7 +43,7 @@ def known() -> dict[str, Labels]:
 
 
 def cases() -> dict[str, list[dict]]:
-    """Name of a case -> what it expects; of all files."""
+    """Returns the expected alerts by the name of the case, from all files."""
     return {
         case["name"]: case["promql_expr_test"] for path in TESTS for case in yaml.safe_load(path.read_text())["tests"]
     }
@@ -82,7 +82,7 @@ def test_rules_ask_for_series_that_there_are():
 
 
 def test_a_core_needs_no_front_and_a_front_no_core():
-    """Who runs one of them has its group only; what a group records is its own."""
+    """Each has its own group of rules, which records only its own series."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
         for rule in group["rules"]:
@@ -103,7 +103,7 @@ def test_each_alert_says_what_it_is_and_what_helps():
 
 
 def sections() -> dict[str, str]:
-    """Heading -> text, of the runbooks."""
+    """Returns the text of the runbooks by heading."""
     parts = re.split(r"^## (.*)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

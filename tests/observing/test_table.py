@@ -1,4 +1,4 @@
-"""The table of metrics is of the code's metrics."""
+"""The table of metrics matches the metrics in the code."""
 
 from __future__ import annotations
 

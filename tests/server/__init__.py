@@ -1,1 +1,1 @@
-"""Tests of server."""
+"""Tests of the core and the front."""

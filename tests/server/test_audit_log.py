@@ -1,4 +1,4 @@
-"""The audit log: what one peer does cannot push out what others did."""
+"""The audit log: one peer's lines cannot push other lines out of the files."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: S
 
 
 def test_what_is_kept_lasts_half_a_day_whatever_one_peer_does():
-    longest = 2 * LONGEST  # with what is beside the text
+    longest = 2 * LONGEST  # includes the text around the detail
     assert FILE_BYTES * (FILES - 1) / (longest * LINES_PER_MINUTE * 60) > 12, "hours"

@@ -1,4 +1,4 @@
-"""Waits of calls that may last: told to end, they do at once, and say why."""
+"""Long waits of calls end at once when told to, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a front dials the core again: after it lost connections that worked, and not for attempts that came early."""
+"""A front redials the core after it lost working connections, and not for attempts that came too early."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def soon_after(core: CoreConnection, clock: SetClock) -> None:
         ((fails, soon_after, answers, long_after), False),  # the core served after the first attempt
         ((fails, soon_after, answers, fails, long_after), False),  # an earlier attempt fails after the first answer
         ((soon_after, soon_after, answers, soon_after, fails), False),
-        ((answers, long_after, fails), True),  # a connection that worked broke
-        ((fails, long_after, fails), True),  # the core has not answered for long
+        ((answers, long_after, fails), True),  # a working connection broke
+        ((fails, long_after, fails), True),  # the core has not answered for a long time
         ((soon_after, answers, long_after, answers, fails), True),  # later answers change nothing
     ],
 )

@@ -1,4 +1,4 @@
-"""Ledger, spool and snapshots: what is said to be durable is, and damage is found and named."""
+"""Ledger, spool and snapshots: acknowledged data is durable, and damage is found and named."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_more_or_other_bytes_than_declared_are_refused(spool):
     with pytest.raises(FrameError, match="differ from the size or digest in its header"):
         other.check()
     growing.discard()
-    assert len(list(spool.directory.rglob("*.part"))) == 1  # the same key, begun again, has a file of its own
+    assert len(list(spool.directory.rglob("*.part"))) == 1  # a new upload of the same key has its own file
     other.discard()
     assert list(spool.directory.rglob("*.part")) == []
 

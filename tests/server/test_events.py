@@ -1,4 +1,4 @@
-"""Events for people: which entries become one, and in which words."""
+"""Events for people: the entries that become events, and their text."""
 
 from __future__ import annotations
 

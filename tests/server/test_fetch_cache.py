@@ -1,4 +1,4 @@
-"""What a front keeps: each thing once, in bounded memory, and nothing of something else under its name."""
+"""A front's cache: each item is stored once, in bounded memory, and never served under another item's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may send the first parameters: one at a time, for as long as it brings something, and then another's turn."""
+"""The sender of the first parameters: one at a time, while it makes progress. Then another learner has its turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else
     assert lease.until == 60.0
     lease.came(RENEWING_BYTES, 110.0)
     assert lease.until == 110.0
-    for _ in range(50):  # the same again, from its beginning
+    for _ in range(50):  # the same bytes again, from the beginning
         lease.came(RENEWING_BYTES // 2, 500.0)
         lease.came(2 * RENEWING_BYTES - 1, 500.0)
     assert lease.until == 110.0
@@ -53,14 +53,14 @@ def test_whoever_had_it_least_often_is_next():
 
 def test_a_turn_ends_whatever_came_while_another_waits():
     lease = Lease(entry(), 60.0, turn_ends=600.0)
-    for minute in range(60):  # a MiB in each
+    for minute in range(60):  # one MiB per minute
         lease.came((minute + 1) * RENEWING_BYTES, 60.0 * minute + 61.0)
         assert not lease.over(60.0 * minute), "nobody else wants it"
         assert lease.over(60.0 * minute, wanted=True) is (minute > 10)
 
 
 def test_each_turn_of_a_name_is_twice_as_long_so_that_a_slow_learner_is_through_at_last():
-    turns, now, need_s = LeaseTurns(), 0.0, 3000.0  # what x needs; y wants to keep the lease, for ever
+    turns, now, need_s = LeaseTurns(), 0.0, 3000.0  # x needs this long; y wants to keep the lease forever
     turns.waits("x", now)
     lease_s = turns.took("y", 600.0)
     for _ in range(4):

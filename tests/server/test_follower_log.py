@@ -1,4 +1,4 @@
-"""What followers hear: in order, bounded, and whole again after a gap."""
+"""Notifications for followers: in order, bounded, and complete again after a gap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll_wire.contract import Fate
 
 
 def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Notification]:
-    """Everything until the log says good-bye. number: of the log whose position is known; None: of this one."""
+    """Returns all notifications until the log closes. number: of the log with the known position; None for this log."""
 
     async def run() -> list[pb.Notification]:
         return [
@@ -36,7 +36,7 @@ def test_an_unknown_position_is_told_the_current_state_first():
     heard = hear(made(3))
     assert heard[0].WhichOneof("what") == "current"
     assert heard[0].current.versions == {0: 7}
-    assert [h.WhichOneof("what") for h in heard] == ["current"]  # what the state holds is not told again
+    assert [h.WhichOneof("what") for h in heard] == ["current"]  # the state's own notifications are not repeated
     assert heard[0].sequence == 4
 
 

@@ -1,4 +1,4 @@
-"""Goodput: what counts, what is lost to what, and that nobody can talk it up."""
+"""Goodput: useful time, the causes of lost time, and limits on false reports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_frozen_process_is_lost_while_it_is_frozen_and_stays_lost_when_it_wake
     a.step_time_s = 0.5
     a.heard(20.0, IncarnationCounters(steps=40, tokens=400, stepping_s=20.0))
     assert a.balance(80.0).ratio == pytest.approx(0.25)
-    a.heard(80.0, IncarnationCounters(steps=40, tokens=400, stepping_s=20.0))  # it wakes, in the middle of a step
+    a.heard(80.0, IncarnationCounters(steps=40, tokens=400, stepping_s=20.0))  # it wakes in the middle of a step
     a.heard(80.5, IncarnationCounters(steps=41, tokens=410, stepping_s=80.5))
     a.heard(90.0, IncarnationCounters(steps=60, tokens=600, stepping_s=90.0))
     balance = a.balance(90.0)
@@ -85,11 +85,10 @@ def test_a_frozen_process_is_lost_while_it_is_frozen_and_stays_lost_when_it_wake
 
 
 def frozen(rng: random.Random) -> tuple[float, float, float]:
-    """A process that steps, stands for a while within a step, and goes on.
+    """Simulates a process that steps, is frozen for a while within a step, and continues.
 
-    Returns its useful seconds as counted and in truth, and what an inner step takes.
-
-    Reports are made at any moments, come late, and some that were made before it stood come when it wakes.
+    Returns its counted useful seconds, its true useful seconds, and the duration of an inner step. Reports are made at
+    any moment and arrive late. Some from before the freeze arrive when the process wakes.
     """
     a, step_s = account(), rng.choice((0.02, 0.5, 2.0))
     a.step_time_s = step_s
@@ -115,7 +114,7 @@ def frozen(rng: random.Random) -> tuple[float, float, float]:
 
 
 def test_a_frozen_process_is_lost_whatever_the_first_report_after_it_wakes_has():
-    """Steps of before it stood, the step that stood, or none of them."""
+    """The report contains steps from before the freeze, the frozen step, or none of them."""
     for seed in range(2000):
         counted, trained, step_s = frozen(random.Random(seed))
         assert counted == pytest.approx(trained, abs=4.0 + 3.3 * step_s), seed

@@ -1,4 +1,4 @@
-"""The journal: what happened is recorded once, and reaches everything that shows it, in one order."""
+"""The journal: each entry is recorded once, and reaches all subscribers in one order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO = Refused(Status.PERMISSION_DENIED, "no")
 MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.ALL_ANSWERED, "every live learner has answered")
 FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
 
-# Each kind, and what shows it. A round is told of in the order in which it happens: the timeline needs its opening.
+# Each kind of entry, and its subscribers. A round's entries are in order, because the timeline needs its opening.
 SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Started(1), {EVENTS}),
     (entries.Restored(1, 2), {EVENTS, LOG}),
@@ -81,7 +81,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
 
 
 class Shown:
-    """A core, and what each of the journal's subscribers shows by now."""
+    """A core, and the current output of each of the journal's subscribers."""
 
     def __init__(self, directory: Path) -> None:
         self.core = Core(CoreSettings(listen=("127.0.0.1:0",), directory=directory), {})
@@ -106,7 +106,7 @@ class Shown:
 
 
 class Lines:
-    """In place of an audit log."""
+    """Stands for an audit log."""
 
     def __init__(self) -> None:
         self.lines: list[Any] = []
@@ -118,7 +118,7 @@ class Lines:
 
 
 def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
-    structlog.reset_defaults()  # another test may have set a level, and some kinds are logged for debugging
+    structlog.reset_defaults()  # another test may have set a level, and some kinds have the level debug
     assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind once"
     assert len(SHOWN) == len(get_args(entries.Entry))
 

@@ -1,4 +1,4 @@
-"""Names and the processes that speak for them."""
+"""Names, and the processes that may use them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_calls_of_a_session_end_when_it_does():
 def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_seconds_only():
     registry = LearnerRegistry(10)
     with join(registry).stream(print):
-        join(registry, now=10.0)  # its calls seem open still, and will never come again
+        join(registry, now=10.0)  # its calls seem to be open, but the process is dead
     with pytest.raises(Refused, match="connected now"):
         join(registry, nonce=2, now=10.0 + CALLS_COME_S)
     assert join(registry, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
@@ -96,7 +96,7 @@ def test_a_name_is_taken_over_only_by_a_process_that_answers():
 def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_back():
     registry = LearnerRegistry(10)
     registry.join("a", "eu", 1, 0, 5.0, b"", b"t", 100.0, 0.0)  # started at 95
-    registry.since = 120.0  # the core was started again: nobody is connected yet
+    registry.since = 120.0  # the core restarted, and no learner is connected yet
     for wall in (120.5, 179.0):
         with pytest.raises(Refused, match="newer process") as refused:
             registry.join("a", "eu", 2, 0, wall - 50.0, b"", b"t", wall, 0.0)
@@ -119,12 +119,12 @@ def test_regions_are_bounded():
     assert registry.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0, 0.0).region == "r7"
     with pytest.raises(Refused, match="256 regions"):
         join(registry, "one-more", nonce=2, region="elsewhere")
-    registry.evict(registry.entries["l3"], "it lies", 1.0)  # and what only it had is free again
+    registry.evict(registry.entries["l3"], "it lies", 1.0)  # its region is free again
     assert join(registry, "one-more", nonce=2, region="elsewhere").region == "elsewhere"
     registry.entries["l4"].account.left_at = 1.0
     assert join(registry, "another", region="elsewhere too").region == "elsewhere too"
     with pytest.raises(Refused, match="256 regions"):
-        join(registry, "l4", region="r4")  # comes back to a place that is taken
+        join(registry, "l4", region="r4")  # it returns, but its region's place is taken
 
 
 def test_a_name_has_one_region_at_a_time():
@@ -146,7 +146,7 @@ def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
     with pytest.raises(Refused, match="nonce 0"):
         join(registry, "new", nonce=0)
     again = LearnerRegistry(10)
-    again.restore("a", "eu", 1, [0], registry.entries["a"].account.as_data(), "")  # of a process that said it before
+    again.restore("a", "eu", 1, [0], registry.entries["a"].account.as_data(), "")  # an earlier process of the name
     assert again.join("a", "eu", 2, 0, 0.5, b"", b"proof", 0.0, 0.0).incarnation == 1
 
 
@@ -209,7 +209,7 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name):
 def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
     registry = LearnerRegistry(10)
     entry = join(registry, nonce=1)
-    entry.streams = {print: None}  # of a host that vanished: nothing ends it
+    entry.streams = {print: None}  # of a host that vanished, so nothing ends it
     for second in range(20):
         entry.reports.saw(float(second))
     with pytest.raises(Refused, match="is connected now"):

@@ -1,4 +1,5 @@
-"""The gate before the services, over real gRPC: every limit answers, and whoever keeps to them notices nothing."""
+"""The limiter before the services, over real gRPC: every limit has its refusal, and callers within limits see no
+effect."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from atoll_wire.messages.frame_messages import FrameStub, frames_in
 from atoll_wire.messages.message_parts import MESSAGE_BYTES, PART_BYTES
 from atoll_wire.process.clock import SYSTEM
 
-WRONG = 66  # a checksum
+WRONG = 66  # a wrong checksum
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Service(rpc.OuterServicer):
-    """Takes what comes. heard: reports; fetched: bytes of the frame that it answers with."""
+    """Accepts all messages. heard: number of reports. fetched: bytes of the frame in its answer."""
 
     def __init__(self) -> None:
         self.heard, self.fetched, self.joined = 0, 10, pb.JoinRequest()
@@ -53,7 +54,7 @@ class Service(rpc.OuterServicer):
 
 @contextlib.asynccontextmanager
 async def served(**changes):
-    """A stub, the service, and what is counted by limit."""
+    """Yields a stub, the service, and the counts by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
     gate = CallLimiter(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM)
@@ -62,7 +63,7 @@ async def served(**changes):
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     count = lambda limit: metrics.limited.labels(limit)._value.get()  # noqa: E731
-    # As a reader that takes no more than it was told to: a window of gRPC's own grows while nobody reads.
+    # A reader with a fixed window, because gRPC's own window grows while the message is not read.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield FrameStub(channel), service, count
@@ -81,7 +82,7 @@ async def ends(call, code, saying: str) -> None:
 
 
 async def push(stub, name: str):
-    """A stream that says whose it is, and has been heard."""
+    """Returns a stream whose first message has been received."""
     call = stub.Push()
     await call.write(pb.PushRequest(header=pb.PushHeader(session=session(name))))
     assert (await call.read()).HasField("received")
@@ -171,7 +172,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
             silent = [stub.Push() for _ in range(2)]
             waiting = [asyncio.create_task(ends(call, EXHAUSTED, "without a first message")) for call in silent]
             while not any(task.done() for task in waiting):
-                with contextlib.suppress(grpc.aio.AioRpcError):  # it says nothing at first, too
+                with contextlib.suppress(grpc.aio.AioRpcError):  # the first attempt does not wait either
                     await push(stub, "a")
             assert [task.exception() for task in waiting if task.done()] == [None]
             assert count("first_message") >= 1

@@ -1,4 +1,4 @@
-"""A model that a core cannot hold is refused before it is taken, with what it needs."""
+"""A model that does not fit in a core's memory is refused in advance, with the memory that it needs."""
 
 from __future__ import annotations
 

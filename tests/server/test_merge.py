@@ -1,4 +1,4 @@
-"""The merge against its equations in float64, and the promises that replay and bit-identical anchors rest on."""
+"""The merge vs. its equations in float64, and the properties behind replay and bit-identical anchors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RULE = OuterRule(lr=0.9, momentum=0.5, codec=Codec.INT4)
 
 @dataclass
 class InMemory:
-    """A contribution that needs no disk."""
+    """A contribution in memory."""
 
     learner: str
     codec: Codec
     frames: list[bytes]
     norms_sq: np.ndarray
-    scale: float = 1.0  # what it is clipped by
+    scale: float = 1.0  # the factor that clips it
 
     def content(self, span: FrameSpan) -> frame_codec.Content:
         return frame_codec.decompress(self.frames[span.index], span, self.codec)
@@ -74,7 +74,7 @@ def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.MergeR
 
 
 def expected_delta(contributions, weights) -> np.ndarray:
-    """Eq. of radial-directional averaging per piece, plain average for the embedding; float64."""
+    """Returns radial-directional averaging per piece, and the plain average for the embedding, in float64."""
     delta = np.zeros(FRAGMENT.length)
     for piece in FRAGMENT.pieces:
         place = slice(piece.offset, piece.offset + piece.length)
@@ -131,13 +131,13 @@ def test_published_parameters_follow_the_exact_ones_over_many_merges():
     current = state()
     for step in range(10):
         current = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5]).state
-    last_step = 0.9 * 1e-3 * 3  # the error is of the last update only: what was left out before was fed back
+    last_step = 0.9 * 1e-3 * 3  # only the last update's error remains, because earlier errors were fed back
     assert np.abs(current.theta - current.theta_pub).max() < last_step
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e9])
 def test_whatever_is_let_in_gives_finite_parameters(scale):
-    """The least and the largest norms that a contribution may have; one among others as well."""
+    """This includes the smallest and the largest allowed norms, alone or among others."""
     given = [contribution("a", 1, scale), contribution("b", 2)]
     assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
     for contributions, weights in ((given, [0.5, 0.5]), (given[:1], [1.0])):

@@ -1,4 +1,4 @@
-"""A thousand learners on one scrape: quick, bounded, and beside the loop that owns the state."""
+"""A thousand learners in one scrape: it is fast and bounded, and does not block the loop that owns the state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def core_with_learners(directory) -> Core:
 
 
 def read(core: Core) -> None:
-    """As the core does once a second."""
+    """Reads the run, as the core does once per second."""
     now = core.clock.monotonic()
     states = core.watch.look(troubles(core.registrar, "", now), now)
     core.metrics.read = reading(core.registrar, core.settings, core.facts(), states, 0, now)
@@ -107,7 +107,7 @@ def test_fixed_names_and_kinds_are_as_promised(tmp_path):
 
 
 def _timed(work) -> float:
-    """Of this thread's processor: others have the machine too."""
+    """Returns the CPU seconds of this thread, which do not depend on other processes."""
     began = time.thread_time()
     work()
     return time.thread_time() - began

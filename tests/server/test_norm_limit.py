@@ -1,4 +1,4 @@
-"""What is usual for a fragment, and what is too far from it."""
+"""The expected norm of a fragment, and the limits relative to it."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def test_norms_that_grow_with_a_warm_up_are_not_refused():
     rounds, learners = 40, 4
     usual = NormLimiter(32, 10.0, 0.0)
     for number in range(1, rounds):
-        norm = number**3 - (number - 1) ** 3  # of a rate that grows with the square of the steps
+        norm = number**3 - (number - 1) ** 3  # for a rate that grows with the square of the steps
         for learner in range(learners):
             assert not usual.enter(f"{learner}", norm, 24, HERE).refusal, f"round {number}"

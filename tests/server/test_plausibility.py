@@ -1,4 +1,4 @@
-"""How much of what a learner says is counted: less than a liar says, and all that an honest learner trained."""
+"""The counted part of reports: limited for false reports, and complete for honest learners."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_report_of_more_tokens_than_time_allows_counts_as_far_as_time_allows()
 
 
 def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
-    """Hardware ten times as fast, reports that come late and together, outages in which it trains on."""
+    """Its hardware is ten times as fast, reports arrive late and together, and it keeps training during outages."""
     for seed in range(200):
         rng = random.Random(seed)
         steps_s = USUAL.steps_s * rng.uniform(0.1, 8.0)
@@ -67,7 +67,7 @@ def test_most_of_the_others_say_what_is_plausible_and_liars_do_not_raise_each_ot
 
 
 def test_tokens_are_held_back_while_others_are_about_to_train_and_all_count_afterwards():
-    """The first of several to compile is honest: once another trains, nothing of its work was lost."""
+    """The first learner to finish compiling is honest. Once another one trains, all its work counts."""
     assert Rates({"first": USUAL}, {"b"}).most("first") == HELD
     assert Rates({}, {"first"}).most("first") == MaxRates()
     account = TimeAccount(first_joined_at=0.0, heard_at=0.0)
@@ -82,7 +82,8 @@ def test_tokens_are_held_back_while_others_are_about_to_train_and_all_count_afte
 
 
 def early_liar(registry: LearnerRegistry, core_restarts: bool) -> int:
-    """Tokens that count of a liar that reports for 30 s before the others' first step, and for 30 s after that."""
+    """Returns the counted tokens of a liar that reports for 30 s before the others' first step, and for 30 s after
+    it."""
     names = ("liar", "a", "b")
     for number, name in enumerate(names, 1):
         registry.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, 0.0)
@@ -148,7 +149,7 @@ def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
 
 
 def test_what_a_liar_may_report_does_not_grow_with_what_it_reports():
-    """It is silent for a while, and then what time allowed counts at once: it seems much faster than it is."""
+    """After a silence, the tokens that time allowed count at once, so the liar seems much faster than it is."""
     account, last = TimeAccount(first_joined_at=0.0, heard_at=0.0), 0.0
     account.joined(0.0, 0.0, returning=False)
     rates = Rates({"a": USUAL, "b": USUAL})
@@ -162,7 +163,7 @@ def test_what_a_liar_may_report_does_not_grow_with_what_it_reports():
 
 
 def test_reports_of_tokens_without_steps_weigh_as_the_tokens_that_time_allows():
-    """A liar makes steps at the usual pace, and reports ten times the tokens: a weight is tokens x tokens / steps."""
+    """A liar steps at the usual pace, but reports ten times the tokens. A weight is tokens x tokens / steps."""
     own = Rate(steps_s=1.0, batch=4000.0)
     hostile = credited(Declared(1 << 50, 6), Declared(24_000, 6), 0, 0.25, own, USUAL)
     honest = USUAL.batch * 6
@@ -181,7 +182,7 @@ def test_a_contribution_weighs_no_more_than_its_learner_reported_and_did_since()
 
 
 def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_report():
-    """Nine times the others' tokens per second, in as many more steps or in larger ones."""
+    """It trains nine times the others' tokens per second, in more or in larger steps."""
     for seed in range(500):
         rng = random.Random(seed)
         steps_s, batch = rng.uniform(0.2, 5.0), rng.uniform(10, 1000)
@@ -207,7 +208,7 @@ def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_rep
 
 
 def taken_up(registry: LearnerRegistry) -> LearnerRegistry:
-    """As a core has it that starts again."""
+    """Returns the registry as a restarted core restores it."""
     again = LearnerRegistry(4)
     for entry in registry.entries.values():
         row = (entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
@@ -251,7 +252,7 @@ def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums
     entry = registry.entries["a"]
     registry.heard(
         entry, 20.0, IncarnationCounters(steps=12, tokens=1200)
-    )  # it trained on before it heard of the restore
+    )  # it kept training until it heard of the restore
     assert (registry.tokens(), registry.voided_tokens()) == (400, 800)
     registry.heard(entry, 30.0, IncarnationCounters(steps=13, tokens=1300))
     assert (registry.tokens(), registry.voided_tokens()) == (500, 800)

@@ -1,4 +1,4 @@
-"""Updates are kept within limits."""
+"""The cache of updates keeps its limits."""
 
 from __future__ import annotations
 

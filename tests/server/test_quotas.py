@@ -1,4 +1,4 @@
-"""What one caller may take up: rates, places, and the sum of it all."""
+"""One caller's quotas: rates, slots, and their total memory."""
 
 from __future__ import annotations
 

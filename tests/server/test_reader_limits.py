@@ -1,4 +1,4 @@
-"""A reader that stands still keeps few versions in memory, and is told to ask again."""
+"""A stalled reader keeps few versions in memory, and is told to fetch again."""
 
 from __future__ import annotations
 

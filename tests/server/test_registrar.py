@@ -1,4 +1,4 @@
-"""Which shard has a fragment."""
+"""The shard that has a fragment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What learners tell of themselves: work is bounded by what there was to answer, whatever they say."""
+"""Reports of learners: the work for a report is bounded by the open rounds and versions, whatever it contains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_wire.process.clock import SYSTEM
 
 @pytest.fixture
 def core():
-    """As much of a run as reports touch: a real syncer in its third round, at version 2."""
+    """Returns the part of a run that reports change: a real syncer in its third round, at version 2."""
     syncer, told = Syncer(RunSettings(), {0: RoundState(), 1: RoundState()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
@@ -93,7 +93,7 @@ def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(co
 
 
 def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_second(core):
-    """Seed 3800023840: after reports that were held up, a learner seemed three times as fast as it was."""
+    """Seed 3800023840: after delayed reports, a learner seemed three times as fast as it was."""
     core, entry, _ = core
     observed = core.shards[0].syncer.liveness["a"]
     for steps, at in ((40, 5.0), (43, 5.08)):

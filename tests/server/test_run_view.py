@@ -1,4 +1,4 @@
-"""What the registrar says of the run reaches every shard and its followers, the newest last."""
+"""The registrar's newest view reaches every shard and its followers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shards(tmp_path):
 
 
 def heard(shard: Shard, log: int, sequence: int) -> list[pb.Notification]:
-    """By a follower from this position on, until the shard's log is closed."""
+    """Returns a follower's notifications from this position until the shard's log closes."""
     shard.follower_log.close()
 
     async def follow() -> list[pb.Notification]:

@@ -1,4 +1,4 @@
-"""Sessions are proved by their tokens: to the process that gave them, and to any other that has the run's key."""
+"""Tokens prove sessions to the process that issued them, and to any other process with the run's key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = SessionKey(bytes(32), b"this start", "run", 1)
 META = {
     "run": "r", "generation": 1, "epoch": 7, "session_key": bytes(32).hex(), "settings": RunSettings().model_dump(),
 }  # fmt: skip
-NEVER: Any = None  # in place of a ledger: nothing is written
+NEVER: Any = None  # stands for a ledger, to which nothing is written
 
 
 def test_a_token_is_proved_without_the_process_that_gave_it():
@@ -57,7 +57,7 @@ def test_a_key_is_not_shown():
 
 
 def started(**meta: Any) -> Registrar:
-    """As a core starts with what its directory has."""
+    """Returns a registrar as a core starts it with the data in its directory."""
     run = Registrar(Limits(), RunClock(SetClock()), Journal())
     run.restore(META | meta, [], NEVER)
     return run
@@ -73,7 +73,7 @@ def joins(run: Registrar, nonce: int = 1) -> RegistryEntry:
 
 
 def session(run: Registrar, entry: RegistryEntry) -> pb.Session:
-    """As a Join's reply has it."""
+    """Returns the session in a Join's reply."""
     return pb.Session(run="r", learner="a", incarnation=entry.incarnation, generation=1, token=run.token(entry))
 
 
@@ -112,7 +112,7 @@ def test_a_session_of_before_a_good_bye_stays_refused():
     first = session(run, entry)
     entry.start_session(0, Refused(Status.UNAUTHENTICATED, "it has left"))
     assert refusal(run, first) == (Status.UNAUTHENTICATED, 'learner "a" has not joined this core: join first')
-    nothing = session(run, entry)  # of no session: it is never given
+    nothing = session(run, entry)  # a token without a session, which is never issued
     assert refusal(run, nothing)[0] is Status.UNAUTHENTICATED
     joins(run)
     for old in (first, nothing):
@@ -120,7 +120,7 @@ def test_a_session_of_before_a_good_bye_stays_refused():
 
 
 def test_a_session_of_a_start_before_or_of_a_copy_of_the_directory_is_refused_whatever_the_epoch():
-    """Two cores that come up from one backup have the same epoch, the same names, and give the same numbers."""
+    """Two cores that start from one backup have the same epoch and names, and issue the same session numbers."""
     run, copy = started(), started()
     mine = session(run, joins(run))
     joins(copy)

@@ -1,4 +1,4 @@
-"""When a snapshot is due: by time, or by what a start would have to do without it."""
+"""A snapshot is due after an interval, or if a start without it would take too long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.clocks import SetClock
 
 
 class World:
-    """What a snapshotter is given: one fragment, at version 1."""
+    """The dependencies of a snapshotter: one fragment at version 1."""
 
     def __init__(self) -> None:
         self.clock = SetClock()

@@ -1,4 +1,4 @@
-"""What operators are told of a run."""
+"""The status that operators see."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
 
 
 def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
-    """The troubles of a run of learners that count so many tokens per step."""
+    """Returns the troubles of a run whose learners report these tokens per step."""
     registry, now, liveness = LearnerRegistry(8), 1000.0, {}
     for number, (name, batch) in enumerate(batches.items(), 1):
         account = registry.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account

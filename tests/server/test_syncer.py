@@ -1,4 +1,4 @@
-"""Rounds: when they open, whom they wait for, when they close, and what they merge. Time is an argument."""
+"""Rounds: when they open and close, which learners they wait for, and what they merge. Time is an argument."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def begun(fragments: int) -> dict[int, RoundState]:
 
 
 def a_contribution_waits() -> RoundState:
-    """As a restart finds it: at version 7, with a contribution to a round that closed."""
+    """Returns the state after a restart at version 7, with a contribution to a closed round."""
     rounds = RoundState(version=7)
     rounds.resume(9, 0.0, {7: 7.0}, [(ContributionKey("a", 1, 0, 1), PendingContribution(9, 7, 100, 4))])
     return rounds
 
 
 class World:
-    """A syncer with learners that report once a step; the clock moves only when told."""
+    """A syncer with learners that report once per step. The clock moves only on request."""
 
     def __init__(self, learners: dict[str, float], fragments: int = 2, **run) -> None:
         self.now = 100.0
@@ -49,7 +49,7 @@ class World:
         return effects
 
     def step(self, seconds: float = STEP_S, silent: tuple[str, ...] = ()) -> list[ev.Effect]:
-        """Lets time pass and every learner that is not silent report its steps."""
+        """Advances the time. Every learner that is not silent reports its steps."""
         self.now += seconds
         made: list[ev.Effect] = []
         for name, speed in self.speeds.items():
@@ -77,7 +77,7 @@ class World:
         return self.tell(ev.Contributed(key, cycle, rounds.version if base is None else base, tokens, 4))
 
     def finish(self) -> None:
-        """Says that every merge asked for is done."""
+        """Reports that every requested merge is done."""
         for index, rounds in self.syncer.fragments.items():
             if rounds.phase is Phase.MERGING:
                 self.tell(ev.Merged(index, rounds.version + 1))
@@ -182,7 +182,7 @@ def test_a_merge_of_few_is_a_small_step():
     world.contribute("a")
     world.now += 0.001
     (alone,) = merges(world.tell(ev.Ticked()))
-    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # the others are taken for its like
+    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # the others are assumed to be like it
     assert alone.age == pytest.approx(1 / 3)
     world.finish()
     first = world.syncer.fragments[0].cycle
@@ -229,7 +229,7 @@ def test_what_came_late_while_the_round_was_merged_is_merged_after_it():
 
 
 def late_world(*names: str, **run) -> tuple[World, int]:
-    """One has answered, and is merged; the others are late for that cycle."""
+    """Returns a world in which one learner's work is merged, and the others are late for that cycle."""
     world = World(dict.fromkeys(names, 1), grace_ratio=0.0, **run)
     world.open()
     first = world.syncer.fragments[0].cycle
@@ -325,7 +325,7 @@ def test_who_pauses_is_no_part_of_a_merge():
 
 
 def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
-    """Its reports came late, together, after a cut. Found by a seed whose round closed without it."""
+    """After a cut, its reports arrived late and together. A seed found a round that closed without it."""
     woken = LearnerLiveness(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
     woken.hear(0, False, 60.0)
     assert (woken.live(60.0), woken.expected(60.0)) == (True, True)
@@ -393,7 +393,7 @@ def test_beyond_the_maximum_staleness_a_contribution_is_refused_and_its_work_dro
 
 def test_a_deadline_derived_from_usual_answers_ends_a_round_without_a_quorum():
     world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=3))
-    for _ in range(4):  # everybody answers at once: that is what is usual
+    for _ in range(4):  # all answer at once, which becomes the usual time
         world.open()
         for name in "abc":
             world.contribute(name)
@@ -470,7 +470,7 @@ def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it
     interval = 4 / 4 * 1.0
     assert gaps[:3] == pytest.approx([interval / 2] * 3, abs=0.11)
     assert gaps[-5:] == pytest.approx([interval] * 5, abs=0.11)
-    owed = 4  # at most one of each fragment, however long it was away
+    owed = 4  # at most one round per fragment, however long the outage was
     assert len(opened) == pytest.approx(opened[-1][0] - opened[0][0] + owed, abs=1.5)
 
 
@@ -623,7 +623,7 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
 
 
 def heard(observed: LearnerLiveness, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
-    """A member that reports at its own times, which are not those of its steps."""
+    """Simulates a learner whose reports and steps have different times."""
     for report in range(1, int(seconds / every_s) + 1):
         observed.hear(int(report * every_s / step_s), False, 50.0 + report * every_s)
     return observed.step_time_s
@@ -664,7 +664,10 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
 
 
 def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
-    """Reports without growth come after the resume, too; who joined in the pause has no step time of before."""
+    """Reports without new steps come after the resume, too.
+
+    A learner that joined during the pause has no step time yet.
+    """
     for known_before in (True, False):
         syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=4), begun(4), lambda *_: 1.0)
         now = 0.0
@@ -684,7 +687,7 @@ def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
         opened = 0
         for tick in range(240):
             now += 0.5
-            steps += tick % 2  # every other report has no news
+            steps += tick % 2  # every other report has no new steps
             for name in ("a", "b"):
                 effects = syncer.on(ev.Reported(name, steps, False), now)
                 opened += sum(isinstance(effect, ev.OpenRound) for effect in effects)
@@ -727,7 +730,7 @@ def test_to_be_paused_as_before_changes_nothing():
 
 
 def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, int]) -> list[float]:
-    """Each learner steps every two seconds and reports once a second; returns when merges were made."""
+    """Each learner steps every two seconds and reports once per second. Returns the times of merges."""
     merged = []
     while now < until:
         now += 1.0
@@ -749,7 +752,7 @@ def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, 
 
 
 def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_holds_nobody_up():
-    """Its step times, its answers and its reports are not those of the hour."""
+    """Its step times, answers and reports are not those of the frozen hour."""
     syncer, steps = Syncer(RunSettings(inner_steps=24), begun(8), lambda *_: 1.0), dict.fromkeys("abc", 0)
     for name in steps:
         syncer.on(ev.Joined(name, 1), 0.0)
@@ -777,7 +780,7 @@ def test_steps_that_have_really_become_slow_are_followed_though_nothing_is_heard
 
 @pytest.mark.parametrize("pieces", [1, 5])
 def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_most(pieces):
-    """In one contribution or in several; also where the others' work came with earlier merges."""
+    """The weight may be in one contribution or in several, and the others' work may be in earlier merges."""
     names = {"a", "b", "c"}
     rounds = RoundState(version=4, cycle=9)
     for name in sorted(names):
@@ -795,13 +798,13 @@ def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_m
 def test_reports_that_a_link_held_up_do_not_make_a_learner_seem_fast():
     observed = LearnerLiveness(1, 0.0, 0.0)
     observed.hear(10, False, 5.0)
-    observed.hear(14, False, 5.002)  # sent a second apart, and come together
+    observed.hear(14, False, 5.002)  # sent a second apart, but received together
     observed.hear(18, False, 6.0)
     assert observed.step_time_s == pytest.approx(1.0 / 4)
 
 
 def test_a_learner_does_not_seem_fast_at_first_after_its_core_took_in_nothing_for_a_while():
-    """Seed 3500003169: it seemed thirty times as fast, and a liar's reports counted ten times that."""
+    """Seed 3500003169: a learner seemed thirty times as fast, and a liar's reports counted ten times that."""
     observed = LearnerLiveness(1, 0.0, 0.0)
     for steps in (4, 16, 31):
         observed.hear(steps, False, 3.779)

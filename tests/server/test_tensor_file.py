@@ -1,4 +1,4 @@
-"""The streamed safetensors files, held against the library; and files that are not what they say."""
+"""Streamed safetensors files are compared with the library. Malformed files are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _file(header: object, data: bytes = b"") -> bytes:
         _file(b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 0]}}' % b",".join([b"9" * 4000] * 1000)),
         _file(b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 0]}}' % b",".join([b"-" + b"9" * 4000] * 99)),
         _file({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)),
-        _file({n: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)),  # one on the other
+        _file({n: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)),  # they overlap
     ],
     ids=range(18),
 )

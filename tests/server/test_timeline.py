@@ -1,4 +1,4 @@
-"""How rounds went, told by the journal's entries."""
+"""The history of rounds, from the journal's entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def published(merge: ev.Merge) -> entries.Published:
 
 
 class Told:
-    """A syncer of one fragment with two learners that step once a second, and a timeline that hears all of it."""
+    """A syncer of one fragment, two learners that step once per second, and a timeline with all entries."""
 
     def __init__(self, **settings) -> None:
         self.metrics = Metrics()
@@ -41,7 +41,7 @@ class Told:
                 self.on(ev.Reported(name, step + 1, False), float(step))
 
     def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
-        """As the code does that dispatches: an entry for the event, then one for each effect."""
+        """Records an entry for the event, then one for each effect, as the shard does."""
         match event:
             case ev.Contributed():
                 self.timeline.on(entries.Acknowledged(event.key, event.cycle), now)
@@ -100,7 +100,7 @@ def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
     first = next(told.timeline.newest())
     told.on(ev.Declined("b", 0, first.cycle, "nothing was trained since its anchor"), first.opened_at + 0.1)
     told.contributed("a", first.opened_at + 0.2)
-    told.contributed("b", first.opened_at + 0.3)  # while it merges
+    told.contributed("b", first.opened_at + 0.3)  # during its merge
     assert first.answers["b"].declined == "nothing was trained since its anchor"
     told.on(ev.Merged(0, 1), first.opened_at + 0.4)
     now = first.opened_at + 8.0
@@ -191,7 +191,7 @@ def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rou
         told.on(entries.MergeComputed(fragment, 1), 1000.0)
         told.on(published(merging(fragment, learners)), 1001.0)
     assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
-    told.on(entries.RoundOpened(0, 2), 1002.0)  # now they may go
+    told.on(entries.RoundOpened(0, 2), 1002.0)  # they may be removed now
     kept = list(told.newest())
     assert len(kept) <= MAX_ROUNDS
     assert sum(len(seen.answers) for seen in kept) <= MAX_ANSWERS

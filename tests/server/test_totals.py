@@ -1,4 +1,7 @@
-"""A start reads sums and what is newer: both together are the whole history, and its length costs nothing."""
+"""A start reads sums and newer rows.
+
+Together they give the whole history, at a cost that does not depend on its length.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens
 
 
 def sums(db: sqlite3.Connection, generation: int) -> tuple[Counter[tuple[str, int, int, str]], list[int]]:
-    """Of tallies and what came after them: counts, tokens and bytes by line, and what has no fate yet."""
+    """Returns counts, tokens and bytes per row, from sums and later contributions, and the contributions without a
+    fate."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     through = 0
     for t in shard_ledger.totals(db, generation):
@@ -99,7 +103,7 @@ def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
 
 def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
     def instructions(path: Path, count: int) -> int:
-        """Of SQLite's machine, in hundreds, for all that a start asks of the contributions."""
+        """Returns the number of SQLite instructions, in hundreds, with which a start reads the contributions."""
         db = database.open_ledger(path)
         db.execute("BEGIN")
         for seq in range(1, count + 1):

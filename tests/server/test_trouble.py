@@ -1,4 +1,4 @@
-"""Disks that are full or slow, clocks that jump, while a core runs; `end_to_end/test_full_disk.py` has a real one."""
+"""Full or slow disks, and clocks that jump, while a core runs. `end_to_end/test_full_disk.py` has a real full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of an upload's transitions: what is in it, and what is said of all that is not."""
+"""The table of an upload's transitions: its entries, and the errors for all other transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads whose streams race: one contribution, one acknowledgement, and none before its row is committed."""
+"""Uploads with racing streams: one contribution, one acknowledgement, and none before its row is committed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAYLOAD = frame_codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMEN
 
 
 class World:
-    """One fragment; `committed` and `refused` are what the ledger was given."""
+    """One fragment. committed, refused: the rows that the ledger received."""
 
     def __init__(self, directory, **limits) -> None:
         self.ledger, self.failures = Rows(), []
@@ -59,7 +59,7 @@ class World:
         await self.intake.take(upload, [frame], 0.0)
 
     async def finishing(self):
-        """A whole upload on the way to its commit; returns it and the task that waits for its receipt."""
+        """Returns a complete upload during its commit, and the task that waits for its receipt."""
         self.ledger.may_commit.clear()
         upload = self.offer()
         await self.take(upload)
@@ -306,7 +306,7 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
             upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
             await world.take(upload)
             assert (await world.intake.receipt(upload)).fate == pb.FATE_REFUSED
-            for more in range(20):  # whatever it says that it answers, and whichever process speaks
+            for more in range(20):  # for any round and from any process
                 with pytest.raises(Refused) as refused:
                     world.offer(seq=seq + 1 + more, incarnation=seq + more % 2, cycle=more % 4, now_in=seq)
                 assert refused.value.status is Status.RESOURCE_EXHAUSTED

@@ -1,4 +1,4 @@
-"""What a start has no time for: damage is found and named, and neither serving nor stopping waits for it."""
+"""Data that a start does not read: damage is found and named, and neither serving nor stopping waits for the check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INITIAL = b"first parameters"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """With more contributions than are read at a time."""
+    """Returns a run with more contributions than are read at a time."""
     with closing(database.open_ledger(tmp_path / "ledger.sqlite")) as db, database.transaction(db):
         for seq in range(1, 2501):
             key = ContributionKey("a", 1, 0, seq)
@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def said(directory: Path) -> list[str]:
-    """By an audit that is given its time."""
+    """Returns the descriptions of damage from a complete check."""
     found: list[str] = []
     one = RunVerifier(directory, DISK, SYSTEM, found.append)
     one.begin(hashlib.sha256(INITIAL).hexdigest())

@@ -1,4 +1,4 @@
-"""What is found by looking at a run: states of learners and troubles, each recorded once when it changes."""
+"""Polled states and troubles: each change is recorded once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISK = entries.Trouble("disk", "the disk is full")
 
 
 class Run:
-    """A run with learner a, whose member a test changes. The run's clock is 1000 s ahead of the monotonic one."""
+    """A run with learner a, whose liveness the test changes. The run's clock is 1000 s ahead of the monotonic clock."""
 
     def __init__(self) -> None:
         self.entry = RegistryEntry("a", "eu", 1, [1], TimeAccount(1000.0, 1000.0))

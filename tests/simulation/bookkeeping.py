@@ -1,4 +1,4 @@
-"""What a core's ledger must say by itself, whatever was told."""
+"""Checks of a core's ledger that need no other information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIRECTORY = Path("/run")
 
 
 class Violation(Exception):
-    """Something that must always hold did not. number: of the invariant."""
+    """An invariant does not hold. number: of the invariant."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(f"invariant {number}: {text}")
@@ -23,18 +23,18 @@ class Violation(Exception):
 
 
 def shard_of(core: Core | None) -> Shard | None:
-    """The one of a core, once the run has parameters."""
+    """Returns a core's shard once the run has parameters, or else None."""
     return next(iter(core.registrar.shards), None) if core is not None else None
 
 
 def the_shard(core: Core) -> Shard:
-    """The same, of a run that has parameters."""
+    """Returns a core's shard. The run must have parameters."""
     (shard,) = core.registrar.shards
     return shard
 
 
 def sums(core: Core) -> None:
-    """What a core counts, in sums and one by one, is what the ledger holds."""
+    """Checks that a core's counts, as sums and one by one, match the ledger."""
     shard = the_shard(core)
     lengths = [fragment.length for fragment in shard.layout.fragments]
     rows = core.registrar.writer._db.execute(
@@ -67,17 +67,17 @@ def sums(core: Core) -> None:
 
 
 def counted(core: Core, fate: str) -> float:
-    """Contributions by fate, as Prometheus is told."""
+    """Returns the number of contributions with a fate, as Prometheus receives it."""
     return core.metrics.registry.get_sample_value("atoll_contributions_total", {"fate": fate}) or 0.0
 
 
 def made_in(line: lineage.Line, fragment: int, version: int) -> int:
-    """The generation that made a version, in this history."""
+    """Returns the generation that made a version, in this history."""
     return line.spans(fragment, version - 1, version)[0][0]
 
 
 def each_merged_once(db: Any, merged: set[Any]) -> None:
-    """Every contribution is in one merge of its generation, and the ages of versions follow from the weights.
+    """Checks that every contribution is in one merge of its generation, and that the weights give the versions' ages.
 
     merged: (generation, learner, incarnation, fragment, seq).
     """

@@ -1,7 +1,7 @@
-"""A hostile process that makes calls by hand, as no agent would; what it may reach at most is checked.
+"""A hostile process that makes calls which no agent would make. Checks limit its effect.
 
-Each kind of harm of such a process draws from a stream of its own. It is there from the start or comes during the
-storm, and stays until the others have trained on and merged beside it.
+Each kind of harm draws from its own random stream. The process is there from the start or comes during the storm. It
+stays until the other learners have kept training and merging in its presence.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 AT_ONCE = 40  # calls in one turn
 TURN_S = 0.2
-MERGES = 2  # that are made beside it, before it goes
-LEASE_S = 3.0  # in worlds where somebody keeps the lease
+MERGES = 2  # number of merges in its presence before it leaves
+LEASE_S = 3.0  # in worlds where a process keeps the lease
 
 
 class Harm(StrEnum):
-    """What it does."""
+    """The kind of harm."""
 
     HALVES = "halves of messages"
     STALLED = "whole fragments that it does not read"
@@ -59,7 +59,7 @@ FROM_THE_START = {Harm.LEASE, Harm.FENCED, Harm.EVICTED}
 
 
 class Caller:
-    """One hostile process. It dials the core."""
+    """One hostile process, which dials the core."""
 
     def __init__(self, harm: Harm, world: World, rng: random.Random) -> None:
         self.harm, self._world, self._rng = harm, world, rng
@@ -101,7 +101,7 @@ class Caller:
         return reply
 
     async def _speak(self) -> pb.Session:
-        """Its session; joins where it has none that this core knows."""
+        """Returns its session. It joins if it has none that this core knows."""
         core = self._world.core
         entry = core.registrar.registry.entries.get(NAME) if core is not None else None
         if self._session is None or entry is None or core.registrar.token(entry) != self._session.token:
@@ -155,7 +155,7 @@ class Caller:
         await self._join(self._rng.choice(self._world.names), nonce=0)
 
     async def _lease(self) -> None:
-        """It joins again and again, and sends the same few bytes, or none."""
+        """It joins repeatedly, and sends the same few bytes, or none."""
         session = self._as(await self._join(nonce=7))
         header = pb.InitialiseHeader(session=session, size_bytes=len(self._file), sha256=bytes(32))
         call = self._stub.Initialise()
@@ -167,10 +167,10 @@ class Caller:
                 await call.write(pb.InitialiseRequest(chunk=chunk))
 
     async def _too_late(self) -> None:
-        """It joins, then is no longer who may speak, and says everything that there is to say."""
+        """It joins, loses its right to make calls, and then makes every call."""
         if self._session is None:
             session = self._as(await self._join())
-            if not await self._is_silenced():  # or asking failed: then this process still may speak
+            if not await self._is_silenced():  # or the request failed, and the process still has its rights
                 return
             self._session = session
             self._count("silenced")
@@ -199,7 +199,7 @@ class Caller:
     # ------------------------------------------------------------------------------ how far it comes
 
     def check(self) -> None:
-        """At any moment. Raises Violation."""
+        """Checks limits that hold at any moment. Raises Violation."""
         core = self._world.core
         served = Counter(
             call.method for call in self._world.network.calls if call.learner is self.process and call.served

@@ -1,7 +1,7 @@
-"""What must always hold (design of the system, numbered as there), checked from outside as everything happens.
+"""The invariants (numbered as in the design of the system), checked from outside at every event.
 
-The observer sees what the core says before the network can lose it, what learners adopt, and what a restarted core
-finds on its disk. It trusts nobody's counters.
+The observer sees the core's messages before the network can lose them, the adoptions of learners, and the disk of a
+restarted core. It does not rely on any process's counters.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tests.simulation.island import Island
 
 LONGEST_ROUND_S = 120.0
-SLOW_DISK_S = 2.5  # what was whole when its process was fenced off may take so long to become durable
+SLOW_DISK_S = 2.5  # a complete upload of a fenced process may take this long to become durable
 Name = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
 @dataclass(frozen=True)
 class Told:
-    """A final fate, as it was told."""
+    """A final fate, as sent."""
 
     fate: int
     version: int
@@ -43,7 +43,7 @@ class Told:
 
 
 class Checks:
-    """One per seed. trace: one line for each thing that mattered, for reading and for comparing runs."""
+    """The checks of one seed. trace: one line per event, for reading and for comparing runs."""
 
     def __init__(self, loop: VirtualLoop, max_staleness: int) -> None:
         self._loop, self.max_staleness = loop, max_staleness
@@ -52,30 +52,30 @@ class Checks:
         self.acknowledged: dict[Name, None] = {}
         self.fates: dict[Name, Told] = {}
         self.published: dict[tuple[int, int, int], int] = {}  # generation, fragment, version -> checksum of its anchor
-        self.lines = {1: Line()}  # by generation, what it descends from
+        self.lines = {1: Line()}  # by generation: its history
         self.generation = 1
-        self.checkpoints: set[int] = set()  # that an operator asked to restore since a core last came up
-        self.restored_to: RolledBack | None = None  # what an operator was told
-        self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # by fragment: version, checksum, adopted last
-        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor that it was measured from
-        self.newest: dict[int, int] = {}  # fragment -> newest version said
-        self.incarnations: dict[tuple[str, int], int] = {}  # name, nonce
-        self.highest: dict[str, int] = {}  # name -> newest incarnation said
+        self.checkpoints: set[int] = set()  # requested to be restored since a core last started
+        self.restored_to: RolledBack | None = None  # the result that an operator received
+        self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # version, checksum of the last adopted anchor
+        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor from which it was measured
+        self.newest: dict[int, int] = {}  # fragment -> newest announced version
+        self.incarnations: dict[tuple[str, int], int] = {}  # by name and nonce
+        self.highest: dict[str, int] = {}  # name -> newest announced incarnation
         self.fenced_at: dict[tuple[str, int], float] = {}  # since when an incarnation is not the newest
         self.epochs: list[int] = []
         self.core: Core | None = None
         self.opened: dict[int, tuple[int, float]] = {}
         self.joined_run: set[str] = set()
-        self.paused: str | None = ""  # what an operator was told; None: an answer is on its way
+        self.paused: str | None = ""  # the reason that an operator received; None while an answer is on its way
 
     def note(self, text: str) -> None:
-        """One more line of the trace."""
+        """Adds a line to the trace."""
         self.trace.append(f"{self._loop.now:9.4f} {text}")
 
     # ------------------------------------------------------------------------------ what the core says
 
     def said(self, _: Process, request: Any, reply: Any) -> None:
-        """The core answered or told something; it counts from this moment, whether or not it arrives."""
+        """Records a message of the core. It counts from this moment, whether or not it arrives."""
         match reply:
             case pb.JoinReply() if reply.state != pb.JoinReply.STATE_CONFIRM:
                 self._join(request, reply)
@@ -122,8 +122,8 @@ class Checks:
                 raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
         if receipt.fate == pb.FATE_PENDING:
             decided = self.fates.get(name)
-            # A whole fragment comes with the fates of the moment that it was taken at; a round that lapses then refuses
-            # at the very version that others are being sent.
+            # A whole fragment comes with the fates at the moment when it was read. A round that lapses later then
+            # refuses at the same version that other learners receive.
             latest = -1 if decided is None else decided.version - (decided.fate == pb.FATE_MERGED)
             if decided is not None and (as_of is None or latest < as_of):
                 raise Violation(2, f"{name} is pending again after its fate was told")
@@ -169,7 +169,7 @@ class Checks:
     # ------------------------------------------------------------------------------ what learners do
 
     def adopted(self, island: Island, fragment: int, version: int, anchor: np.ndarray) -> None:
-        """A learner trains on from this anchor: whoever has the version has these very bytes."""
+        """Records an adoption. All learners with a version must have the same bytes."""
         found = frame_codec.vector_crc32c(anchor)
         places = {self._place(generation, fragment, version) for generation in self.lines}
         if found not in {self.published.get(place, found) for place in places}:
@@ -177,11 +177,11 @@ class Checks:
         self.anchors[island, fragment] = (version, found)
 
     def taken(self, island: Island, name: Name) -> None:
-        """A learner sends what it trained since it adopted its anchor."""
+        """Records that a learner sends its work since the adopted anchor."""
         self.took[name] = self.anchors[island, name[2]]
 
     def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:
-        """What is taken counts from an anchor that the run has in its history, and not from one that was undone."""
+        """Checks that work counts from an anchor in the run's history, and not from an undone one."""
         name = (receipt.learner, receipt.incarnation, receipt.fragment, receipt.seq)
         if name not in self.took or name in self.acknowledged:
             return
@@ -192,18 +192,18 @@ class Checks:
             )
 
     def _place(self, generation: int, fragment: int, version: int) -> tuple[int, int, int]:
-        """The same for all generations that have this version in common."""
+        """Returns a key that is the same for all generations that share this version."""
         made_in = bookkeeping.made_in(self.lines[generation], fragment, version) if version else 1
         return made_in, fragment, version
 
     # ------------------------------------------------------------------------------ what an operator restores
 
     def restoring(self, checkpoint: int) -> None:
-        """An operator asks for it; whether it comes about is not known yet."""
+        """Records that an operator requests a restore, whose outcome is not known yet."""
         self.checkpoints.add(checkpoint)
 
     def rolled_back(self, done: RolledBack) -> None:
-        """An operator was told so: it is durable."""
+        """Records a durable restore, as the operator received it."""
         self.note(f"restored to checkpoint {done.row.id}: generation {done.generation}, {done.row.versions}")
         self.restored_to = done
 
@@ -227,7 +227,7 @@ class Checks:
     # ------------------------------------------------------------------------------ what the core's disk holds
 
     def restored(self, core: Core) -> None:
-        """A core came up: everything that was ever acknowledged or seen must be there, bit by bit."""
+        """Checks that a started core has, bit by bit, all data that was acknowledged or seen."""
         self.core = core
         self.opened.clear()
         self.note(f"core up, epoch {core.registrar.epoch}")
@@ -254,7 +254,7 @@ class Checks:
         bookkeeping.sums(core)
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
-        """Compares the ledger with what was said; returns all final fates."""
+        """Compares the ledger with the core's messages. Returns all final fates."""
         db = core.registrar.writer._db
         rows = db.execute(
             "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness, generation "
@@ -276,7 +276,7 @@ class Checks:
         return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
 
     def work_counted_once(self, core: Core, names: Sequence[str]) -> None:
-        """No process of these names has more tokens merged into a fragment than it trained."""
+        """Checks that no process with these names has more merged tokens in a fragment than it trained."""
         merged = core.registrar.writer._db.execute(
             "SELECT learner, incarnation, fragment, SUM(tokens) FROM contributions WHERE fate='merged' "
             "GROUP BY learner, incarnation, fragment"
@@ -287,7 +287,7 @@ class Checks:
                 raise Violation(1, f"{learner}/{incarnation} trained {trained} tokens, {tokens} count in {fragment}")
 
     def closing(self, syncer: Syncer, fragment: int, cause: Cause, now: float) -> None:
-        """A round that closes without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
+        """Checks that a round without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
         rounds, live = syncer.fragments[fragment], syncer.present(now).live
         if cause is Cause.LATE:
             late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
@@ -300,7 +300,7 @@ class Checks:
             return
         fresh = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle == rounds.cycle}
         steps = [step_s for name in live if (step_s := syncer.liveness[name].step_time_s) is not None]
-        slack = syncer.settings.overlap_steps * min(steps, default=0.0)  # one that wakes is live before it steps
+        slack = syncer.settings.overlap_steps * min(steps, default=0.0)  # a waking learner is live before it steps
         grace = syncer.settings.grace_ratio * max(0.0, slack - (syncer.quorum_s or 0.0) - (syncer.sync_s or 0.0))
         if rounds.quorum_at is None or now < rounds.quorum_at + grace - 1e-9 or len(fresh) < 1:
             raise Violation(7, f"round of fragment {fragment} closed early, without {sorted(missing)}")
@@ -308,7 +308,7 @@ class Checks:
     # ------------------------------------------------------------------------------ at every event
 
     def always(self) -> None:
-        """What can be seen at any moment."""
+        """Checks all that can be seen at any moment."""
         core = self.core
         shard = shard_of(core)
         if core is None or shard is None:

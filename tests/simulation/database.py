@@ -1,4 +1,4 @@
-"""SQLite on the simulated disk: its own code, with a file system under it that forgets what was not synced."""
+"""SQLite on the simulated disk: the real code, on a file system that forgets unsynced data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import apsw
 from tests.simulation.disk import Content, SimulatedDisk, parent
 from tests.simulation.loop import Dead
 
-POWERSAFE_OVERWRITE = 0x1000  # as the file system of every machine says that a core runs on
+POWERSAFE_OVERWRITE = 0x1000  # as real file systems declare to SQLite
 _numbers = itertools.count()
 
 
 class Connection:
-    """The part of `sqlite3.Connection` that the ledger uses, over apsw."""
+    """The part of `sqlite3.Connection` that the ledger uses, with apsw."""
 
     def __init__(self, disk: SimulatedDisk, path: str) -> None:
         self._system = FileSystem(disk)
         self._db = apsw.Connection(path, vfs=self._system.vfs_name)
-        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # shared memory cannot be simulated; nobody else may write
+        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # replaces shared memory, which cannot be simulated
         disk.platter.at_end.append(self._end)
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
@@ -50,7 +50,7 @@ class Connection:
             raise sqlite3.DatabaseError(str(error)) from error
 
     def _end(self) -> None:
-        """SQLite would keep the file system for ever, and everything of the seed with it."""
+        """Removes the file system, which SQLite would otherwise keep forever, with all data of the seed."""
         self._db.close(True)
         self._system.unregister()
 
@@ -72,7 +72,7 @@ class Rows:
 
 
 class FileSystem(apsw.VFS):
-    """Files of one process on the platter. A dead process reads what is there and writes nothing."""
+    """The files of one process on the platter. A dead process can read, but cannot write."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -110,7 +110,7 @@ class FileSystem(apsw.VFS):
 
 
 def touched(disk: SimulatedDisk) -> bool:
-    """Counts a touch; False when the process is dead: SQLite knows no such exception."""
+    """Counts an access. Returns False if the process is dead, because SQLite cannot pass on an exception."""
     try:
         disk.process.touch()
     except Dead:
@@ -119,7 +119,7 @@ def touched(disk: SimulatedDisk) -> bool:
 
 
 class File:
-    """An open file. SQLite syncs the directory of a new log with its first sync, and so does this."""
+    """An open file. Like SQLite, it syncs the directory of a new log with the log's first sync."""
 
     def __init__(self, disk: SimulatedDisk, path: str | None, content: Content) -> None:
         self._disk, self._path, self._content = disk, path, content

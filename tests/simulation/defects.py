@@ -58,13 +58,16 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def defect(function: Defect) -> Defect:
-    """Adds one to the list; its docstring says what is wrong."""
+    """Adds a defect to the list. Its docstring states what is wrong."""
     DEFECTS[function.__name__] = function
     return function
 
 
 def patch(owner: Any, name: str, new: Any) -> AbstractContextManager[Any]:
-    """Plants a defect in place of `owner.name`. Raises RuntimeError unless it can be called in the same ways."""
+    """Context manager that replaces `owner.name` with a defect.
+
+    Raises RuntimeError unless both have the same signature.
+    """
     old = getattr(owner, name)
     parameters = list(inspect.signature(old).parameters.values()) if inspect.isfunction(old) else []
     if inspect.isfunction(new) and not any(each.kind in VARIABLE for each in parameters):
@@ -83,7 +86,7 @@ def patch(owner: Any, name: str, new: Any) -> AbstractContextManager[Any]:
 
 @defect
 def fencing_off() -> Iterator[None]:
-    """A session of an older incarnation is taken for the newest."""
+    """A session of an older incarnation is accepted as the newest."""
 
     def check(
         self: learner_registry.LearnerRegistry, name: str, incarnation: int, session: int
@@ -96,7 +99,7 @@ def fencing_off() -> Iterator[None]:
 
 @defect
 def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
-    """The first Join of another process takes a name over, however late it comes."""
+    """The first Join of another process takes over a name, however late it arrives."""
     join = learner_registry.LearnerRegistry.join
 
     def at_once(self: learner_registry.LearnerRegistry, name: str, *values: Any) -> learner_registry.RegistryEntry:
@@ -111,7 +114,7 @@ def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
 
 @defect
 def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
-    """A learner that was started again goes on as the one that died."""
+    """A restarted learner continues as the dead one."""
     join = learner_registry.LearnerRegistry.join
 
     def same(
@@ -128,7 +131,7 @@ def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
 
 @defect
 def the_epoch_does_not_grow() -> Iterator[None]:
-    """A core that comes back calls itself the same core."""
+    """A restarted core claims to be the same core."""
     put = run_ledger.put_meta
 
     def frozen(db: Any, key: str, value: Any) -> None:
@@ -140,7 +143,7 @@ def the_epoch_does_not_grow() -> Iterator[None]:
 
 @defect
 def a_pause_is_forgotten() -> Iterator[None]:
-    """It is told to everybody, and not written down."""
+    """A pause is announced to all learners, but not stored."""
     put = run_ledger.put_meta
 
     def in_memory(db: Any, key: str, value: Any) -> None:
@@ -153,7 +156,7 @@ def a_pause_is_forgotten() -> Iterator[None]:
 
 @defect
 def an_evicted_learner_is_heard() -> Iterator[None]:
-    """Its row says that it is evicted, and nobody looks."""
+    """The row says that the learner is evicted, but its calls are not checked."""
     evict = learner_registry.LearnerRegistry.evict
 
     def in_the_books_only(
@@ -170,7 +173,7 @@ def an_evicted_learner_is_heard() -> Iterator[None]:
 
 @defect
 def first_parameters_accepted_twice() -> Iterator[None]:
-    """Whoever asks is given the lease, and what it sends replaces what the run has."""
+    """Every caller gets the lease, and its upload replaces the run's parameters."""
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
     async def again(self: joining.Joining, process: Any, staging: Any) -> None:
@@ -206,7 +209,7 @@ def first_parameters_accepted_twice() -> Iterator[None]:
 
 
 def _early(entered: Callable[..., Any], by_s: float) -> Any:
-    """Commits of one kind are reported before they are made."""
+    """Context manager that reports commits of one kind before they are made."""
     commit = ledger_writer.LedgerWriter.commit
 
     async def early(self: ledger_writer.LedgerWriter, operation: Any) -> Any:
@@ -231,28 +234,28 @@ def acknowledged_before_it_is_durable() -> Iterator[None]:
 
 @defect
 def published_before_it_is_durable() -> Iterator[None]:
-    """A merge is told to learners while its commit is on its way."""
+    """A merge is announced to learners before its commit."""
     with _early(shard_ledger.add_merge, 0.05):
         yield
 
 
 @defect
 def payloads_are_not_synced() -> Iterator[None]:
-    """What was written is taken for durable."""
+    """Written data is treated as durable."""
     with patch(disk._Handle, "sync", lambda self: None):
         yield
 
 
 @defect
 def names_are_not_synced() -> Iterator[None]:
-    """A rename is taken for durable."""
+    """A rename is treated as durable."""
     with patch(disk.SimulatedDisk, "sync_directory", lambda self, path: None):
         yield
 
 
 @defect
 def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
-    """synchronous=NORMAL: a database that is sound after a power failure, but older than what was said."""
+    """synchronous=NORMAL: after a power failure, the database is valid but older than the acknowledgements."""
     open_ledger = database.open_ledger
 
     def lax(*values: Any) -> Any:
@@ -266,7 +269,7 @@ def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
 
 @defect
 def payloads_go_when_they_are_merged() -> Iterator[None]:
-    """Nothing but the newest state in memory could replace them."""
+    """Only the newest state in memory could replace them."""
     publish = shard.Shard._publish
 
     def and_forget(self: shard.Shard, fragment: Any, effect: Any, *values: Any) -> None:
@@ -280,7 +283,7 @@ def payloads_go_when_they_are_merged() -> Iterator[None]:
 
 @defect
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
-    """One snapshot is enough for them to go, and that one may be damaged."""
+    """They are deleted after one snapshot, which may be damaged."""
     with patch(
         snapshotter, "covered", lambda rows, fragments: rows[-1].versions if rows else dict.fromkeys(fragments, 0)
     ):
@@ -289,14 +292,14 @@ def payloads_go_with_the_first_snapshot() -> Iterator[None]:
 
 @defect
 def a_snapshot_stops_half_way_when_its_caller_goes() -> Iterator[None]:
-    """Whoever asked for it cancels it, after its row was committed too."""
+    """The caller cancels the snapshot even after its row was committed."""
     with patch(snapshotter.Snapshotter, "take", snapshotter.Snapshotter._take):
         yield
 
 
 @defect
 def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
-    """Payloads go when two snapshots cover them, though one of the two cannot be read."""
+    """Payloads are deleted when two snapshots cover them, although one of the two is damaged."""
     restored = restore.restore
 
     def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
@@ -309,7 +312,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 
 @defect
 def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
-    """A start keeps only the files of what was merged."""
+    """A start keeps only the payloads of merged contributions."""
     sweep = shard.Spool.sweep
 
     def all_but_one(self: shard.Spool, needed: Any) -> int:
@@ -321,7 +324,7 @@ def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
 
 @defect
 def a_start_forgets_the_last_merges() -> Iterator[None]:
-    """Restoring takes the snapshot and leaves the ledger's merges after it out."""
+    """A restore uses the snapshot, and leaves out the ledger's later merges."""
     with patch(restore.shard_ledger, "merges", lambda *_, **__: iter(())):
         yield
 
@@ -331,7 +334,7 @@ def a_start_forgets_the_last_merges() -> Iterator[None]:
 
 @defect
 def receipts_forgotten_at_a_restart() -> Iterator[None]:
-    """A core that comes back does not know what it had acknowledged."""
+    """A restarted core does not know which contributions it had acknowledged."""
     restore = core.restore_shard
 
     def forgetful(of: shard.Shard, *values: Any) -> None:
@@ -344,7 +347,7 @@ def receipts_forgotten_at_a_restart() -> Iterator[None]:
 
 @defect
 def merged_twice_on_a_retry() -> Iterator[None]:
-    """A repeated upload is a new contribution, under the next number that is free."""
+    """A repeated upload becomes a new contribution with the next free number."""
     offer = uploads.Uploads.offer
 
     def again(self: uploads.Uploads, header: pb.PushHeader, *values: Any) -> Any:
@@ -359,14 +362,14 @@ def merged_twice_on_a_retry() -> Iterator[None]:
 
 @defect
 def receipts_dropped() -> Iterator[None]:
-    """Updates do not say whose work is in them."""
+    """Updates do not name the contributions that they include."""
     with patch(shard, "replace", lambda publication, receipts: publication):
         yield
 
 
 @defect
 def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
-    """A contribution beyond what is usual is answered, and forgotten."""
+    """A contribution above the norm limit is refused, but the refusal is not stored."""
 
     async def at_once(self: intake.Intake, row: Any, reason: str) -> pb.Receipt:
         version = self._shard.fragments[row.key.fragment].version
@@ -378,7 +381,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
 
 @defect
 def refusals_are_told_to_nobody() -> Iterator[None]:
-    """What is refused gets no receipt on the stream, and none when its learner asks."""
+    """Refused contributions get no receipt on the stream, and none on request."""
 
     def decide(self: uploads.Uploads, receipt: pb.Receipt) -> None:
         if receipt.fate != pb.FATE_REFUSED:
@@ -400,7 +403,7 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
 
 @defect
 def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
-    """What the journal tells of it, Prometheus and the log, tell it twice."""
+    """The journal records it twice, so Prometheus and the log show it twice."""
     record = journal.Journal.record
 
     def again(self: journal.Journal, entry: entries.Entry, now: float) -> None:
@@ -414,7 +417,7 @@ def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
 
 @defect
 def a_dead_incarnations_acknowledged_work_is_dropped() -> Iterator[None]:
-    """When a learner is started again, what it had been promised is forgotten."""
+    """When a learner restarts, its acknowledged contributions are dropped."""
     joined = syncer.Syncer._joined
 
     def drop(self: syncer.Syncer, event: Any, now: float) -> None:
@@ -429,7 +432,7 @@ def a_dead_incarnations_acknowledged_work_is_dropped() -> Iterator[None]:
 
 @defect
 def a_late_contribution_is_lost() -> Iterator[None]:
-    """What comes after its round closed waits for no other."""
+    """A contribution that arrives after its round closed does not wait for another round."""
     contributed = syncer.Syncer._contributed
 
     def lose(self: syncer.Syncer, event: Any, now: float) -> Any:
@@ -441,7 +444,7 @@ def a_late_contribution_is_lost() -> Iterator[None]:
 
 @defect
 def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
-    """After a reconnection the learner sends its work again under a new number."""
+    """After a reconnection, the learner sends its work again under a new number."""
     failed = sending.Sender._failed
 
     def replace(self: sending.Sender, line: Any, in_flight: Any, failure: Any) -> bool:
@@ -460,7 +463,7 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 
 @defect
 def anchors_drift_by_one_ulp() -> Iterator[None]:
-    """A learner adds an update a little wrong, and takes its own sum for the published one."""
+    """A learner adds an update slightly wrong, and uses its own checksum instead of the published one."""
 
     def wrong(self: partial_fetch.PartialFetch, base: Any) -> Any:
         anchor, checksum = DECODED(self, base)
@@ -474,7 +477,7 @@ def anchors_drift_by_one_ulp() -> Iterator[None]:
 
 @defect
 def merged_work_stays_outstanding() -> Iterator[None]:
-    """A learner sends again what was merged already."""
+    """A learner sends work again that was already merged."""
     rebase = adoption.rebase
     with patch(
         adoption, "rebase", lambda origin, anchor, _, places, shape: rebase(origin, anchor, None, places, shape)
@@ -484,7 +487,7 @@ def merged_work_stays_outstanding() -> Iterator[None]:
 
 @defect
 def a_replay_forgets_what_was_clipped() -> Iterator[None]:
-    """It merges the whole of what was scaled down."""
+    """It merges the unscaled values of clipped contributions."""
     contribution_of = restore.contribution_of
 
     def whole(*values: Any) -> Any:
@@ -496,7 +499,7 @@ def a_replay_forgets_what_was_clipped() -> Iterator[None]:
 
 @defect
 def tallied_and_counted_again() -> Iterator[None]:
-    """A start adds to the sums what is in them already."""
+    """A start adds contributions to the sums that already include them."""
     came_after = shard_ledger.came_after
 
     def all_of_it(db: Any, generation: int, number: int, *limit: int) -> Any:
@@ -508,7 +511,7 @@ def tallied_and_counted_again() -> Iterator[None]:
 
 @defect
 def momentum_is_lost_at_a_restart() -> Iterator[None]:
-    """A snapshot gives parameters back, but not where they were going."""
+    """A snapshot restores the parameters, but not the momentum."""
     load = restore.load_snapshot
 
     def check_current(*values: Any) -> Any:
@@ -523,7 +526,7 @@ def momentum_is_lost_at_a_restart() -> Iterator[None]:
 
 @defect
 def merged_in_another_order_at_a_replay() -> Iterator[None]:
-    """Sums depend on the order in which contributions came."""
+    """The sums depend on the order in which contributions arrived."""
     merge_again = restore.merge.merge
 
     def shuffled(fragment: Any, state: Any, contributions: Any, weights: Any, *values: Any) -> Any:
@@ -538,14 +541,14 @@ def merged_in_another_order_at_a_replay() -> Iterator[None]:
 
 @defect
 def grace_ignored() -> Iterator[None]:
-    """A round closes as soon as the quorum is there."""
+    """A round closes as soon as it has its quorum."""
     with patch(syncer.Syncer, "grace_s", lambda *_: 0.0):
         yield
 
 
 @defect
 def staleness_ignored() -> Iterator[None]:
-    """A contribution is merged however old it is, and at the door nobody asks."""
+    """A contribution is merged at any age, and the intake does not check it."""
     close = syncer.Syncer._close
 
     def any_age(self: syncer.Syncer, *values: Any) -> Any:
@@ -579,7 +582,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
 @defect
 def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
-    """What was merged of few before a start counts as much as what was merged of all."""
+    """Merges of few learners before a start count as whole outer steps after it."""
     resume = merge_rounds.RoundState.resume
 
     def whole(self: Any, cycle: int, synced_at: float, _: Any, pending: Any) -> None:
@@ -591,7 +594,7 @@ def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
 
 @defect
 def silent_learners_hold_what_is_pending() -> Iterator[None]:
-    """A learner that reports but trains no more is waited for (found in the first hundred seeds)."""
+    """A round waits for a learner that reports but no longer trains (found in the first hundred seeds)."""
     with patch(syncer.LearnerLiveness, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
         yield
 
@@ -601,7 +604,7 @@ def silent_learners_hold_what_is_pending() -> Iterator[None]:
 
 @defect
 def a_front_tells_everybody_of_the_first_ones_work() -> Iterator[None]:
-    """A whole fragment goes to each learner with the receipts of the one for whom it was fetched."""
+    """Each learner gets a whole fragment with the receipts of the learner for which it was fetched."""
     item = RegionFetches._item
 
     async def shared(self: RegionFetches, request: pb.FetchRequest) -> Any:
@@ -614,7 +617,7 @@ def a_front_tells_everybody_of_the_first_ones_work() -> Iterator[None]:
 
 @defect
 def a_front_keeps_fragments_for_ever() -> Iterator[None]:
-    """Once a fragment is here whole, nobody asks whether it still is the newest, or for whose work."""
+    """Once the front has a whole fragment, it does not check for newer versions, or for other learners' fates."""
     header = RegionFetches._header
 
     async def remembered(self: RegionFetches, request: pb.FetchRequest) -> pb.FetchHeader:
@@ -628,7 +631,7 @@ def a_front_keeps_fragments_for_ever() -> Iterator[None]:
 
 @defect
 def a_front_takes_versions_for_each_other() -> Iterator[None]:
-    """An update is served to whoever asks for another one, with the header of the one asked for."""
+    """An update is served in place of another one, with the header of the requested one."""
     find = FetchCache.find
 
     def nearly(self: FetchCache, place: CacheKey) -> Any:
@@ -646,7 +649,7 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
 
 @defect
 def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
-    """A whole fetch that was cut goes on after a merge, and what came before it is not brought up."""
+    """An interrupted whole fetch continues after a merge, without updates for the earlier frames."""
     took = partial_fetch.PartialFetch.took_update
 
     def without_it(self: partial_fetch.PartialFetch, header: Any, frame: Any) -> None:
@@ -662,7 +665,7 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
-    """Calls that end because it dialled again make it dial again later (found by seed 19), as do calls that failed."""
+    """Calls that end because the front redialled, or that failed, cause further redials (found by seed 19)."""
     answering = front_service.FrontService._answering
 
     @asynccontextmanager
@@ -680,7 +683,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
 
 
 def _unchecked(self: partial_fetch.PartialFetch, base: Any) -> Any:
-    """An anchor that is taken to have the published checksum."""
+    """Returns an anchor that is assumed to have the published checksum."""
     anchor, _ = DECODED(self, base)
     return anchor, Anything()
 
@@ -702,14 +705,14 @@ class Anything(int):
 
 @defect
 def a_learner_leaves_its_calls_open() -> Iterator[None]:
-    """Whoever joins again makes new calls beside those that it has."""
+    """A learner that joins again keeps its old calls open."""
     with patch(shard_session, "open_stream", lambda method, call: nullcontext(call)):
         yield
 
 
 @defect
 def a_front_leaves_its_calls_open() -> Iterator[None]:
-    """When a learner is gone, what the front asked the core for it goes on, and the core lets it."""
+    """The front's calls to the core continue after their learner left, and the core allows this."""
     opened = front_service.open_stream
 
     def open_end(method: str, call: Any) -> Any:
@@ -727,42 +730,42 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 
 @defect
 def nobody_looks_at_norms() -> Iterator[None]:
-    """Garbage of any size is merged."""
+    """Invalid work of any norm is merged."""
     with patch(norm_limit.NormLimiter, "judge", lambda *_: norm_limit.NormVerdict()):
         yield
 
 
 @defect
 def what_is_declared_counts() -> Iterator[None]:
-    """A contribution weighs what its learner says."""
+    """A contribution's weight follows from its declared work."""
     with patch(intake.Intake, "_weighed", lambda self, key, said: said):
         yield
 
 
 @defect
 def what_is_reported_counts() -> Iterator[None]:
-    """Nobody asks whether time allows it."""
+    """Reports are not compared with the time that they need."""
     with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
         yield
 
 
 @defect
 def what_cannot_be_compared_counts() -> Iterator[None]:
-    """Tokens are not held back while the others are about to train (found when this was so)."""
+    """Tokens are not held back while the other learners are about to train (this was a real defect)."""
     with patch(plausibility, "HELD", plausibility.MaxRates()):
         yield
 
 
 @defect
 def a_liar_outweighs_the_others() -> Iterator[None]:
-    """Nothing limits what a learner weighs in a merge (found when this was so)."""
+    """A learner's weight in a merge has no limit (this was a real defect)."""
     with patch(merge_rounds, "parts_counted", lambda weights: dict.fromkeys(weights, 1.0)):
         yield
 
 
 @defect
 def a_liars_own_batch_is_believed() -> Iterator[None]:
-    """Tokens of a step are bounded by those that the learner reported alone (found when this was so)."""
+    """Tokens per step are limited only by the learner's own reports (this was a real defect)."""
 
     def own_or_usual(own: Any, usual: Any) -> float:
         return plausibility.MIXED * max(each.batch for each in (own, usual) if each is not None)
@@ -773,7 +776,7 @@ def a_liars_own_batch_is_believed() -> Iterator[None]:
 
 @defect
 def nonce_0_is_a_process() -> Iterator[None]:
-    """It takes over a name that is not connected, in one step."""
+    """It takes over the name of a disconnected process in one step."""
     join = learner_registry.LearnerRegistry.join
 
     def taken(
@@ -793,7 +796,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
 
 @defect
 def regions_are_never_given_back() -> Iterator[None]:
-    """A name is in all the regions that it ever joined from."""
+    """A name stays in all regions from which it ever joined."""
 
     def everywhere(self: learner_registry.LearnerRegistry, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())
@@ -806,7 +809,7 @@ def regions_are_never_given_back() -> Iterator[None]:
 
 @defect
 def the_lease_is_kept_by_empty_words() -> Iterator[None]:
-    """Whatever its holder sends renews it, and joining again does."""
+    """Any message of its holder renews it, and so does another Join."""
     held = joining.Joining._held
 
     def renewed(self: joining.Joining, *values: Any) -> first_parameters.Lease:
@@ -827,7 +830,7 @@ def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
 
 @defect
 def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
-    """Initialise asks whether the name has the lease, and not who speaks for it."""
+    """Initialise checks whether the name has the lease, but not which process uses the name."""
 
     def check(
         self: learner_registry.LearnerRegistry, name: str, incarnation: int, session: int
@@ -844,7 +847,7 @@ def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
 
 @defect
 def calls_have_no_end_of_places() -> Iterator[None]:
-    """A learner may have any number of streams, and send any number of messages by halves."""
+    """A learner may have any number of streams, and of incomplete messages."""
 
     def enter(self: quotas.CallSlots[Any], call: Any, now: float, *_: Any) -> None:
         self._taken[call] = now
@@ -855,7 +858,7 @@ def calls_have_no_end_of_places() -> Iterator[None]:
 
 @defect
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
-    """Nobody counts the versions that are kept for their readers."""
+    """Versions that are kept for readers have no limit."""
     with patch(reader_limits, "MAX_OF_ONE", 1000), patch(reader_limits.ReaderLimits, "_trim", lambda _: None):
         yield
 
@@ -865,7 +868,7 @@ def who_reads_slowly_keeps_every_version() -> Iterator[None]:
 
 @defect
 def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
-    """A learner fetches everything whole, and sends what it had taken from the anchors of before."""
+    """A learner fetches all fragments whole, but sends work that it took from the old anchors."""
 
     def send(self: sending.Sender, line: Any, taken: Any) -> None:
         taken.outstanding = dataclasses.replace(taken.outstanding, restores=line.restores)
@@ -878,28 +881,28 @@ def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
 
 @defect
 def a_flight_survives_a_restore() -> Iterator[None]:
-    """What was on its way is offered to the new generation."""
+    """A contribution in flight is offered to the new generation."""
     with patch(sending.Sender, "forget", lambda *_: None):
         yield
 
 
 @defect
 def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
-    """It takes the new session, and the updates that follow."""
+    """It accepts the new session, and applies later updates to its old anchors."""
     with patch(run_session.RunSession, "_restored", lambda *_: None):
         yield
 
 
 @defect
 def tokens_of_after_a_checkpoint_count_when_it_is_restored() -> Iterator[None]:
-    """Schedules go on where they were."""
+    """Schedules continue from the number of tokens before the restore."""
     with patch(goodput.TimeAccount, "_count_only", lambda *_: None):
         yield
 
 
 @defect
 def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
-    """A restore takes what waits for its merge along."""
+    """A restore also merges the contributions that wait for their merge."""
 
     def take_along(db: Any, generation: int, _: Any) -> None:
         db.execute(
@@ -912,7 +915,7 @@ def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
 
 @defect
 def merges_that_were_undone_are_tallied() -> Iterator[None]:
-    """The new generation counts all that was ever merged."""
+    """The new generation counts all merges that were ever made."""
     merged = lineage.merged
 
     def everything(db: Any, line: Any, fragment: int, *bounds: int) -> Any:
@@ -928,7 +931,7 @@ def merges_that_were_undone_are_tallied() -> Iterator[None]:
 
 @defect
 def loaded_weights_are_work() -> Iterator[None]:
-    """Whatever the parameters are is taken for what was trained."""
+    """All movements of the parameters count as training."""
     fine = lambda _: movement.Movement.FINE  # noqa: E731
     with (
         patch(movement_watch.MovementWatch, "judge", fine),
@@ -940,14 +943,14 @@ def loaded_weights_are_work() -> Iterator[None]:
 
 @defect
 def weights_loaded_before_leaving_are_work() -> Iterator[None]:
-    """Leaving sends what is there."""
+    """Leaving sends the parameters as they are."""
     with patch(movement_watch.MovementWatch, "leave", lambda _: movement.Movement.FINE):
         yield
 
 
 @defect
 def adoptions_may_be_undone() -> Iterator[None]:
-    """An optimizer's masters take each of them back, and the reverse is sent."""
+    """An optimizer's masters undo each of them, and the reverse movement is sent."""
     with patch(
         movement.MovementDetector, "_undone", lambda _self, _moved, _whole, step, **_: (movement.Movement.FINE, step)
     ):
@@ -956,14 +959,14 @@ def adoptions_may_be_undone() -> Iterator[None]:
 
 @defect
 def masters_stay_where_they_are() -> Iterator[None]:
-    """Copies that were named do not move with the parameters."""
+    """Named copies do not move with the parameters."""
     with patch(optimizer_copies.OptimizerCopies, "following", lambda *_, **__: nullcontext()):
         yield
 
 
 @defect
 def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
-    """Restored, a learner takes what is merged of it out of its work once more (found by seed 2052)."""
+    """After a restore, a learner subtracts merged work from its outstanding work once more (found by seed 2052)."""
 
     class Never(tuple[int, int]):
         """Equals nothing."""
@@ -981,26 +984,27 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
 
 
 def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
-    """The first seed that finds a defect, and what it saw; None when none does."""
+    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
     with contextmanager(DEFECTS[name])():
         for seed in range(first, first + count):
             try:
                 simulate(seed)
             except Violation as violation:
                 if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
-                    # It shows nothing. Made anew: a violation holds its world, and does not go between processes.
+                    # It shows nothing. The error is created again, because a violation holds its world and cannot pass
+                    # between processes.
                     raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
                 return seed, str(violation)
     return None
 
 
 def known() -> dict[str, int]:
-    """The seeds that found defects last."""
+    """Returns the seeds that last found each defect."""
     return {name: int(seed) for name, seed in map(str.split, FOUND.read_text().splitlines())}
 
 
 def find_again(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
-    """`find`, but first where it was found last."""
+    """Does the same as `find`, but tries the last known seed first."""
     seed = known().get(name)
     return (None if seed is None else find(name, seed, 1)) or find(name, first, count)
 

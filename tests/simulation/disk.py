@@ -1,6 +1,6 @@
-"""A disk in memory that keeps only what was synced: at a crash the rest is lost, kept, or torn at 4 KiB.
+"""A disk in memory that keeps only synced data. At a crash, other data is lost, kept, or torn at 4 KiB.
 
-Names are kept apart from content, as in a real file system: a file that was synced under a name that was not is gone.
+Names are separate from contents, as in a real file system. A synced file with an unsynced name is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECTOR = 4096
 
 
 class Content:
-    """Bytes of one file, with what an unsynced write replaced, so that it can be taken back."""
+    """The bytes of one file, and the bytes that unsynced writes replaced, so that they can be undone."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -43,7 +43,7 @@ class Content:
         self.unsynced.clear()
 
     def crash(self, rng: random.Random, keep: float) -> None:
-        """Takes everything unsynced back, then puts sectors of it again, each with the chance `keep`."""
+        """Undoes all unsynced writes, then applies some of their sectors again, each with the probability `keep`."""
         writes, self.unsynced = self.unsynced, []
         for offset, new, old, length in reversed(writes):
             if new:
@@ -67,7 +67,7 @@ class Content:
 
 
 class Platter:
-    """What outlives a crash: names and contents. full_at: bytes in all files beyond which it is full."""
+    """The names and contents that survive a crash. full_at: limit on the bytes in all files."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -75,13 +75,13 @@ class Platter:
         self.directories: set[str] = set()
         self.unsynced: list[tuple[str, str, Callable[[], None], Callable[[], None]]] = []  # directory, what, undo, redo
         self.locks: dict[str, Process] = {}
-        self.at_end: list[Callable[[], None]] = []  # called when nobody is left who could read or write
+        self.at_end: list[Callable[[], None]] = []  # called when no process can read or write any longer
         self.full = False
         self.broken = False  # syncs fail
         self.syncs = self.lost_writes = 0
 
     def change(self, path: str, content: Content | None) -> None:
-        """Gives a name to a content, or takes it away; undone by a crash unless its directory is synced."""
+        """Gives a name to a content, or removes the name. A crash undoes this unless its directory is synced."""
         old = self.names.get(path)
 
         def put(what: Content | None) -> None:
@@ -94,7 +94,7 @@ class Platter:
         self.unsynced.append((parent(path), path, lambda: put(old), lambda: put(content)))
 
     def rename(self, old: str, new: str) -> None:
-        """Both names change in one step, also when a crash takes it back."""
+        """Changes both names in one step, even when a crash undoes it."""
         content, replaced = self.names[old], self.names.get(new)
 
         def undo() -> None:
@@ -116,10 +116,10 @@ class Platter:
         self.unsynced = [change for change in self.unsynced if change[0] != directory]
 
     def rot(self, files: Iterable[str]) -> bool:
-        """A bit of the last sound one of these flips; whether there was one that another stands in for."""
+        """Flips a bit in the last undamaged one of these files. Returns whether an undamaged copy remains."""
         there = [name for name in files if name in self.names]
         sound = [name for name in there if not self.names[name].rotten and self.names[name].data]
-        if len(sound) < 2:  # a disk that damages all copies at a time is beyond what can be promised
+        if len(sound) < 2:  # the design does not cover a disk that damages all copies at a time
             return False
         content = self.names[sound[-1]]
         content.data[self.rng.randrange(len(content.data))] ^= 1 << self.rng.randrange(8)
@@ -127,12 +127,12 @@ class Platter:
         return True
 
     def crash(self) -> None:
-        """The power goes. Of what was not synced nothing, all, or any part is kept."""
+        """Simulates a power failure. Unsynced data is lost, or kept completely or in part."""
         keep = self.rng.choice((0.0, 0.0, 0.5, 1.0))
         for content in list(self.names.values()):
             self.lost_writes += len(content.unsynced)
             content.crash(self.rng, keep)
-        kept = round(keep * len(self.unsynced))  # a journal keeps order
+        kept = round(keep * len(self.unsynced))  # a journal keeps the order
         for _, _, undo, _ in reversed(self.unsynced):
             undo()
         for _, _, _, redo in self.unsynced[:kept]:
@@ -145,7 +145,7 @@ def parent(path: str) -> str:
 
 
 class SimulatedDisk(Disk):
-    """The platter as one process sees it; it sees nothing any more once that is dead."""
+    """The platter as one process sees it. A dead process sees nothing."""
 
     def __init__(self, platter: Platter, process: Process, connect: Callable[[SimulatedDisk, str], Any]) -> None:
         self.platter, self.process, self._connect = platter, process, connect
@@ -223,7 +223,7 @@ class SimulatedDisk(Disk):
 
 
 class _Handle:
-    """A file that is open: written at its end, or read by place."""
+    """An open file, written at its end, or read at offsets."""
 
     def __init__(self, disk: SimulatedDisk, content: Content) -> None:
         self._disk, self._content = disk, content

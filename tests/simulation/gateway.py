@@ -15,13 +15,13 @@ from tests.simulation.network import CORE, Network, SimulatedLink
 
 
 class Gateway:
-    """Serves at the address of its name until it is killed."""
+    """A front that serves at the address of its name until it is killed."""
 
     def __init__(self, network: Network, name: str, life: int, rng: random.Random) -> None:
         self.process = Process(f"{name}#{life}")
         self.name, self._network = name, network
-        self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # nothing fits; some fragments; all of them
-        rng.choice((1, 64))  # once a limit: drawn on, so that seeds do what they did
+        self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # no item fits; some fragments fit; all fit
+        rng.choice((1, 64))  # unused since a limit was removed; drawn, so that seeds keep their meaning
         self.process.start(self._serve(), name=self.process.name)
 
     async def _serve(self) -> None:

@@ -1,8 +1,8 @@
-"""A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
+"""A hostile learner with a valid name, in addition to the honest learners, and the limits of its influence.
 
-It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of what it lies
-about: before that nothing can be judged (`atoll_server.merging.norm_limit`). One that lies early comes as soon as the
-others have joined: its reports are held back, and its contributions count as it says, for no work of others is there.
+It runs the real agent with false data. It comes once the core has a reference for its kind of lie, because nothing can
+be judged before that (`atoll_server.merging.norm_limit`). An early liar comes as soon as the other learners have
+joined. Its reports are held back, but its contributions count as declared, because there is no other work yet.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.simulation.network import Network
 from tests.simulation.training import BATCH
 
 NAME = "mallory"
-STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
-LARGEST = 1e4  # that a parameter may become: the norm limit times what honest learners move, with all momentum
-DECLINES = 128  # in a report
+STRIDE = 1e6  # of its inner steps: 1e8 times an honest learner's
+LARGEST = 1e4  # limit on a parameter: the norm limit times the movement by honest learners, with all momentum
+DECLINES = 128  # in one report
 BOAST = 1 << 40
-FASTEST_S, SLOWEST_S = 0.06, 0.2  # an inner step of an honest learner
-MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens: those of a learner ten times as fast
-MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest one's
+FASTEST_S, SLOWEST_S = 0.06, 0.2  # duration of an honest learner's inner step
+MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
+MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest learner's
 
 
 class Lie(StrEnum):
-    """What it does."""
+    """The kind of lie."""
 
     FLOOD = "garbage as often as there is room, round or none"
     DECLINES = "as many declined rounds as a report takes"
@@ -48,7 +48,7 @@ class Lie(StrEnum):
     EARLY = "such reports before the others have made a step"
 
 
-LIES = (Lie.FLOOD, Lie.DECLINES)  # that are not about tokens
+LIES = (Lie.FLOOD, Lie.DECLINES)  # lies that are not about tokens
 
 
 class Hostile(Island):
@@ -94,11 +94,11 @@ class Hostile(Island):
         super()._submit(taken)
 
     def _check(self, taken: Submission) -> None:
-        """It sends what it likes."""
+        """Does nothing, so that it sends any work."""
 
 
 def is_usual_known(core: Core) -> bool:
-    """Whether so many contributions to every fragment are durable that another can be judged, after a crash too."""
+    """Returns whether enough contributions to every fragment are durable to judge another one, even after a crash."""
     shard = shard_of(core)
     db = core.registrar.writer._db if shard is not None else None
     return shard is not None and all(
@@ -108,19 +108,19 @@ def is_usual_known(core: Core) -> bool:
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
-    """Whether the core has seen all of these train, and would still know it after a crash."""
+    """Returns whether the core has seen all of these learners train, and would still know it after a crash."""
     accounts = {row.name: TimeAccount.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
-    """Whether all of these are in the run and about to train: none is alone in it."""
+    """Returns whether all of these learners have joined and are about to train, so that none is alone."""
     entries = [core.registrar.registry.entries.get(name) for name in names]
     return all(entry is not None and entry.connected for entry in entries)
 
 
 def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
-    """Whether what it lies about can be judged, or held back. names: honest learners."""
+    """Returns whether its kind of lie can be judged, or held back. names: honest learners."""
     match lie:
         case Lie.EARLY:
             return are_joined(core, names)
@@ -131,7 +131,7 @@ def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
 
 
 def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
-    """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
+    """Checks at the end that it changed the model and the run's numbers no more than one honest learner could.
 
     trained: tokens of all honest processes.
     """
@@ -151,7 +151,7 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
-    """What counts of its contributions is what a learner ten times as fast as the others could have made."""
+    """Checks that its counted work is at most that of a learner ten times as fast as the others."""
     rows = core.registrar.writer._db.execute(
         "SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,)
     )
@@ -165,7 +165,7 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
 
 
 def _check_work(core: Core, trained: int) -> None:
-    """One that does not lie about tokens weighs by what it trained, and by each token once."""
+    """Checks that the weights of a learner with true tokens follow from its tokens, each counted once."""
     query = "SELECT fragment, SUM(tokens) FROM contributions WHERE learner=? AND fate='merged' GROUP BY fragment"
     for fragment, tokens in core.registrar.writer._db.execute(query, (NAME,)).fetchall():
         if tokens > trained:
@@ -174,13 +174,13 @@ def _check_work(core: Core, trained: int) -> None:
 
 
 def _check_shares(core: Core, honest: Sequence[str]) -> None:
-    """In each merge it weighs at most ten times what an honest learner gave last, which may have had fewer steps."""
+    """Checks that its weight in each merge is at most ten times that of an honest learner's last contribution."""
     db, exponent = core.registrar.writer._db, core.registrar.settings.staleness_exponent
-    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner, what it gave to its newest merge
+    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner: tokens in its newest merged contribution
     merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
     for fragment, version, text in merges:
         given = _given(core, fragment, version)
-        scale, weighs = 0.0, 0.0  # of a weight to its part of the merge; the hostile one's part
+        scale, weighs = 0.0, 0.0  # ratio of weight to share of the merge; the hostile learner's share
         for name, incarnation, seq, part, staleness in json.loads(text):
             if name in honest:
                 scale = max(scale, part / weight(*given[name, incarnation, seq], staleness, exponent))
@@ -196,7 +196,7 @@ def _check_shares(core: Core, honest: Sequence[str]) -> None:
 
 
 def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
-    """Tokens and steps of the contributions to a merge, by learner, incarnation and number."""
+    """Returns tokens and steps of a merge's contributions, by learner, incarnation and number."""
     rows = core.registrar.writer._db.execute(
         "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
         "WHERE fragment=? AND version=? AND fate='merged'",
