@@ -29,14 +29,14 @@ FORBIDDEN = {
     "atoll": {"atoll_server", "atoll_forecast"},
     "atoll_forecast": {"atoll", "torch", "grpc"},
 }
-MAX_MODULES = 17  # of a package, its __init__ included
+MAX_MODULES = 17  # limit per package, including its __init__
 PURE_PACKAGES = {"atoll_server.rounds", "atoll_server.learners"}
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 
 
 @cache
 def modules(distribution: str) -> dict[str, Path]:
-    """By full name; a package's __init__ has the name of the package."""
+    """Returns the modules by full name. A package's __init__ has the package's name."""
     base = ROOT / DISTRIBUTIONS[distribution]
     found = {}
     for path in sorted((base / distribution).rglob("*.py")):
@@ -52,7 +52,7 @@ def docstring(path: Path) -> str:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Full names of what a file imports, wherever in it; imports that are only for types count too."""
+    """Returns the full names of all modules that a file imports anywhere, including imports only for types."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -65,7 +65,7 @@ def imported(path: Path) -> frozenset[str]:
 
 @cache
 def edges(distribution: str) -> dict[str, set[str]]:
-    """Module -> modules of the same distribution that it imports."""
+    """Returns, for each module, the modules of the same distribution that it imports."""
     known = modules(distribution)
 
     def module_of(target: str) -> str | None:
@@ -75,13 +75,13 @@ def edges(distribution: str) -> dict[str, set[str]]:
 
 
 def room(distribution: str, module: str) -> str:
-    """The package below the distribution that a module lives in, or the module itself at the top."""
+    """Returns the package below the distribution that contains a module, or the module itself if it is at the top."""
     parts = module.split(".")
     return ".".join(parts[:2])
 
 
 def rooms(distribution: str) -> dict[str, set[str]]:
-    """Package -> packages that its modules import."""
+    """Returns, for each package, the packages that its modules import."""
     found: dict[str, set[str]] = {}
     for module, targets in edges(distribution).items():
         here = room(distribution, module)

@@ -1,4 +1,4 @@
-"""Generated code is what the .proto gives, and numbers that stand twice are the same."""
+"""Generated code matches the .proto, and repeated numbers are equal."""
 
 from __future__ import annotations
 

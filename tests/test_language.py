@@ -25,7 +25,7 @@ CLAUSE = r"(?:^|(?<=[.;!]\s)|(?<=\"{3}))"  # the same, but in running text only
 
 @dataclass(frozen=True)
 class Expression:
-    """A pattern, with the reason for the ban, a text that it finds, and the text to write instead.
+    """A pattern, with the reason for the ban, a text that it finds, and the text to write in its place.
 
     A space in the pattern also matches a line break. only: prefixes of the paths that are searched; all if empty.
     """
@@ -174,7 +174,7 @@ FENCE = re.compile(r"^( *)(```+)(\w*).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 @cache
 def texts() -> dict[str, str]:
-    """Path -> its words; everything else is blanked, so that line numbers are those of the file."""
+    """Returns the words of each file. Everything else is blanked, so that line numbers are those of the file."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -194,7 +194,7 @@ def texts() -> dict[str, str]:
 
 
 def words_of_python(source: str) -> str:
-    """Comments and string literals; docstrings are among them. Whitespace stays, other code is blanked."""
+    """Returns the comments and string literals, including docstrings. Whitespace stays, and other code is blanked."""
     lines = source.splitlines(keepends=True)
     kept = [list(_blank(line)) for line in lines]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -213,7 +213,7 @@ def _blank(text: str) -> str:
 
 
 def places(expression: Expression) -> Iterator[tuple[str, int, str]]:
-    """File, line number and line of each place with the expression."""
+    """Yields the file, line number and line of each place with the expression."""
     for name, text in texts().items():
         if expression.only and not name.startswith(expression.only):
             continue
@@ -225,7 +225,7 @@ def places(expression: Expression) -> Iterator[tuple[str, int, str]]:
 
 
 def report(expression: Expression) -> list[str]:
-    """A line for each place, with the location and the fix."""
+    """Returns a line for each place, with the location and the fix."""
     return [
         f"{name}:{number}: {line[:120]} [{expression.reason}; as in {expression.instead!r}, not {expression.found!r}]"
         for name, number, line in places(expression)

@@ -1,4 +1,4 @@
-"""What is shipped: one wheel, that runs a core where nothing else of Atoll was ever installed."""
+"""The shipped package: one wheel that runs a core on a machine without any other part of Atoll."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
 
 
 def _serves(command: list, said: str, environment: dict) -> None:
-    """It says that it serves, and ends well when it is told to."""
+    """Checks that it reports its address, and ends cleanly when told to."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:

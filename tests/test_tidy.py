@@ -1,4 +1,4 @@
-"""What can be checked of the style by a machine."""
+"""The parts of the style that a machine can check."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CODE = [
     if "_pb2" not in path.name
 ]
 LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 500, 60
-LONG_FILES = {  # path: why it has one job all the same
+LONG_FILES = {  # path: why it has only one job
     "learner/atoll/learner.py": "the one class that a user imports",
 }
-MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # the command line, and whatever is in cli/
+MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # the command line, and all modules in cli/
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
 
 
@@ -52,7 +52,7 @@ def test_a_file_is_short_says_what_it_is_and_swallows_nothing(path):
 
 
 def _is_a_command(tree: ast.Module) -> bool:
-    """Ends with `if __name__ == "__main__"`: run by `python -m`."""
+    """Returns whether the module ends with `if __name__ == "__main__"`, so that `python -m` runs it."""
     last = tree.body[-1]
     return isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"
 
@@ -79,9 +79,9 @@ STREAMING = {"Initialise", "Follow", "Push", "Fetch", "Report", "Probe", "Export
 
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)
 def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
-    """One that nobody cancels stays open on both sides, and a connection has room for 64."""
+    """A call that is never cancelled stays open on both sides, and a connection has room for 64."""
     if relative(path) == "proto/atoll_wire/messages/frame_messages.py":
-        return  # makes the stub
+        return  # it creates the stub
     tree = ast.parse(path.read_text())
     blocks = [item.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
     fine = set[ast.AST]()
@@ -96,7 +96,7 @@ def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
 
 
 READS_TIME = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
-BESIDE_A_LEARNER = ("doctor.py", "reference/", "demo/", "chaos/")  # programs of their own: no simulation runs them
+BESIDE_A_LEARNER = ("doctor.py", "reference/", "demo/", "chaos/")  # separate programs, which no simulation runs
 TIMED = [
     path
     for path in PRODUCT
@@ -106,8 +106,7 @@ TIMED = [
 
 
 def test_one_place_reads_the_machines_clock():
-    """Whatever else reads the time is given an `atoll_wire.process.clock.Clock`, so that the simulation can be that
-    clock."""
+    """All other code gets an `atoll_wire.process.clock.Clock`, so that the simulation can provide the clock."""
     readers = [path for path in TIMED if any(map(_reads_the_clock, ast.walk(ast.parse(path.read_text()))))]
     assert list(map(relative, readers)) == ["proto/atoll_wire/process/clock.py"]
 
@@ -128,7 +127,7 @@ CONSTRUCTED = [path for path in PRODUCT if relative(path).startswith(("proto/", 
 
 @pytest.mark.parametrize("path", CONSTRUCTED, ids=relative)
 def test_a_constructor_only_assigns(path):
-    """Files, threads, sockets, tasks and collectives come with a verb, and each of these has an end."""
+    """Files, threads, sockets, tasks and collectives are opened by methods, and each of these has an end."""
     for constructor in ast.walk(ast.parse(path.read_text())):
         if isinstance(constructor, ast.FunctionDef) and constructor.name in {"__init__", "__post_init__"}:
             called = {_last_name(node.func) for node in ast.walk(constructor) if isinstance(node, ast.Call)}

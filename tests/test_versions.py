@@ -1,4 +1,4 @@
-"""What `make test-newest` and `make test-oldest` install is what pyproject.toml and the compatibility page say."""
+"""`make test-newest` and `make test-oldest` install the versions in pyproject.toml and on the compatibility page."""
 
 from __future__ import annotations
 

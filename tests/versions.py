@@ -1,8 +1,9 @@
-"""Tests with other versions than constraints.txt has: `make test-newest`, `make test-oldest`, `make test-newest-grpc`.
+"""Tests with other versions than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
+test-newest-grpc`.
 
 newest: what pip installs today, with Hugging Face's Trainer and Lightning. oldest: the floors in pyproject.toml. Both
-for each Python from 3.11 on that is at hand, in environments of their own under build/versions; torch only where there
-is a CPU build of it, else the tests that need none. grpc: the newest grpcio and protobuf over this environment.
+run for each installed Python from 3.11 on, in separate environments under build/versions. Without a CPU build of torch,
+only tests that do not need torch run. grpc: the newest grpcio and protobuf over this environment.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ FAST = "not slow and not root and not k8s and not compose and not observe and no
 NEED_TORCH = ["tests/server/test_memory_budget.py", "tests/server/test_tensor_file.py"]
 WITHOUT_TORCH = ["tests/server", "tests/wire", *(f"--ignore={each}" for each in NEED_TORCH)]
 WITH_TORCH = ["tests/server", "tests/wire", "tests/learner", "tests/end_to_end"]
-SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # how gRPC is used
+SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # tests of the use of gRPC
 PIP = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
 
 
 def pythons() -> Iterator[tuple[str, Path]]:
-    """Version ("3.11") and interpreter of each that is at hand: on PATH, or one of pyenv's."""
+    """Yields the version ("3.11") and interpreter of each Python on PATH or of pyenv."""
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for minor in range(11, 20):
         version = f"3.{minor}"
         found = [shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"), reverse=True)]
         for candidate in filter(None, found):
             asked = subprocess.run([candidate, "-c", "import venv"], capture_output=True, check=False)
-            if asked.returncode == 0:  # pyenv puts commands on PATH for what is not switched on
+            if asked.returncode == 0:  # pyenv puts commands on PATH for versions that are not active
                 yield version, Path(candidate)
                 break
 
 
 def needed(version: str) -> Iterator[Requirement]:
-    """What Atoll needs with all that runs, but for torch, for a Python of that version."""
+    """Yields the requirements of Atoll and its tests, except torch, for a Python of that version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]:
@@ -57,13 +58,13 @@ def needed(version: str) -> Iterator[Requirement]:
 
 
 def floor(requirement: Requirement) -> str:
-    """The oldest version that is allowed: grpcio>=1.76 is grpcio==1.76."""
+    """Returns the oldest allowed version: grpcio==1.76 for grpcio>=1.76."""
     (least,) = (each for each in requirement.specifier if each.operator in {">=", "=="})
     return f"{requirement.name}=={least.version}"
 
 
 def torches(which: str) -> Iterator[str]:
-    """CPU builds to try, the best first. The last one is what constraints.txt has."""
+    """Yields the CPU builds to try, the best first. The last is the one in constraints.txt."""
     learner = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["learner"]
     if which == "oldest":
         oldest = next(floor(each) for each in map(Requirement, learner) if each.name == "torch")
@@ -73,7 +74,7 @@ def torches(which: str) -> Iterator[str]:
 
 
 def prepare(which: str, version: str, interpreter: Path) -> tuple[Path, bool]:
-    """The environment's interpreter, and whether it has torch."""
+    """Makes an environment. Returns its interpreter, and whether it has torch."""
     home = HOME / f"{which}-{version}"
     python = home / "bin/python"
     if not python.exists():
@@ -88,15 +89,15 @@ def prepare(which: str, version: str, interpreter: Path) -> tuple[Path, bool]:
 
 
 def tests(python: Path | str, what: list[str], options: list[str], **environment: str) -> bool:
-    """Whether they pass."""
+    """Runs tests. Returns whether they pass."""
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *what, *options]
-    # Kernels that another version of numba compiled cannot be loaded: each environment has its own.
+    # Kernels compiled with another version of numba cannot be loaded, so each environment has its own cache.
     compiled = {"NUMBA_CACHE_DIR": str(HOME / "kernels" / Path(python).parent.parent.name)}
     return subprocess.run(command, cwd=ROOT, env=os.environ | compiled | environment, check=False).returncode == 0
 
 
 def with_each(which: str, only: str | None, options: list[str]) -> bool:
-    """All Pythons at hand, or the one."""
+    """Runs the tests with all installed Pythons, or with the given one."""
     good, found = True, [(version, at) for version, at in pythons() if only in {None, version}]
     for version, interpreter in found:
         python, torch = prepare(which, version, interpreter)
@@ -112,7 +113,7 @@ def with_each(which: str, only: str | None, options: list[str]) -> bool:
 
 
 def with_newest_grpc(options: list[str]) -> bool:
-    """Over the environment that this runs in."""
+    """Runs the tests in a layer over the current environment."""
     over = HOME / "grpc"
     shutil.rmtree(over, ignore_errors=True)
     subprocess.run([sys.executable, *PIP, "--target", over, *GRPC], check=True)
@@ -127,7 +128,7 @@ def with_newest_grpc(options: list[str]) -> bool:
 
 
 def main() -> None:
-    """Status 1 when something fails, or no Python is found."""
+    """Runs the tests. Exits with 1 if a test fails, or no Python is found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", choices=["newest", "oldest", "grpc"])
     parser.add_argument("--only", help="one Python, as 3.12")

@@ -1,6 +1,6 @@
-"""A learner's process in the simulation: the real agent, and a training loop of a few additions.
+"""A learner's process in the simulation: the real agent, and a training loop that only adds numbers.
 
-The step boundary does what `atoll.Learner.step` does, with the same parts, but without waiting.
+The step boundary uses the same parts as `atoll.Learner.step`, but never waits.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
-MAX_UNDONE = 8  # a few adoptions are needed to find that the optimizer undoes them
+MAX_UNDONE = 8  # number of adoptions after which an undoing optimizer must be detected
 
 
 class Island:
-    """One process under a name. error: why it gave up, if it did. watched: with the product's `MovementWatch`."""
+    """One process with a name.
+
+    error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`.
+    """
 
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
@@ -62,11 +65,11 @@ class Island:
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
-        self.late = False  # ... after the optimizer's part of it
-        self.strayed = False  # its steps were much larger for a while
-        self._widest = self.stride  # of the strides that it made: beside such steps an undone adoption is not found
-        self._undone = 0  # adoptions that the next step took back, and that are large enough to be found
-        self.due_again = False  # somebody wants to start it again, and waits for its end
+        self.late = False  # ... after the optimizer's part of the step
+        self.strayed = False  # whether its steps were much larger for a while
+        self._widest = self.stride  # of its strides so far: an undone adoption is not found next to such large steps
+        self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
+        self.due_again = False  # another start of it waits for its end
         self.process.start(self._live(), name=self.process.name)
 
     async def _live(self) -> None:
@@ -87,10 +90,10 @@ class Island:
                 self._step()
         finally:
             if self._watch is not None:
-                self._watch.end()  # it hears the optimizers of all processes
+                self._watch.end()  # it watches the optimizers of all processes
 
     def _begin(self, layout: Layout, anchors: list[tuple[int, np.ndarray]]) -> None:
-        """As `Learner._take_over`."""
+        """Does the same as `Learner._take_over`."""
         if self._watched:
             self._watch = MovementWatch(ParameterSamples(self.model.parameters, layout.fragments))
         self._local = LocalParameters(HostMemory(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
@@ -162,7 +165,7 @@ class Island:
         self.overwrites = None
 
     def _goes_on(self) -> bool:
-        """As `Learner._judge` and what follows from it. False: this process ends."""
+        """Does the same as `Learner._judge`, with its consequences. Returns False if this process ends."""
         if self._watch is None:
             return True
         verdict = self._watch.judge() if self._exchange.something else self._watch.glance()
@@ -198,18 +201,18 @@ class Island:
 
     def _settle(self, account: Account, newer: PreparedAnchor) -> None:
         fate, track = newer.fate, self.tracks[newer.fragment]
-        if fate.drop:  # whatever was not merged is given up
+        if fate.drop:  # unmerged work is given up
             account.told += track.origin - self.model.values(newer.fragment)
             account.ended(None)
         elif fate.q is not None:
             account.ended(self._values(newer.fragment, fate.q))
 
     def _before(self, fragments: Sequence[int]) -> list[np.ndarray]:
-        """Values that `_moved` compares with, where it does."""
+        """Returns the values with which `_moved` compares, if they are needed."""
         return [self.model.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
 
     def _moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
-        """The boundary gave these fragments other values."""
+        """Records that the boundary changed these fragments."""
         self._seen(tuple(fragments))
         if self.model.masters is not Masters.UNKNOWN:
             return
@@ -251,7 +254,7 @@ class Island:
             raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
 
     async def leave(self, *, drains: bool = False) -> None:
-        """Says good-bye, and ends. drains: after it has sent what is left."""
+        """Leaves, and ends. drains: whether to send the remaining work first."""
         if drains and self.tracks:
             await self._drain()
         if self.session is not None:
@@ -259,7 +262,7 @@ class Island:
         self.process.kill()
 
     async def _drain(self) -> None:
-        """As `Learner.__exit__`, without what comes in meanwhile."""
+        """Does the same as `Learner.__exit__`, without adoptions."""
         counters, self.training = self.counters, False
         if self._watch is not None and self._watch.leave() is not Movement.FINE:
             for account, track in zip(self._accounts, self.tracks, strict=True):
@@ -273,31 +276,31 @@ class Island:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
-        """What training moved = what was merged or given up of it + what is outstanding."""
+        """Checks that movement by training = merged or given-up work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
-            self._restore()  # nothing was due since weights were loaded: nobody looked
+            self._restore()  # no work was due since the weights were loaded, so nothing detected them
         for fragment, (account, track) in enumerate(zip(self._accounts, self.tracks, strict=True)):
             left = account.moved - account.told - (track.anchor - self.model.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 
     def follows(self, generation: int) -> bool:
-        """Whether it joined this generation of the run, and no fragment is left at an anchor of an earlier one."""
+        """Returns whether it joined this generation, and has no anchor of an earlier one."""
         if self.session is None or self.session.core.session.generation != generation:
             return False
         restores = [track.restores for track in self.session.core.tracks.values()]
         return [track.restores for track in self.tracks] == restores
 
     def check_held(self) -> None:
-        """It holds nothing back."""
+        """Checks that it holds no refused work back."""
         assert self.session is not None, "it trains"
         if self._exchange.something:
-            return  # its next boundary frees what was refused
+            return  # its next boundary releases the refused work
         lines = self.session.core.tracks
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
         if held:
             raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
 
     def idle(self) -> bool:
-        """Nothing is on its way, as far as it knows."""
+        """Returns whether it knows of no work on its way."""
         return self.session is not None and all(track.in_flight is None for track in self.session.core.tracks.values())

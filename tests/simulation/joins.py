@@ -1,4 +1,4 @@
-"""The product's gate before a simulated core: messages are bytes there and back, and callers have certificates."""
+"""The product's limiter in front of a simulated core. Messages are encoded both ways, and callers have certificates."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _Details:
 
 
 class _Recorder:
-    """A server, as far as handlers are added to it."""
+    """A server that only records its handlers."""
 
     def add_generic_rpc_handlers(self, handlers: tuple[Any, ...]) -> None:
         (self.handlers,) = handlers
 
 
 class Entrance:
-    """Takes calls for a core's service, as its server does."""
+    """Accepts calls for a core's service, like its server."""
 
     def __init__(self, core: Core, service: Any) -> None:
         recorder = _Recorder()
@@ -55,11 +55,11 @@ class Entrance:
         )
 
     def context(self, call: Call) -> Gated:
-        """What the gate sees of a call."""
+        """Returns the limiter's view of a call."""
         return Gated(call)
 
     async def serve(self, call: Call, context: Gated) -> None:
-        """One call to its end."""
+        """Serves one call until it ends."""
         handler = await self.gate.intercept_service(self._found, _Details(f"/{frame_messages.SERVICE}/{call.method}"))
         await handler.stream_stream(None, context)
 
@@ -68,7 +68,7 @@ class Entrance:
 
 
 class Gated(Context):
-    """A call's context, with messages as they are on the wire."""
+    """A call's context, with messages as bytes."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Gated(Context):
         return grpc.aio.EOF if message is None else _raw(message)
 
     async def write(self, message: bytes) -> None:
-        """Waits for ever when the caller reads nothing."""
+        """Sends a message. Waits forever if the caller does not read."""
         if not self._call.read_by_its_caller:
             await asyncio.get_running_loop().create_future()
         self._call.reply_with(REPLIES[self._call.method](message))

@@ -1,7 +1,7 @@
-"""An event loop on a virtual clock, and processes on it that can be killed at any await.
+"""An event loop on a virtual clock, with processes that can be killed at any await.
 
-Time passes only when nothing is left to do at this moment, so a minute of a run takes as long as its events take. Work
-for threads is done on the loop after a delay from the seed. The same seed gives the same run.
+Time passes only when no work is left at this moment, so a run takes as long as its events. Work for threads runs on the
+loop after a random delay. A seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class Dead(BaseException):
-    """Raised into a process that was killed, wherever it next touches the world."""
+    """Raised in a killed process at its next access to the outside world."""
 
 
 class Process:
-    """What dies together. Everything that it started carries it in its context."""
+    """A group of tasks that die together. All of them carry their process in their context."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
-        self.born: float | None = None  # by the wall clock, when it was first started
+        self.born: float | None = None  # wall-clock time of its first start
         self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
-        self._many = 64  # when to look which have
+        self._many = 64  # number of tasks above which ended ones are removed
         self.on_death: list[Callable[[], None]] = []
-        self.countdown: int | None = None  # touches of the disk and crash points until it is killed
+        self.countdown: int | None = None  # accesses to the disk and crash points until it is killed
 
     def start(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
-        """Runs work as a part of this process."""
+        """Runs a task as a part of this process."""
         context = contextvars.copy_context()
         context.run(PROCESS.set, self)
         loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ class Process:
         return loop.create_task(work, name=name, context=context)
 
     def kill(self) -> None:
-        """SIGKILL: what is in its memory is gone, and nothing that it still runs can touch anything."""
+        """Kills the process like SIGKILL. Its memory is lost, and its tasks can access nothing."""
         if not self.alive:
             return
         self.alive = False
@@ -55,14 +55,14 @@ class Process:
             told()
 
     def owns(self, task: asyncio.Task[Any]) -> None:
-        """It dies with this process."""
+        """Returns whether the task dies with this process."""
         self._tasks.append(weakref.ref(task))
         if len(self._tasks) >= self._many:
             self._tasks = [each for each in self._tasks if (task_ := each()) is not None and not task_.done()]
             self._many = 64 + 2 * len(self._tasks)
 
     def touch(self) -> None:
-        """Something outside of its memory is touched. Raises Dead, at the latest when the countdown has ended."""
+        """Records an access to the outside world. Raises Dead if the process was killed, or when the countdown ends."""
         if self.countdown is not None:
             self.countdown -= 1
             if self.countdown <= 0:
@@ -73,14 +73,14 @@ class Process:
 
 
 def here() -> Process | None:
-    """The process whose code runs."""
+    """Returns the process of the running code."""
     return PROCESS.get()
 
 
 class Handle:
-    """What is to be done: asyncio's own does more, and most of what a seed costs is this. context: None is the world's.
+    """A scheduled callback, lighter than asyncio's, because most of a seed's cost is here.
 
-    process: whose death ends it; nobody's if None.
+    context: None for the world's. process: the process whose death cancels it, or None.
     """
 
     __slots__ = ("_at", "args", "callback", "context", "done", "process")
@@ -102,7 +102,7 @@ class Handle:
 
 
 class VirtualClock:
-    """Of a loop; what the product is given in place of the machine's."""
+    """The clock of a loop, in place of the machine's."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -115,7 +115,7 @@ class VirtualClock:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """time() is what the simulation says. slow_s: a mean of what threads take; now and then much longer."""
+    """A loop with virtual time. slow_s: mean duration of work in threads, which is sometimes much longer."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.now
 
     def _run_once(self) -> None:
-        """One turn of the loop. Nothing comes from outside, so waiting is a jump of the clock."""
+        """Makes one turn of the loop. There is no outside input, so a wait only advances the clock."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
         while timers and timers[0][2].done:
             heapq.heappop(timers)
@@ -155,38 +155,38 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": f"{handle.callback} raised", "exception": error})
 
     def _write_to_self(self) -> None:
-        """Nothing has to be woken up."""
+        """Does nothing, because no thread waits."""
 
     def get_debug(self) -> bool:
-        """Asked for every handle."""
+        """Returns False. asyncio calls this for every handle."""
         return False
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        """As the base, without its checks for what cannot be here."""
+        """Does the same as the base class, without its checks."""
         context = contextvars.copy_context() if context is None else context
         handle = Handle(callback, args, context, None, self.now)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    call_soon_threadsafe = call_soon  # there is one thread
+    call_soon_threadsafe = call_soon  # there is only one thread
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        """As the base, but for timers of a process that has died meanwhile."""
+        """Does the same as the base class, except for timers of a dead process."""
         context = contextvars.copy_context() if context is None else context
         handle = Handle(callback, args, context, PROCESS.get(), when)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def after(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
-        """A timer of the world: no process's death ends it."""
+        """Sets a timer of the world, which no process's death cancels."""
         when = self.now + delay_s
         heapq.heappush(self._timers, (when, next(self._numbers), Handle(callback, args, None, None, when)))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Does it at once, but after a delay: threads are slow, not mad."""
+        """Runs the function at once, and returns its result after a delay, like a slow thread."""
         done: asyncio.Future[Any] = self.create_future()
         process, delay = here(), self.rng.expovariate(1 / self.slow_s)
         if self.rng.random() < 0.005:

@@ -1,8 +1,8 @@
 """gRPC between simulated processes: calls whose messages are late, lost with their stream, repeated, or changed.
 
-Messages of one stream keep their order, as over TCP; different calls do not. A call that somebody began may end at
-the server alone, at the caller alone, or at neither. The servicers and the callers' code are the real ones; a caller
-is a learner or a front, a server a core or a front.
+Messages of one stream keep their order, as over TCP. Different calls do not. A call may end only at the server, only at
+the caller, or at neither. The servicers and the callers' code are the real ones. A caller is a learner or a front, and
+a server is a core or a front.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from atoll_wire.security.transport import LOCAL
 from tests.simulation.loop import Process, VirtualLoop, here
 
 CORE = "core"  # its address
-KEEPALIVE_S = 4.0  # a silent connection is given up after so long
+KEEPALIVE_S = 4.0  # seconds after which a silent connection is given up
 REPLAYED = {"Join", "Push", "Leave", "Report"}
 UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
-Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # and trailing metadata
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # code, details, trailing metadata
 LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost", ())
 
 
@@ -35,7 +35,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """What a servicer sees of a call."""
+    """A servicer's view of a call."""
 
     def __init__(self) -> None:
         self.status: Status = (grpc.StatusCode.OK, "", ())
@@ -53,32 +53,33 @@ class Context:
 
 @dataclass
 class Weather:
-    """How bad a network is. Chances are of each message."""
+    """The quality of a network. Probabilities are per message."""
 
     delay_s: float = 0.005
     long_delay: float = 0.01
     cut: float = 0.002
-    replay: float = 0.01  # of each call
+    replay: float = 0.01  # per call
     change: float = 0.001
 
 
 @dataclass(frozen=True)
 class Half:
-    """Bytes of a message that is not whole."""
+    """The bytes of an incomplete message."""
 
     content: bytes
 
 
 class Network:
-    """All calls there are. servers: by address, the servicer and the process that serves there now, if any does."""
+    """All calls. servers: by address, the servicer and the process that now serve there, if any."""
 
     def __init__(self, loop: VirtualLoop, said: Callable[[Process, Any, Any], None]) -> None:
-        """said: told (caller's process, first request, reply) whenever the core says something, before it travels."""
+        """said: called with (caller's process, first request, reply) for each message of the core, before it is
+        sent."""
         self.loop, self.rng, self.said, self.weather = loop, loop.rng, said, Weather()
         self.servers: dict[str, tuple[Any, Process]] = {}
         self.calls: dict[Call, None] = {}
         self.partitioned: dict[Process, float] = {}  # since when
-        self.late_s: dict[Process, float] = {}  # what this learner sends takes so much longer
+        self.late_s: dict[Process, float] = {}  # additional delay of this learner's messages
         self.held: list[tuple[Process, Callable[[], None]]] = []
         self.events = self.cuts = self.replays = self.changes = 0
 
@@ -88,11 +89,11 @@ class Network:
         return self.rng.expovariate(1 / self.weather.delay_s)
 
     def open(self, method: str, *, caller: Process | None = None, address: str = "") -> int:
-        """How many calls have not ended for whoever made them: of one caller, or to one address."""
+        """Returns the number of calls that have not ended for their caller: of one caller, or to one address."""
         return sum(c.method == method and (c.learner is caller or c.address == address) for c in self.calls)
 
     def part(self, learner: Process) -> None:
-        """Cuts a caller off; what is sent is held, and connections break when that lasts too long."""
+        """Cuts a caller off. Its messages are held back, and its connections break if this lasts too long."""
         self.partitioned[learner] = self.loop.now
 
     def heal(self, learner: Process) -> None:
@@ -105,11 +106,11 @@ class Network:
                 arrive()
         for call in [each for each in self.calls if each.learner is learner]:
             if call.hung_up or self.loop.now - since >= KEEPALIVE_S:
-                call.hung_up = True  # what was held is lost
+                call.hung_up = True  # the held messages are lost
                 call.cut(self.rng.uniform(0, 0.1))
 
     def died(self, address: str) -> None:
-        """Connections are reset, or nobody says anything until they are given up."""
+        """Ends a server's connections, by reset or by silence until they are given up."""
         self.servers.pop(address, None)
         silent = self.rng.random() < 0.2
         for call in [call for call in self.calls if call.address == address]:
@@ -118,7 +119,10 @@ class Network:
 
 
 class Pipe:
-    """Messages one way, in order. deliver: told each when it arrives, unless the learner's process is cut off."""
+    """Messages in one direction, in order.
+
+    deliver: called with each message on its arrival, unless the learner is cut off.
+    """
 
     def __init__(self, network: Network, learner: Process, deliver: Callable[[Any], None]) -> None:
         self._network, self._learner, self._deliver, self._last = network, learner, deliver, 0.0
@@ -139,7 +143,7 @@ class Pipe:
 
 
 class Box:
-    """A queue with an end."""
+    """A queue that can be closed."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque()
@@ -161,7 +165,7 @@ END = object()
 
 
 class Call:
-    """One RPC, as the caller's code holds it. All four kinds of grpc.aio's calls, as far as they are used."""
+    """One RPC on the caller's side. It implements the used methods of all four kinds of grpc.aio's calls."""
 
     def __init__(self, network: Network, learner: Process, address: str, method: str, timeout_s: float | None) -> None:
         self.network, self.learner, self.address, self.method = network, learner, address, method
@@ -171,12 +175,12 @@ class Call:
         self._down = Pipe(network, learner, self._replied)
         self._server: asyncio.Task[None] | None = None
         self._sent: list[Any] = []
-        self._told: list[Callable[[Call], None]] = []  # of its end
+        self._told: list[Callable[[Call], None]] = []  # called at its end
         self._first: Any = None
-        self._broken = False  # what is sent from now on gets nowhere
-        self._cancelled = False  # by its caller: gRPC then raises what asyncio does
-        self.hung_up = False  # the server knows that nobody listens
-        self.read_by_its_caller = True  # or what the server writes waits for that, where there is a gate
+        self._broken = False  # later messages are lost
+        self._cancelled = False  # by its caller; gRPC then raises CancelledError
+        self.hung_up = False  # the server knows that the caller is gone
+        self.read_by_its_caller = True  # otherwise, with a limiter, the server's writes wait for the caller's reads
         self._connected = network.servers[address][1] if address in network.servers else None
         network.calls[self] = None
         if self._connected is None:
@@ -188,7 +192,7 @@ class Call:
     # ------------------------------------------------------------------------------ the caller's side
 
     def send(self, message: Any) -> None:
-        """Sends; the stream may break on the way, and what a network changes must be found by checksums."""
+        """Sends a message. The stream may break on the way, and checksums must detect changes by the network."""
         network = self.network
         if not self._broken and network.rng.random() < network.weather.cut:
             network.cuts += 1
@@ -243,7 +247,7 @@ class Call:
             callback(self)
 
     def cancel(self) -> None:
-        """The caller lost interest; the server hears of it later, or never if the caller dies first."""
+        """Cancels the call. The server learns of it later, or never if the caller dies first."""
         if not self._status.done():
             self._cancelled = True
             self._finish((grpc.StatusCode.CANCELLED, "cancelled", ()))
@@ -274,7 +278,7 @@ class Call:
                 self._inbox.put(message)
 
     def _finish(self, status: Status) -> None:
-        """The call ended for the caller."""
+        """Ends the call for the caller."""
         if self._status.done():
             return
         self._status.set_result(status)
@@ -290,13 +294,13 @@ class Call:
     # ------------------------------------------------------------------------------ between
 
     def cut(self, after_s: float) -> None:
-        """The connection breaks; either side finds out in its own time."""
+        """Breaks the connection. Each side notices at its own time."""
         self._broken = True
         self.network.loop.after(after_s, self._finish, LOST)
         self.hang_up(after_s * 2)
 
     def hang_up(self, after_s: float) -> None:
-        """The servicer's task is cancelled, as grpc does when a peer is gone."""
+        """Cancels the servicer's task, as gRPC does when a peer is gone."""
 
         def cancel() -> None:
             self.hung_up = True
@@ -306,11 +310,11 @@ class Call:
         self.network.loop.after(after_s, cancel)
 
     def end_of_server(self, after_s: float) -> None:
-        """Its process died; the caller finds out in its own time."""
+        """Ends the call because the server's process died. The caller notices at its own time."""
         self.network.loop.after(after_s, self._finish, LOST)
 
     def _changed(self, message: Any) -> Any:
-        """Now and then a bit flips in a payload."""
+        """Sometimes flips a bit in a payload."""
         network = self.network
         message = self._read(message)
         if not isinstance(message, list) or network.rng.random() >= network.weather.change:
@@ -323,7 +327,7 @@ class Call:
         return [*message[:spoilt], replace(message[spoilt], payload=bytes(content)), *message[spoilt + 1 :]]
 
     def _read(self, message: Any) -> Any:
-        """A message that was made by hand is read by hand."""
+        """Reads a message that was written by hand, also by hand."""
         if isinstance(message, bytes):
             return (
                 frame_messages.push_request(message) if self.method == "Push" else frame_messages.fetch_reply(message)
@@ -335,9 +339,9 @@ class Call:
     def _arrived(self, message: Any) -> None:
         server = self.network.servers.get(self.address)
         if server is None or server[1] is not self._connected or self.hung_up:
-            return  # of another life of the server, or late: its connection is gone
+            return  # from the server's previous process, or late: its connection is gone
         if self._server is None and message is END:
-            return  # its request was lost: the call never began
+            return  # its request was lost, so the call never began
         if self._server is None:
             self._first = message
             self._server = server[1].start(self._serve(server[0]), name=self.method)
@@ -368,7 +372,7 @@ class Call:
             self._down.send(context.status)
 
     async def request(self) -> Any:
-        """The next message that came; None: there is no other."""
+        """Returns the next received message, or None at the end."""
         message = await self._server_inbox.get()
         if message is END:
             self._server_inbox.put(END)
@@ -380,7 +384,7 @@ class Call:
 
     @property
     def served(self) -> bool:
-        """Whether its server is at it."""
+        """Returns whether its server is working on it."""
         return self._server is not None and not self._server.done()
 
     def reply_with(self, reply: Any) -> None:
@@ -399,7 +403,7 @@ class Call:
             self._up.send(END)
 
     def replay_later(self) -> None:
-        """The same requests once more, in a call that nobody waits for."""
+        """Repeats the requests in a later call, for which no caller waits."""
         network = self.network
         if self.method not in REPLAYED or network.rng.random() >= network.weather.replay:
             return
@@ -417,7 +421,7 @@ class Call:
 
 
 class Stub:
-    """`OuterStub` over the simulated network, for one caller's process; and its channel."""
+    """`OuterStub` over the simulated network for one caller's process, and its channel."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner, self._address = network, learner, address
@@ -460,7 +464,7 @@ class Stub:
 
 
 class SimulatedLink(Link):
-    """The product's, with connections of the simulation."""
+    """The product's link, with simulated connections."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner = network, learner
@@ -471,4 +475,4 @@ class SimulatedLink(Link):
         return stub, stub
 
     def answered(self, after_s: float) -> None:
-        """Nothing is far: one connection carries the frames."""
+        """Does nothing, because one connection carries all frames at such short round trips."""

@@ -1,4 +1,4 @@
-"""An operator takes the run back to an older checkpoint, now and then in a process that dies in the middle of it."""
+"""An operator restores the run to an older checkpoint, sometimes in a process that dies during the restore."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tests.simulation.loop import Process
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-CHANCE = 0.25  # of a seed
-MIN_TOUCHES, MAX_TOUCHES = 2, 40  # of the disk, until the operator's process dies
+CHANCE = 0.25  # share of seeds
+MIN_TOUCHES, MAX_TOUCHES = 2, 40  # accesses to the disk until the operator's process dies
 TRIES = 5
 
 
 class Restoring:
-    """Of one world, from a stream of its own."""
+    """The restores of one world, from their own random stream."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._rng = world, random.Random(f"{seed} restores")
         self.wanted = self._rng.random() < CHANCE
 
     def times(self, storm_s: float) -> list[float]:
-        """When, in this seed."""
+        """Returns the times of restores in this seed."""
         return [self._rng.uniform(1.0, storm_s) for _ in range(self._rng.choice((1, 1, 2)))] if self.wanted else []
 
     def stop_and_restore(self) -> None:
-        """Kills the core, and restores a checkpoint before it is started again; later, where it has none yet."""
+        """Kills the core, and restores a checkpoint before the next start. Retries later if there is no checkpoint."""
         world = self._world
         shard, process = shard_of(world.core), world.core_process
         if not world.stormy or world.platter.full or world.platter.broken:

@@ -1,7 +1,7 @@
-"""`make simulate`: many seeds on all cores, with what they met; a seed that fails is printed so that it can be read.
+"""`make simulate`: runs many seeds on all CPUs, and counts their events. Failing seeds are printed with their traces.
 
-A seed ends well, violates an invariant, or dies of another exception: that is a fault of the simulator or of a crash
-that nothing foresaw. Either is named with its seed, and the other seeds go on.
+A seed succeeds, violates an invariant, or ends with another exception. Such an exception is a fault of the simulator,
+or an unexpected crash. Failures are reported with their seed, and the other seeds continue.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.simulation.loop import Dead
 from tests.simulation.seed import simulate
 
 BATCH = 25
-LINES = 60  # of a failing seed's trace
-MOST = 5  # failing seeds that are printed
+LINES = 60  # lines of a failing seed's trace
+MOST = 5  # limit on printed failing seeds
 
 
 @dataclass
 class Found:
-    """What some seeds met. violations: seed -> what happened, with the end of its trace; faults: seed -> traceback."""
+    """The result of some seeds. violations: seed -> message, with the end of its trace. faults: seed -> traceback."""
 
     seeds: int = 0
     events: Counter[int] = field(default_factory=Counter)  # in hundreds
@@ -47,15 +47,15 @@ class Found:
         self.faults |= other.faults
 
     def bad(self) -> dict[int, str]:
-        """Everything that is wrong, by seed."""
+        """All failures, by seed."""
         return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
 
 
 def run(seeds: list[int]) -> Found:
-    """Some seeds, one after the other, whatever becomes of each."""
+    """Runs some seeds in sequence, and continues after failures."""
     found = Found(seeds=len(seeds))
     gc.collect()
-    gc.freeze()  # only what a seed leaves is looked at after it
+    gc.freeze()  # afterwards, only objects of a seed are collected
     gc.disable()
     for seed in seeds:
         try:
@@ -76,13 +76,13 @@ def run(seeds: list[int]) -> Found:
 
 
 def many(first: int, count: int) -> Iterator[Found]:
-    """Seeds on all cores; partial results as they come."""
+    """Runs seeds on all CPUs. Yields partial results."""
     batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for batch, result in [(batch, pool.submit(run, batch)) for batch in batches]:
             try:
                 yield result.result()
-            except BrokenProcessPool as error:  # the process itself died: of a signal, or for want of memory
+            except BrokenProcessPool as error:  # the process itself died, by a signal or for lack of memory
                 text = f"a process died, perhaps of one of the seeds {batch[0]} to {batch[-1]}: {error}"
                 yield Found(faults={batch[0]: text})
 

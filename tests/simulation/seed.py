@@ -1,4 +1,4 @@
-"""One seed from beginning to end, with every clock and every choice its own."""
+"""One seed from beginning to end, with simulated clocks and random choices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _real(_: SystemClock) -> float:
 
 @contextmanager
 def determinism(loop: VirtualLoop) -> Iterator[None]:
-    """Chance is the simulation's, nothing asks the machine's clock, and frames are small: uploads have several."""
+    """Context manager that makes a run deterministic: random numbers, clocks, and small frames, so that uploads have
+    several."""
     rng, real = random.Random(loop.rng.random()), random.Random
 
     def seeded(seed: object = None) -> random.Random:
@@ -66,7 +67,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
 
 def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
-    """Runs one seed to its end. Raises Violation; the world is then its `world`. storm: another than the seed's own."""
+    """Runs one seed to its end. Raises Violation, with the world as `world`. storm: replaces the seed's own storm."""
     merge.warm_up()
     loop = VirtualLoop(random.Random(seed))
     with determinism(loop), ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What goes wrong in a seed, and when."""
+"""The faults of a seed, and their times."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Storm:
 
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, world.rng
-        self._let_in: set[str] = set()  # who was sent away, and is not any more
-        self._asked: Counter[str] = Counter()  # of operators about a name
+        self._let_in: set[str] = set()  # evicted learners that were readmitted
+        self._asked: Counter[str] = Counter()  # number of operator actions per name
         self._pauses = 0  # requests to pause or resume
 
     def begin(self) -> None:
-        """Sets a time for each."""
+        """Schedules each fault."""
         for at, fault in self._faults():
             self._world.loop.after(at, fault)
 
     def _faults(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        for number in range(3 if self._world.rotting else 0):  # there has to be something new to damage each time
+        for number in range(3 if self._world.rotting else 0):  # each damage needs new data
             yield self._rng.uniform(1.8, 2.5) * (number + 1), self._crash_core
         for _ in range(self._rng.choice((0, 0, 1, 1, 2))):
             yield self._rng.uniform(0.1, STORM_S), self._crash_core
@@ -80,7 +80,7 @@ class Storm:
         self._world.gateways[name].process.kill()
 
     def _part_front(self, name: str) -> None:
-        """A region is cut off: its learners reach their front, and the front nobody."""
+        """Cuts a region off. Its learners reach their front, but the front reaches no core."""
         front, network = self._world.gateways[name].process, self._world.network
         if not front.alive or front in network.partitioned:
             return
@@ -96,7 +96,7 @@ class Storm:
         self._world.loop.after(self._world.gates.choice((0.3, 1.0, 3.0, 9.0)), heal)
 
     def _cancelled_checkpoint(self) -> None:
-        """An operator asks for a snapshot and hangs up."""
+        """An operator requests a snapshot and disconnects."""
         core, process = self._world.core, self._world.core_process
         shard = shard_of(core)
         if shard is not None and process is not None and process.alive:
@@ -104,7 +104,7 @@ class Storm:
             self._world.loop.after(self._rng.uniform(0.0, 0.03), asked.cancel)
 
     def _go_astray(self) -> None:
-        """A learner's training diverges for a while."""
+        """Makes a learner's training diverge for a while."""
         island = self._world.islands.get(self._rng.choice(self._world.names))
         if island is not None:
             self._world.counts["gone astray"] += 1
@@ -113,7 +113,7 @@ class Storm:
             self._world.loop.after(self._rng.uniform(0.3, 1.5), setattr, island, "stride", STRIDE)
 
     def _evict(self) -> None:
-        """An operator sends a learner away, and lets it in again later, however often the core dies meanwhile."""
+        """Evicts a learner, and readmits it later, however often the core dies meanwhile."""
         name = self._rng.choice(self._world.names)
         self._world.counts["evictions"] += 1
         self._let_in.discard(name)
@@ -139,13 +139,13 @@ class Storm:
             checks.fenced_at.pop((name, incarnation), None)
         await core.registrar.evict(name, reason)
         if not reason:
-            self._let_in.add(name)  # the operator was told so: it is durable
+            self._let_in.add(name)  # the operator received this answer, so it is durable
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
-        if reason and number == self._asked[name]:  # nobody asked to let it in again meanwhile
+        if reason and number == self._asked[name]:  # no readmission was requested meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
 
     def _pause_run(self) -> None:
-        """An operator pauses the run, and lets it go on later, however often the core dies meanwhile."""
+        """Pauses the run, and resumes it later, however often the core dies meanwhile."""
         self._world.counts["runs paused"] += 1
         self._ask_for_pause("test")
         self._world.loop.after(self._world.operators.uniform(0.2, 3.0), self._resume_run)
@@ -158,19 +158,19 @@ class Storm:
     def _ask_for_pause(self, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
         if core is not None and process is not None and process.alive:
-            self._world.checks.paused = None  # not known until the newest request is answered
+            self._world.checks.paused = None  # unknown until the newest request is answered
             self._pauses += 1
             process.start(self._set_pause(core, reason, self._pauses))
 
     async def _set_pause(self, core: Core, reason: str, number: int) -> None:
-        """On a full disk several requests wait, and one transaction has them all."""
+        """Sends a request. On a full disk, several requests wait, and one transaction contains all of them."""
         await core.registrar.pause(reason)
         if number == self._pauses:
             self._world.checks.paused = reason
         self._world.checks.note("the run is paused" if reason else "the run goes on")
 
     def _stillborn(self) -> None:
-        """A learner dies and is started; that process dies too, while its Join is still on its way; and again."""
+        """Kills a learner and restarts it. The new process dies, too, before its Join arrives, and so on."""
         name = self._rng.choice(self._world.names)
         old = self._world.islands.get(name)
         if old is None or not old.process.alive:
@@ -194,7 +194,7 @@ class Storm:
             call.cut(self._rng.uniform(0.0, 0.05))
 
     def _end_of_job(self) -> None:
-        """All learners end as they should, and the core dies while it merges what they left."""
+        """Ends all learners cleanly, and kills the core while it merges their last work."""
         for name in self._world.names:
             self._world.loop.after(self._rng.uniform(0.0, 0.1), self._leave, name)
         self._world.loop.after(0.1, self._when_all_left, 500)
@@ -209,7 +209,7 @@ class Storm:
             process.countdown = self._rng.randrange(1, 30)
 
     def _leave(self, name: str = "", away_s: float | None = None) -> None:
-        """A learner ends as it should, and is started again later."""
+        """Ends a learner cleanly, and starts it again later."""
         name = name or self._rng.choice(self._world.names)
         island = self._world.islands.get(name)
         if island is not None and island.process.alive:
@@ -240,7 +240,7 @@ class Storm:
         self._world.loop.after(self._rng.choice((0.3, 1.0, 3.0, 9.0)), heal)
 
     def _replace(self) -> None:
-        """A learner is cut off and started elsewhere under its name, and then comes back."""
+        """Cuts a learner off and starts it elsewhere with the same name. Then the first process comes back."""
         name = self._rng.choice(self._world.names)
         old = self._world.islands.get(name)
         if old is None or not old.process.alive or old.process in self._world.network.partitioned:

@@ -1,7 +1,7 @@
-"""One learner, two shards at two addresses: it is at both, and one that is away stalls its own fragments alone.
+"""One learner with two shards at two addresses: an unreachable shard stalls only its own fragments.
 
-The learner is the real agent on the virtual clock. Shards are played: each opens a round of each fragment again and
-again, takes what comes, and publishes an update that is the same whatever came.
+The learner is the real agent on the virtual clock. The shards are simulated: each opens rounds of its fragments
+repeatedly, accepts contributions, and publishes updates that do not depend on them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEAR, FAR = (0, 2), (1, 3)
 
 
 class Seen:
-    """What the learner adopted, by fragment; in the place of the simulation's checks."""
+    """Records the learner's adoptions by fragment, in place of the simulation's checks."""
 
     def __init__(self) -> None:
         self.trained: dict[tuple[str, int], int] = {}
@@ -57,14 +57,14 @@ class Seen:
         self.anchors[fragment] = anchor
 
     def note(self, _: str) -> None:
-        """Nothing is compared with it."""
+        """Does nothing."""
 
     def taken(self, _: Island, name: Name) -> None:
-        """Nothing is compared with it."""
+        """Does nothing."""
 
 
 class Fragment:
-    """A published fragment at each of its versions, and the updates between them."""
+    """A published fragment with all its versions, and the updates between them."""
 
     def __init__(self, length: int) -> None:
         self.versions = [np.zeros(length, np.float32)]
@@ -75,7 +75,7 @@ class Fragment:
 
 
 class PlayedShard:
-    """Serves at an address, and may be killed. What it published and acknowledged is durable; its log is not."""
+    """Serves at an address, and may be killed. Its publications and acknowledgements are durable, but not its log."""
 
     def __init__(self, network: Network, address: str, layout: Layout, owned: Sequence[int]) -> None:
         self._network, self._layout, self.address = network, layout, address
@@ -100,7 +100,7 @@ class PlayedShard:
         self.process.kill()
 
     def forget(self, count: int) -> None:
-        """It comes back from a backup: the newest versions never were, and are made again in another way."""
+        """Restores the shard from a backup: the newest versions are lost, and are made again with other values."""
         for fragment in self.fragments.values():
             del fragment.versions[-count:]
             del fragment.updates[-count:]
@@ -207,7 +207,7 @@ class PlayedShard:
 
 
 class World:
-    """Two shards, the first of which is where learners join, and one learner."""
+    """Two shards and one learner, which joins at the first shard."""
 
     def __init__(
         self, loop: VirtualLoop, near: Sequence[int], far: Sequence[int], address: str, *, fronts: int
@@ -237,7 +237,7 @@ class World:
         await routes.watch()
 
     async def gained(self, seconds: float) -> dict[int, int]:
-        """Versions by which the learner moved on in this time, by fragment."""
+        """Returns the versions that the learner gained in this time, by fragment."""
         before = defaultdict(int, self.seen.versions)
         await asyncio.sleep(seconds)
         assert self.learner.error is None

@@ -1,7 +1,7 @@
-"""Two shards of one run end with the same bytes and the same sums as one, also when they are killed.
+"""Two shards of one run give the same bytes and sums as one shard, even if they are killed.
 
-Shards, their ledgers and disks are the product's, on the virtual clock. What a learner trained is fixed by learner,
-fragment and version, every round waits for all learners, and nothing depends on the run's tokens.
+Shards, ledgers and disks are the product's, on the virtual clock. Learner, fragment and version determine a learner's
+work. Every round waits for all learners, and no value depends on the run's tokens.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ DIRECTORY = Path("/shard")
 NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
-REPORTED = 1000  # tokens of a reported step, so many that what contributions declare always counts
-Kills: TypeAlias = Mapping[int, float]  # by shard: when it dies, as soon as it has work that waits for its merge
+REPORTED = 1000  # tokens of a reported step, so many that declared tokens always count
+Kills: TypeAlias = Mapping[int, float]  # by shard: it dies at this time, as soon as it has pending work
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 
 
@@ -68,7 +68,7 @@ FIRST = _first_parameters()
 
 
 class Home:
-    """One shard as a process with a disk of its own. It can be killed, and comes back from its ledger."""
+    """One shard as a process with its own disk. It can be killed, and restores its state from its ledger."""
 
     def __init__(self, run: Registrar, layout: Layout, owned: Collection[int], rng: random.Random, tell: Any) -> None:
         self._run = run
@@ -80,12 +80,12 @@ class Home:
         self.process = Process("shard")
 
     def begin(self) -> None:
-        """A new process on the same disk."""
+        """Starts a new process on the same disk."""
         self.process = Process("shard")
         self.process.start(self._live())
 
     def check_tokens(self) -> None:
-        """What followers heard of the run's tokens is what the merge was made with."""
+        """Checks that followers received the run's tokens with which the merge was made."""
         assert self.shard is not None, "it trained to the end"
         told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:
@@ -94,7 +94,7 @@ class Home:
         assert max(published.run_tokens for published in told) > 0
 
     def kill(self) -> None:
-        """SIGKILL, and the power fails."""
+        """Kills the process, with a power failure."""
         self.shard = None
         self.process.kill()
         self._tell()
@@ -142,7 +142,7 @@ class Home:
 
 
 class World:
-    """A registrar, its shards, and learners that answer every round of both."""
+    """A registrar, its shards, and learners that answer every round of both shards."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
         self._run = Registrar(Limits(), RunClock(loop.clock), Journal())
@@ -158,7 +158,7 @@ class World:
         self._run.runs(self._layout, [home.shard for home in self.homes if home.shard is not None])
 
     async def train(self, kills: Kills) -> None:
-        """Until every fragment is at its last version."""
+        """Runs until every fragment is at its last version."""
         deadline, loop = 600.0, asyncio.get_running_loop()
         killing = [asyncio.create_task(self._kill(self.homes[number], at)) for number, at in kills.items()]
         for home in self.homes:
@@ -185,7 +185,7 @@ class World:
         return self._run.versions()
 
     def counted(self) -> dict[str, Any]:
-        """By learner: what goodput and bills are made of, as it was merged, sent and acknowledged."""
+        """Returns the values behind goodput and bills, by learner, as merged, sent and acknowledged."""
         accounts = {name: self._run.registry.entries[name].account for name in NAMES}
         accepted = {
             name: sum(sums.accepted_tokens for sums in each.by_shard.values()) for name, each in accounts.items()
@@ -196,7 +196,7 @@ class World:
         }
 
     def _report(self) -> None:
-        """All learners made a step: told in one moment, so that a round that opens waits for all."""
+        """Reports a step of all learners in one moment, so that a round that opens waits for all."""
         self._steps += 1
         wall = self._run.clock.wall()
         for name in NAMES:
@@ -242,11 +242,11 @@ class World:
                 await intake.take(answer, frames, now)
                 await intake.receipt(answer)
         except Refused:
-            return  # it is offered again at the next look, while its round is open
+            return  # it is offered again at the next poll, while its round is open
 
 
 def trained(owned: Sequence[Collection[int]], kills: Kills) -> tuple[dict[int, tuple[bytes, ...]], dict[str, Any]]:
-    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each; and what was counted."""
+    """Returns the bytes of theta, theta_pub and momentum by fragment after VERSIONS merges of each, and the counts."""
     merge.warm_up()
     loop = VirtualLoop(random.Random(repr((owned, kills))))
     with determinism(loop), ExitStack() as stack:

@@ -1,4 +1,7 @@
-"""The simulation in short: seeds that must pass, and a proof that it sees. `make simulate` is the long form."""
+"""The short form of the simulation: seeds that must pass, and defects that it must find.
+
+`make simulate` is the long form.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.simulation.run import Found, main, run
 from tests.simulation.seed import simulate
 from tests.simulation.world import World
 
-SEEDS = 60  # .ci/run goes through others
+SEEDS = 60  # .ci/run uses other seeds
 A_FEW = (  # one of each kind; `make simulate-defects` finds all
     "a_front_takes_versions_for_each_other",
     "a_restart_does_not_change_the_incarnation",
@@ -73,7 +76,7 @@ def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys,
 
 
 def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_step():
-    """Then there is no grace window to wait for (found as a fault of the check itself)."""
+    """There is no grace window then (found as a fault of the check itself)."""
     rounds = RoundState(version=1, cycle=2, quorum_at=1.0)
     rounds.pending[ContributionKey("dead", 1, 0, 1)] = PendingContribution(2, 1, 8, 1)
     woken = LearnerLiveness(1, joined_at=0.0, heard_at=1.0, silences=1)
@@ -90,7 +93,7 @@ def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_ste
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_deliberate_defect_fits_the_code(name):
-    """Planted and taken out again: what it replaces is there."""
+    """Applies and removes the defect. The code that it replaces must exist."""
     for _ in range(2):
         with contextmanager(DEFECTS[name])():
             pass

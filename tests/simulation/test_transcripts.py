@@ -1,7 +1,7 @@
-"""What seeds once found, written down fault by fault.
+"""Faults that seeds once found, written as explicit sequences of events.
 
-A seed means something else as soon as anything draws one more random number. A transcript says itself what goes wrong,
-and asserts that it did.
+A seed changes its meaning as soon as any code draws one more random number. A transcript states its faults, and asserts
+that they occurred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Faults = Iterator[tuple[float, Callable[[], None]]]
 
 
 class Transcript(Storm):
-    """Nothing goes wrong but what it says."""
+    """A storm with only the given faults."""
 
     def begin(self) -> None:
         self._world.rotting = self._world.harmed = False
@@ -33,7 +33,7 @@ class Transcript(Storm):
 
 
 class LongGoodBye(Transcript):
-    """Learners end after the storm, and are due again before their good-byes were heard (found by seed 445270423)."""
+    """Learners end after the storm, and restart before their Leave calls arrive (found by seed 445270423)."""
 
     def _faults(self) -> Faults:
         for name in self._world.names:
@@ -74,8 +74,11 @@ def test_the_last_account_does_not_die_with_the_core():
 
 
 class LateElder(Transcript):
-    """A process is cut off before its Join arrives, a younger one takes its name, and loses its connections just as the
-    elder is back (found by seeds that mean something else by now)."""
+    """A process is cut off before its Join arrives, and a younger process takes its name.
+
+    The younger one loses its connections just as the older one is back (found by seeds whose meaning has changed
+    since).
+    """
 
     def _faults(self) -> Faults:
         yield 1.0, self._elder
@@ -84,13 +87,13 @@ class LateElder(Transcript):
         world = self._world
         first = world.islands["a"].process
         for call in [call for call in world.network.calls if call.learner is first]:
-            call.hang_up(0.0)  # the core hears at once that it is dead
+            call.hang_up(0.0)  # the core learns at once that it is dead
         first.kill()
         world.start_island("a")
         elder = world.islands.pop("a")
         world.zombies.append(elder)
         world.network.part(elder.process)
-        world.loop.after(0.55, world.start_island, "a")  # where clocks tell the two apart
+        world.loop.after(0.55, world.start_island, "a")  # here, clocks distinguish the two
         self._when_the_younger_is_in(elder)
 
     def _when_the_younger_is_in(self, elder: Island) -> None:
@@ -114,7 +117,7 @@ def test_a_name_stays_with_the_younger_process():
 
 
 def _is_fenced_off(seed: int) -> bool:
-    """Whether the younger process of a transcript loses its name."""
+    """Returns whether the younger process of a transcript loses its name."""
     try:
         simulate(seed, LateElder)
     except Violation as violation:

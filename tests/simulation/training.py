@@ -1,7 +1,7 @@
-"""What a simulated learner trains: a model of a few tensors, and an optimizer that walks at random.
+"""The training of a simulated learner: a model of a few tensors, and an optimizer that walks at random.
 
-The rest is the product's: where its parameters lie (`HostMemory`), how they are moved (`Local`), and what watches them
-(`Watch`) is the code of `atoll.Learner`.
+The rest is the product's code: its parameters' memory (`HostMemory`), their movement (`LocalParameters`), and the
+detection of other movements (`MovementWatch`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 import torch
-import torch._dynamo  # `Watch` loads it: here, before a seed has its own clocks and chance
+import torch._dynamo  # the watch loads it: import it before a seed has its own clock and random numbers
 from atoll.boundary.movement import JUDGED_STEPS
 from atoll.boundary.optimizer_copies import OptimizerCopies
 from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec
@@ -27,14 +27,14 @@ TENSORS = (
     TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
 )
 STRIDE = 0.01  # of an inner step
-SMALL_STRIDE = 0.002  # of a learner with masters: what the others move is large beside it
+SMALL_STRIDE = 0.002  # of a learner with masters: movements by other learners are large relative to it
 BATCH = 8  # tokens of an inner step
-RELATIVE_ERROR = 0.35  # of int4, in norm: twice what is usual
-SLACK = 1.5  # times what is let pass of an adoption that is undone: sizes are estimated at a few places
+RELATIVE_ERROR = 0.35  # of int4, in norm: twice the usual error
+SLACK = 1.5  # factor on the tolerance for undone adoptions, because sizes are estimated at a few places
 
 
 class Masters(StrEnum):
-    """Copies of the parameters that the optimizer keeps, and steps instead."""
+    """Copies of the parameters that the optimizer keeps, and steps in their place."""
 
     NONE = "none"
     UNKNOWN = "copies that Atoll is not told of"
@@ -42,21 +42,24 @@ class Masters(StrEnum):
 
 
 class Walk(torch.optim.Optimizer):
-    """Adds what it is given; where it has masters, to these, which then become the parameters."""
+    """An optimizer that adds given values.
+
+    With masters, it adds them to the masters, and copies these to the parameters.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], masters: Masters) -> None:
         super().__init__(parameters, {})
         self._parameters, self.masters = parameters, masters
         self.copies = [parameter.detach().clone() for parameter in parameters] if masters is not Masters.NONE else []
         self._flat = [each.detach().numpy().reshape(-1) for each in self.copies or parameters]
-        self.change: list[tuple[int, int, np.ndarray]] = []  # tensor, where in it, what is added
+        self.change: list[tuple[int, int, np.ndarray]] = []  # tensor, place in it, added values
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One inner step, that torch tells of."""
+        """Makes one inner step, with torch's hooks."""
         self.walk()
 
     def walk(self) -> None:
-        """One inner step."""
+        """Makes one inner step."""
         for tensor, start, change in self.change:
             values = self._flat[tensor][start : start + len(change)]
             np.add(values, change, out=values)
@@ -65,7 +68,7 @@ class Walk(torch.optim.Optimizer):
 
 
 class Model:
-    """Parameters in torch's memory, and fragments of them."""
+    """Parameters in torch's memory, and their fragments."""
 
     def __init__(self, masters: Masters) -> None:
         self.parameters = [nn.Parameter(torch.zeros(each.shape), requires_grad=False) for each in TENSORS]
@@ -73,7 +76,7 @@ class Model:
         self.masters = masters
 
     def begin(self, layout: Layout) -> None:
-        """They have their first values."""
+        """Sets the first values."""
         self._layout = layout
         ends = itertools.accumulate(fragment.length for fragment in layout.fragments)
         self._pieces = [
@@ -87,62 +90,65 @@ class Model:
         self.copies = OptimizerCopies([self.optimizer], lambda: pairs)
 
     def following(self, fragments: Sequence[int], *, restart: bool = False) -> AbstractContextManager[None]:
-        """Around a change of these: masters that Atoll knows go with it."""
+        """Context manager for a change of these fragments. Masters that Atoll knows change with them."""
         if self.masters is not Masters.NAMED:
             return nullcontext()
         tensors = {piece.tensor for fragment in fragments for piece in self._layout.fragments[fragment].pieces}
         return self.copies.following([self.parameters[tensor] for tensor in sorted(tensors)], restart=restart)
 
     def values(self, fragment: int) -> np.ndarray:
-        """A fragment's, as they are."""
+        """Returns a fragment's current values."""
         pieces = self._layout.fragments[fragment].pieces
         return np.concatenate([self._flat[p.tensor][p.start : p.start + p.length] for p in pieces])
 
     def step(self, changes: np.ndarray, *, watched: bool) -> None:
-        """One inner step. changes: of one fragment after the other. watched: somebody hears of it."""
+        """Makes one inner step. changes: of all fragments, in order. watched: whether torch's hooks are called."""
         self.optimizer.change = [
             (tensor, start, changes[at : at + length]) for tensor, start, at, length in self._pieces
         ]
         (self.optimizer.step if watched else self.optimizer.walk)()
 
     def load(self, random: np.random.Generator) -> None:
-        """As load_state_dict: values that were not trained here."""
+        """Loads untrained values, like load_state_dict."""
         for values in (*self._flat, *self.optimizer._flat):
             values[:] = random.standard_normal(len(values), np.float32)
 
 
 class Account:
-    """Of one fragment at one process: what training added, and what became of it. float64."""
+    """The account of one fragment in one process: training's movement, and its fate, in float64."""
 
     def __init__(self, length: int) -> None:
-        self.moved = np.zeros(length)  # as a pseudo-gradient counts: anchor - local
-        self.told = np.zeros(length)  # merged, or given up
-        self.given_up = False  # what is in flight was given up since it was taken
-        self.undone = 0.0  # norm of adoptions that masters took back, too small to be found
+        self.moved = np.zeros(length)  # as in a pseudo-gradient: anchor - local
+        self.told = np.zeros(length)  # merged or given up
+        self.given_up = False  # whether the work in flight was given up after it was taken
+        self.undone = 0.0  # norm of adoptions that masters undid, too small to be detected
 
     def trained(self, change: np.ndarray) -> None:
-        """An inner step."""
+        """Adds an inner step."""
         np.subtract(self.moved, change, out=self.moved)
 
     def all_given_up(self, *, flying: bool) -> None:
-        """What is outstanding, and what is in flight as well."""
+        """Gives up the outstanding work. flying: and the work in flight."""
         self.told[:] = self.moved
         self.given_up |= flying
 
     def ended(self, merged: np.ndarray | None) -> None:
-        """What was in flight: merged, or free again."""
+        """Ends the flight of a contribution. merged: its values, or None if it was refused."""
         if merged is not None and not self.given_up:
             self.told += merged
         self.given_up = False
 
     def taken_back(self, size: float, stride: float) -> bool:
-        """The next step takes back what moved this fragment. Whether that is much larger than a step: it is found."""
+        """Records that the next step undoes a movement.
+
+        Returns whether it is much larger than a step, and thus detectable.
+        """
         large = size > SLACK * JUDGED_STEPS * stride * len(self.moved) ** 0.5
         self.undone += 0.0 if large else size
         return large
 
     def strange(self, sent: np.ndarray) -> str:
-        """What is sent that was not trained; empty: nothing, to the error of the codec."""
+        """Returns a description of sent values that were not trained, or an empty string if there are none."""
         work = self.moved - self.told
         off, size = float(np.linalg.norm(sent - work)), float(np.linalg.norm(work))
         allowed = RELATIVE_ERROR * (size + self.undone) + self.undone + 1e-3

@@ -1,8 +1,8 @@
-"""Learners that mean well, and whose parameters are moved by something other than their optimizer.
+"""Honest learners whose parameters are moved by other code than their optimizer.
 
-Weights are loaded in the block, or just before leaving; or the optimizer keeps masters and undoes what is adopted.
-The product's own detection (`atoll.boundary.movement_watch`) runs in the learners of such a world, and in some others,
-where it must find nothing.
+Weights are loaded in the block, or just before leaving. Or the optimizer keeps masters and undoes adoptions. The
+product's detection (`atoll.boundary.movement_watch`) runs in the learners of such a world. It also runs in some other
+worlds, where it must find nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.simulation.training import Masters
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-MOVED = 0.06  # of the seeds have such a learner
-WATCHED = 0.12  # ... or watch without one
-AGAIN_S = 0.5  # until a learner that ended is started with its masters named
+MOVED = 0.06  # share of the seeds with such a learner
+WATCHED = 0.12  # ... or with detection, but no such learner
+AGAIN_S = 0.5  # seconds until an ended learner restarts with named masters
 
 
 class Strange(StrEnum):
-    """What moves them."""
+    """The cause of the movement."""
 
     LOADED = "weights are loaded before a step"
     LOADED_LATE = "weights are loaded behind a step"
@@ -37,7 +37,7 @@ class Strange(StrEnum):
 
 
 class Weights:
-    """Of one world, from a stream of its own."""
+    """The movements of one world, from their own random stream."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._rng = world, random.Random(f"{seed} weights")
@@ -48,17 +48,17 @@ class Weights:
         self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
 
     def begin(self, storm_s: float) -> None:
-        """Sets a time for what happens at one."""
+        """Schedules movements that happen once."""
         if self.strange in {Strange.LOADED, Strange.LOADED_LATE, Strange.BEST}:
             self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
 
     def masters(self, name: str) -> Masters:
-        """Of the next process of a learner."""
+        """Returns the masters of a learner's next process."""
         kind = self._masters.get(self.strange, Masters.NONE) if self.strange is not None else Masters.NONE
         return kind if name == self._name else Masters.NONE
 
     def ended(self, island: Island) -> bool:
-        """Whether a process gave up as it should: it is told to name its masters, and is started so."""
+        """Returns whether a process ended as expected. If so, it restarts with named masters."""
         if island.model.masters is not Masters.UNKNOWN or FOUND[Movement.COPIES] not in str(island.error):
             return False
         self._world.counts["learners that undid adoptions, and ended"] += 1
@@ -67,7 +67,7 @@ class Weights:
         return True
 
     def peace(self) -> None:
-        """Whoever still undoes adoptions, too small to be found, is ended."""
+        """Ends learners that still undo adoptions too small to be detected."""
         self._name_masters()
         for island in self._world.islands.values():
             if island.model.masters is Masters.UNKNOWN:
@@ -80,7 +80,7 @@ class Weights:
         island, counts = self._world.islands.get(self._name), self._world.counts
         if not self._world.stormy or island is None or not island.process.alive or island.leaving:
             return
-        if not island.tracks or not island.counters.steps or island.strayed:  # what is loaded is no large step then
+        if not island.tracks or not island.counters.steps or island.strayed:  # the load is no large step then
             self._world.loop.after(0.1, self._load)
             return
         values = np.random.default_rng(self._rng.getrandbits(32))

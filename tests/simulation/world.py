@@ -1,4 +1,4 @@
-"""A core, its learners, a network and a disk: first a storm, then peace, and the last account."""
+"""A core, its learners, a network and a disk: first a storm, then a calm period, and the last account."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 MIN_EVENTS = 300
-HARMED = 0.12  # of the seeds have a hostile learner of LIES
-HARMED_TOO = 0.08  # of the others have one of the later kinds
-EARLY = 0.5  # of those that inflate their reports
-MORE_EARLY = 0.01  # of all others: what holds their tokens back would rarely be seen else
+HARMED = 0.12  # share of the seeds with a hostile learner of LIES
+HARMED_TOO = 0.08  # share of the others with one of the later kinds
+EARLY = 0.5  # share of those that inflate their reports
+MORE_EARLY = 0.01  # share of all others, because tokens would otherwise rarely be held back
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
 class World:
-    """Made for one seed; `run` raises Violation. counts: what happened, by kind."""
+    """The world of one seed. `run` raises Violation. counts: events by kind."""
 
     def __init__(self, seed: int, loop: VirtualLoop, storm: Callable[[World], Storm]) -> None:
-        """storm: what goes wrong in it."""
+        """storm: makes the world's faults."""
         self.rng, self.loop, self._storm = loop.rng, loop, storm
         self.checks = Checks(loop, max_staleness=self.rng.choice((1, 4)))
         self.network = Network(loop, self.checks.said)
@@ -62,22 +62,22 @@ class World:
         self.overlap_steps = self.rng.choice((2.0, 8.0))
         self.clip_norm = self.rng.choice((0.0, 0.0, 1.5))
         self.record = self.rng.random() < 0.3
-        self.rotting = self.rng.random() < 0.15  # the disk damages what lies on it, whenever the power goes
+        self.rotting = self.rng.random() < 0.15  # whether a power failure damages data on the disk
         self.names = NAMES[: self.rng.choice((3, 3, 4))]
         self.pace = {name: self.rng.uniform(0.06, 0.2) for name in self.names}
-        gates = random.Random(seed + 0.5)  # of its own: seeds without fronts are as they were
+        gates = random.Random(seed + 0.5)  # a separate stream, so that seeds without fronts do not change
         self.fronts = gates.choice(((), (), ("front-1",), ("front-1", "front-2")))
         self.addresses = {name: self._addresses(gates) for name in self.names}
         self.gates, self.gateways = gates, dict[str, Gateway]()
-        self.operators = random.Random(seed + 0.25)  # of its own, too
+        self.operators = random.Random(seed + 0.25)  # also a separate stream
         quorum, grace = random.Random(seed + 0.75).choice(((2, 0.8), (2, 0.8), (1, 0.0), (2, 0.0)))
         self.waiting = {"quorum": {"learners": quorum}, "grace_ratio": grace} if grace == 0.0 else {}
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
-        self._harm = random.Random(f"{seed} hostile")  # a stream of its own, as each kind of fault should have
+        self._harm = random.Random(f"{seed} hostile")  # a separate stream, as each kind of fault should have
         self.harmed = self._harm.random() < HARMED
         self.hostile: Hostile | None = None
-        self._later = random.Random(f"{seed} hostile kinds")  # a stream of its own, too
+        self._later = random.Random(f"{seed} hostile kinds")  # also a separate stream
         self.harm: Lie | Harm | None = None
         if self._later.random() < HARMED_TOO and not self.harmed:
             self.harm = self._later.choice((*LATER_LIES, *Harm))
@@ -92,7 +92,7 @@ class World:
         self.core_process: Process | None = None
         self.core: Core | None = None
         self.told_to_stop = asyncio.Event()
-        self.snapshots: list[SnapshotRow] = []  # that the core had when it died, oldest first
+        self.snapshots: list[SnapshotRow] = []  # of the core when it died, oldest first
         self.rotted_at = 0.0
         self.stormy = True
         self.problem: BaseException | None = None
@@ -124,7 +124,7 @@ class World:
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
-        """Lets time pass until it is so; looks at everything on the way."""
+        """Lets time pass until `done` returns True, with checks on the way."""
         for turn in itertools.count():
             if done():
                 return
@@ -155,14 +155,14 @@ class World:
                 self.islands[name] = older  # it was back before the new one could take its place
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:
-                    self.start_island(name)  # it heard of it late, when it had been let in again
+                    self.start_island(name)  # it learned of this late, after its readmission
             elif island.error is not None and self.weights.ended(island):
                 island.error = None
             elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
     async def _peace(self) -> None:
-        """Everything works again. All must come back, train, and come to rest with every account settled."""
+        """Ends all faults. All learners must come back, train, and settle every account."""
         self.stormy = False
         self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
         self.platter.full = self.platter.broken = False
@@ -196,7 +196,7 @@ class World:
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= MIN_EVENTS:
-                    island.training = False  # whoever is back need not keep the others company
+                    island.training = False  # learners that are back need not wait for the others
             return not any(island.training for island in self.islands.values())
 
         await self._guarded(useful)
@@ -205,7 +205,7 @@ class World:
 
         def at_rest() -> bool:
             for island in self.islands.values():
-                island.training = False  # of one that was let in again since, too
+                island.training = False  # also of a learner that was readmitted since
             assert self.loop.now < deadline, self._stuck("did not come to rest")
             shard = shard_of(self.core)
             return (
@@ -245,7 +245,7 @@ class World:
         return f"{what}: {islands}; core {core}; leaks {self._leaks()}"
 
     def _leaks(self) -> list[str]:
-        """Calls that nobody has a use for: each learner has one of a kind, all the way to the core."""
+        """Returns the unneeded calls. Each learner has one call of a kind, on each connection to the core."""
         found = [
             f"{island.process.name} has {count} calls of {method}"
             for island in self.islands.values()
@@ -266,7 +266,7 @@ class World:
         ]
 
     async def _last_account(self) -> None:
-        """Every acknowledged contribution has its one fate, and the disk alone gives the same state again."""
+        """Checks that every acknowledged contribution has one fate, and that the disk alone gives the same state."""
         core = self.core
         assert core is not None
         shard = the_shard(core)
@@ -293,7 +293,7 @@ class World:
                 if frame_codec.vector_crc32c(track.anchor) != before[fragment][1]:
                     raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
         for island in self.islands.values():
-            island.process.kill()  # what they trained since would be merged as soon as the core is back
+            island.process.kill()  # otherwise, their later work would be merged as soon as the core is back
         self.kill_core(power=True)
         self.start_core()
         await self._guarded(lambda: shard_of(self.core) is not None)
@@ -317,7 +317,7 @@ class World:
     # ------------------------------------------------------------------------------ processes
 
     def sums(self) -> dict[str, int]:
-        """What was seen in numbers, beside `counts`."""
+        """Returns numbers of events, in addition to `counts`."""
         network = self.network
         return {
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
@@ -326,14 +326,14 @@ class World:
         }  # fmt: skip
 
     def processes(self) -> list[Process]:
-        """Whatever may still run."""
+        """Returns all processes that may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]
         islands += [hostile.process for hostile in (self.hostile, self.caller) if hostile is not None]
         servers = [gateway.process for gateway in self.gateways.values()]
         return [*servers, *islands] if self.core_process is None else [self.core_process, *servers, *islands]
 
     def start_core(self) -> None:
-        """A new core process on the same disk."""
+        """Starts a new core process on the same disk."""
         process = Process(f"core#{self.lives['core']}")
         self.lives["core"] += 1
         self.core_process = process
@@ -343,7 +343,7 @@ class World:
     async def _core(self, process: Process) -> None:
         every_s = 0.3 if self.rotting else self.rng.choice((0.5, 1.0, 60.0))
         keep_snapshots = self.rng.choice((2, 3))
-        self.rng.choice((1, 2, 256))  # once a limit: drawn on, so that seeds do what they did
+        self.rng.choice((1, 2, 256))  # unused since a limit was removed; drawn, so that seeds keep their meaning
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             limits=Limits(
@@ -386,7 +386,7 @@ class World:
         return service
 
     async def _end_cleanly(self, core: Core) -> None:
-        """As `server.serve` does at SIGTERM."""
+        """Ends the core cleanly, as `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
         for shard in core.registrar.shards:
             shard.follower_log.close()
@@ -395,7 +395,7 @@ class World:
         self.counts["clean ends"] += 1
 
     def kill_core(self, *, power: bool) -> None:
-        """kill -9; with the power gone too, what was not synced may be lost."""
+        """Kills the core with SIGKILL. power: with a power failure, which may lose unsynced data."""
         process = self.core_process
         if process is not None and process.alive:
             process.kill()
@@ -411,12 +411,12 @@ class World:
         self.checks.core = self.core = None
         self.network.died(CORE)
         if self.stormy and self.rng.random() < 0.6:
-            self.loop.after(0.0, self._power)  # not now: this may be the middle of a write
+            self.loop.after(0.0, self._power)  # not now, because this may be the middle of a write
         self.loop.after(self.rng.uniform(0.05, 1.5), self._core_again)
 
     def _power(self) -> None:
         self.platter.crash()
-        # Two damages are survived when the core had the time to make up for the first: more cannot be promised.
+        # The core survives a second damage only if it had time to replace the first loss. The design covers no more.
         healed = bool(self.snapshots) and self.snapshots[-1].taken_at > self.rotted_at
         files = [str(snapshot_path(DIRECTORY, row.id)) for row in self.snapshots]
         if healed and self.rng.random() < (0.9 if self.rotting else 0.2) and self.platter.rot(files):
@@ -427,11 +427,11 @@ class World:
     def _core_again(self) -> None:
         if self.core_process is not None and not self.core_process.alive:
             self.start_core()
-            if self.stormy and self.rng.random() < 0.15:  # whatever killed it may do so again and again
+            if self.stormy and self.rng.random() < 0.15:  # the same fault may kill it repeatedly
                 self.core_process.countdown = self.rng.randrange(20, 400)
 
     def start_island(self, name: str) -> None:
-        """A new process of a learner."""
+        """Starts a new process of a learner."""
         current = self.islands.get(name)
         if current is not None and current.process.alive:
             current.due_again = current.leaving
@@ -447,7 +447,7 @@ class World:
         self.islands[name] = island
 
     def _harm_comes(self, lie: Lie, rng: random.Random) -> None:
-        """A hostile learner comes, as soon as the core can judge it."""
+        """Starts a hostile learner as soon as the core can judge it."""
         if not self.stormy:
             return
         if self.core is None or not may_come(lie, self.core, self.names):
@@ -461,12 +461,16 @@ class World:
         self.hostile = island
 
     def _harm_stays_if_judged(self, core: Core) -> None:
-        """A checkpoint from before the usual norms were known, restored, merges what it cannot judge: garbage ends."""
+        """Ends a hostile learner if the core cannot judge it, because a restored checkpoint is older than the usual
+        norms."""
         if self.hostile is not None and self.hostile.lie is Lie.FLOOD and not is_usual_known(core):
             self.hostile.process.kill()
 
     def leave(self, island: Island, *, drains: bool = False) -> None:
-        """A learner leaves. A liar that came before the others' first steps ends with the last: alone it is the run."""
+        """Makes a learner leave.
+
+        An early liar leaves with the last honest learner, because alone it would be the run.
+        """
         island.leaving = True
         island.process.start(island.leave(drains=drains))
         all_leave = all(each.leaving or not each.process.alive for each in self.islands.values())
@@ -482,7 +486,7 @@ class World:
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")
         self._hang_up(island.process)
-        if island.due_again:  # its good-bye took longer than it was to stay away
+        if island.due_again:  # its leave took longer than its planned absence
             self.counts["started as soon as they had left"] += 1
             self.loop.after(0.0, self.start_island, island.name)
 
@@ -492,14 +496,14 @@ class World:
         self.network.partitioned.pop(caller, None)
 
     def _addresses(self, rng: random.Random) -> tuple[str, ...]:
-        """Where a learner dials, in turn: fronts, and sometimes the core itself as well."""
+        """Returns the addresses that a learner tries in turn: fronts, and sometimes the core itself."""
         if not self.fronts:
             return (CORE,)
         fronts = rng.sample(self.fronts, len(self.fronts))
         return (*fronts, CORE) if rng.random() < 0.2 else tuple(fronts)
 
     def start_front(self, name: str) -> None:
-        """A new process of a front."""
+        """Starts a new process of a front."""
         if name in self.gateways and self.gateways[name].process.alive:
             return
         life = self.lives[name]
@@ -517,5 +521,5 @@ class World:
 
 
 def checksums_of(shard: Shard) -> dict[int, tuple[int, int, int]]:
-    """Of each fragment's durable state."""
+    """Returns the checksums of each fragment's durable state."""
     return {index: fragment.state.checksums() for index, fragment in shard.fragments.items()}

@@ -1,1 +1,4 @@
-"""The soak test: a small deployment that is disturbed for many minutes, and must not grow. See run.py."""
+"""The soak test: a small deployment is disturbed for many minutes, and its use of resources must not grow.
+
+See run.py.
+"""

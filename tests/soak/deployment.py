@@ -1,6 +1,6 @@
 """One core, one front and four learners as processes, with a relay on each connection between them.
 
-A process keeps its address over restarts. Leaving the block ends all of them, each by its own pid.
+A process keeps its address when it restarts. Leaving the block ends all processes, each by its own pid.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from atoll.demo.processes import ATOLL, STOP_S, Child, Children, children, free_
 
 from tests.end_to_end.relay import Relay
 
-STEADY, RESTARTED = ("a", "b"), ("c", "d")  # learners that run from beginning to end, and those that do not
+STEADY, RESTARTED = ("a", "b"), ("c", "d")  # learners that run from beginning to end, and those that restart
 LEARNERS = STEADY + RESTARTED
 CORE_OPTIONS = ["--fragments", "2", "--inner-steps", "16", "--snapshot-every-s", "10"]
-PACE_S = 0.03  # of an inner step: the machine must not be busy, or nothing is ever idle
+PACE_S = 0.03  # of an inner step; on a busy machine, no process would ever be idle
 
 
 class SoakError(Exception):
-    """What is wrong, in a sentence: a process died, or training does not go on."""
+    """A process died, or training does not continue. The message is one sentence."""
 
 
 @dataclass(slots=True)
 class Actor:
-    """A process of the deployment. life: counts its starts, from 1."""
+    """A process of the deployment. life: number of its starts, from 1."""
 
     name: str
     child: Child
@@ -38,18 +38,18 @@ class Actor:
 
     @property
     def serves(self) -> bool:
-        """Whether it prints an address when it can be used."""
+        """Whether it prints an address when it serves."""
         return self.child.process.stdout is not None
 
     def check(self) -> None:
-        """Raises SoakError when the process has ended by itself."""
+        """Raises SoakError if the process has ended by itself."""
         status = self.child.process.poll()
         if status is not None:
             raise SoakError(f"{self.name} died with status {status}: {self.child.tail()}")
 
 
 class Deployment:
-    """All processes, and the relays: `wan` between front and core, and `links` of the learners."""
+    """All processes, and the relays. wan: between front and core. links: of the learners."""
 
     def __init__(self, group: Children, directory: Path, *, leaking: str = "") -> None:
         self._group, self._directory, self._leaking = group, directory, leaking
@@ -58,7 +58,7 @@ class Deployment:
         self.wan: Relay
 
     def start(self, relays: contextlib.ExitStack) -> None:
-        """Starts everything, and waits until core and front serve."""
+        """Starts all processes, and waits until core and front serve."""
         address = self._serving("core", [*ATOLL, "core", "--dir", str(self._directory / "run"), *CORE_OPTIONS])
         self.wan = self._relay(address, relays)
         address = self._serving("front", [*ATOLL, "front", "--core", self.wan.address])
@@ -70,7 +70,7 @@ class Deployment:
             self.actors[name] = Actor(name, self._group.start(name, command), port)
 
     def _serving(self, name: str, command: list[str]) -> str:
-        """Starts a core or a front; returns its address."""
+        """Starts a core or a front. Returns its address."""
         port, listen = free_port(), f"127.0.0.1:{free_port()}"
         command = [*command, "--listen", listen, "--metrics-listen", f"127.0.0.1:{port}"]
         self.actors[name] = Actor(name, self._group.start(name, command, piped=True), port)
@@ -82,7 +82,7 @@ class Deployment:
         return made
 
     def restart(self, name: str, number: signal.Signals) -> None:
-        """Ends a process by a signal and starts it again. Raises SoakError when SIGTERM does not end it well."""
+        """Ends a process with a signal and starts it again. Raises SoakError if SIGTERM does not end it cleanly."""
         actor = self.actors[name]
         process = actor.child.process
         process.send_signal(number)
@@ -100,14 +100,17 @@ class Deployment:
             self._group.serving(child)
 
     def check(self) -> None:
-        """Raises SoakError when a process has ended by itself."""
+        """Raises SoakError if a process has ended by itself."""
         for actor in self.actors.values():
             actor.check()
 
 
 @contextlib.contextmanager
 def deployment(directory: Path, *, leaking: str = "") -> Iterator[Deployment]:
-    """A started deployment that does not outlive the block. leaking: a learner with the planted defect."""
+    """Context manager for a started deployment, which ends with the block.
+
+    leaking: a learner with the planted defect.
+    """
     with contextlib.ExitStack() as relays, children(directory) as group:
         made = Deployment(group, directory, leaking=leaking)
         made.start(relays)

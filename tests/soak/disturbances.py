@@ -1,16 +1,16 @@
-"""What is done to the deployment, and when: four chapters of equal length, each with its own deck of disturbances.
+"""The disturbances of the deployment, and their times: four chapters of equal length, each with its own disturbances.
 
-A process that is started again begins at zero, and a cut ends whatever leaked over that connection. A leak shows only
-in a process, and over connections, that outlive what causes it. So each chapter leaves something alone:
+A restarted process begins at zero, and a cut ends calls that leaked over the connection. A leak therefore shows only in
+a process and over connections that outlive its cause. So each chapter leaves some parts alone:
 
-| chapter | disturbed | left alone | shows what leaks |
+| chapter | disturbed | left alone | detects leaks |
 |---|---|---|---|
-| 1 | everything | nothing | only calls are judged: the first minutes |
-| 2 | the WAN is cut, the core restarted | front, links of learners | for each rejoin behind a living front |
-| 3 | links of b, c and d are cut | core, front, WAN | for each learner that comes and goes |
+| 1 | everything | nothing | only of calls, in the first minutes |
+| 2 | the WAN is cut, the core restarted | front, links of learners | per rejoin behind a running front |
+| 3 | links of b, c and d are cut | core, front, WAN | per learner that joins and leaves |
 | 4 | the front is restarted, the WAN cut | core | in a core whose callers vanish |
 
-Learners c and d are restarted in all of them, a and b in none.
+Learners c and d are restarted in all chapters, and a and b in none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ WAN = "the WAN"
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """cuts: connections that are reset, as often as they are named; restarts: processes that end by each signal."""
+    """A chapter.
+
+    cuts: connections to reset, as often as they are named. restarts: processes to end with each signal.
+    """
 
     cuts: Sequence[str]
     restarts: Sequence[str]
@@ -45,7 +48,10 @@ CHAPTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One thing that goes wrong. target: a process, the WAN, or links; number: None is a cut; silent: of no word."""
+    """One disturbance.
+
+    target: a process, the WAN, or links. number: a signal, or None for a cut. silent: no notification.
+    """
 
     target: str
     number: signal.Signals | None = None
@@ -57,7 +63,7 @@ class Disturbance:
         return f"{'silence on' if self.silent else 'cut of'} {self.target}"
 
     def happen(self, deployment: Deployment) -> None:
-        """Does it; a restarted core or front serves again."""
+        """Makes the disturbance. A restarted core or front serves again afterwards."""
         if self.number is not None:
             deployment.restart(self.target, self.number)
         elif self.target == WAN:
@@ -75,14 +81,14 @@ class Disturbance:
 
 
 class Deck:
-    """Everything that happens in a chapter, in random order, again and again; a silence once per chapter."""
+    """All disturbances of a chapter, repeatedly in random order, with one silence per chapter."""
 
     def __init__(self, seed: int, *, silences: bool) -> None:
         self._rng, self._silences = random.Random(seed), silences
         self._chapter, self._cards = -1, list[Disturbance]()
 
     def draw(self, number: int) -> Disturbance:
-        """The next one of a chapter."""
+        """Draws the next disturbance of a chapter."""
         if number != self._chapter or not self._cards:
             self._cards = self._shuffled(number)
         self._chapter = number

@@ -1,19 +1,20 @@
-"""PURE: whether a quantity grew, from samples that were taken in quiet moments.
+"""PURE: decides whether a quantity grew, from samples at quiet moments.
 
-A sample is the lowest of some looks at an idle system: a call that is just ending is not in it, and a leaked one is.
+A sample is the lowest of several measurements of an idle system. It excludes calls that are just ending, but includes
+leaked ones.
 
-- Open calls have a value that is known: a learner has one Follow and one Report, a front and a core have those of all
-  learners, and nothing else is open. No sample may have more. A comparison with earlier samples would be weaker: a cut
-  ends what leaked over that connection, and the limits of a front or core end the oldest of too many.
-- Threads, and file descriptors that are no connections, are compared over time: what leaks makes the samples rise and
-  stay up. The lowest sample of the last third must be no higher than the highest of the first third and of what came
-  before it. One high sample is no growth, and one leaked file is one. What came before it is what the same process had;
-  of threads, what any process of its kind had: a pool starts a thread when it first needs it, in whichever minute.
-- Connections are compared in the same way, with LAZY to spare: a front opens them when it first needs them, and a cut
-  ends them. What leaks with each cut or rejoin is beyond that after some of them.
+- The number of open calls is known: a learner has one Follow and one Report. A front and a core have those of all
+  learners. No sample may exceed this number. A comparison with earlier samples would be weaker: a cut ends calls that
+  leaked over the connection, and the limits of a front or core end the oldest calls.
+- Threads, and file descriptors other than connections, are compared over time: a leak makes the samples rise and stay
+  up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.
+  So one high sample is not growth, but one leaked file is. The time before means samples of the same process, or, for
+  threads, of any process of its kind: a pool starts a thread when it first needs one, at any time.
+- Connections are compared in the same way, with a tolerance of LAZY. A front opens them when it first needs them, and
+  a cut ends them. A leak per cut or rejoin soon exceeds this tolerance.
 - Memory: the median of the last third is at most 5 % above that of the first third.
 
-What falls has not grown. Series that are compared over time need LEAST samples.
+A falling quantity has not grown. Series that are compared over time need LEAST samples.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ MEMORY, THREADS, FILES, CONNECTIONS = "memory", "threads", "other file descripto
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Samples of one quantity, oldest first. values: counts, or bytes of memory; known: what a count has to be.
+    """Samples of one quantity, oldest first. values: counts, or bytes of memory. known: the expected count.
 
-    before: what came before; spare: so much more is no growth.
+    before: earlier samples. spare: tolerance.
     """
 
     process: str
@@ -43,12 +44,12 @@ class Series:
     spare: int = 0
 
     def ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The first and the last third of the samples."""
+        """Returns the first and the last third of the samples."""
         third = max(1, len(self.values) // 3)
         return self.values[:third], self.values[-third:]
 
     def grew(self) -> bool:
-        """Whether it is beyond what is known, or rose and stayed up."""
+        """Whether it exceeds the known value, or rose and stayed up."""
         if self.known is not None:
             return max(self.values) > self.known
         first, last = self.ends()
@@ -57,7 +58,7 @@ class Series:
         return min(last) > max((*first, *self.before)) + self.spare
 
     def sentence(self) -> str:
-        """What grew: process, quantity, first and last value."""
+        """Returns a sentence about the growth: process, quantity, first and last value."""
         if self.known is not None:
             high = sum(value > self.known for value in self.values)
             return (

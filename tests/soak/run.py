@@ -37,7 +37,7 @@ from tests.soak.disturbances import CHAPTERS, Deck
 from tests.soak.judge import CONNECTIONS, FILES, LAZY, LEAST, MEMORY, THREADS, Series
 from tests.soak.sampling import Sampler, Usage, known
 
-LONG_MINUTES = 10.0  # from here on there is time for silences, which take a minute, and thread pools are full
+LONG_MINUTES = 10.0  # from this length on, there is time for silences, which take a minute, and thread pools are full
 COUNTS = (THREADS, FILES, CONNECTIONS)
 COMPARED = (*COUNTS, MEMORY)
 GROWN_UP = 1 / 8
@@ -46,10 +46,10 @@ FILLING = 3  # threads that a pool may still start in a short test
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process in a quiet moment.
+    """The usage of one process at a quiet moment.
 
-    life: which start of the process; at_s: since the beginning of the test; back_s: how long the disturbance and the
-    wait for training took.
+    life: number of the process's start. at_s: seconds since the beginning of the test. back_s: duration of the
+    disturbance and of the wait for training.
     """
 
     process: str
@@ -63,10 +63,10 @@ class Sample:
 
 
 def soak(minutes: float, seed: int, *, leaking: str = "") -> Iterator[list[Sample]]:
-    """Disturbs until the time is over; samples of all processes after each turn.
+    """Disturbs the deployment for this time. Yields the samples of all processes after each turn.
 
-    A chapter lasts for a quarter of the time, but for LEAST turns at least. Raises SoakError when a process died or
-    training does not go on.
+    A chapter lasts a quarter of the time, and at least LEAST turns. Raises SoakError if a process died or training does
+    not continue.
     """
     deck = Deck(seed, silences=minutes >= LONG_MINUTES)
     with tempfile.TemporaryDirectory() as place, deployment(Path(place), leaking=leaking) as it:
@@ -90,14 +90,14 @@ def soak(minutes: float, seed: int, *, leaking: str = "") -> Iterator[list[Sampl
 
 
 def progress(samples: list[Sample]) -> str:
-    """One turn in a line."""
+    """Returns one line about a turn."""
     first = samples[0]
     what = f"{first.chapter + 1}.{first.turn:<3d} {first.after:27} trains after {first.back_s:4.1f} s"
     return f"[{first.at_s:5.0f} s] {what}" + "".join(f" | {each.process} {brief(each)}" for each in samples)
 
 
 def brief(sample: Sample) -> str:
-    """Open calls, threads, other files, connections and MiB of one process, and calls that it should not have."""
+    """Returns a process's open calls, threads, other files, connections and MiB, and its unexpected calls."""
     used = sample.used
     calls = {quantity: value for quantity, value in used.items() if quantity not in COMPARED}
     text = f"{sum(calls.values()):.0f}c {used[THREADS]:.0f}t {used[FILES]:.0f}f {used[CONNECTIONS]:.0f}s"
@@ -106,7 +106,7 @@ def brief(sample: Sample) -> str:
 
 
 def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
-    """What is judged, see the module's text."""
+    """Returns the series to judge, see the module's docstring."""
     spare = {CONNECTIONS: LAZY} | ({THREADS: FILLING} if minutes < LONG_MINUTES else {})
     found = list[Series]()
     for name in dict.fromkeys(each.process for each in samples):
@@ -122,7 +122,7 @@ def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
 
 
 def of_life(name: str, life: int, samples: Sequence[Sample], spare: dict[str, int]) -> Iterator[Series]:
-    """Of one process, beginning with the second chapter."""
+    """Yields the series of one process, from the second chapter on."""
     lived = [each for each in samples if (each.process, each.life) == (name, life)]
     kind = [each for each in samples if each.process == name or {each.process, name} <= set(LEARNERS)]
     whole = f"{role(name)}, start {life}"
@@ -138,17 +138,17 @@ def of_life(name: str, life: int, samples: Sequence[Sample], spare: dict[str, in
 
 
 def of(quantity: str, samples: Sequence[Sample]) -> tuple[float, ...]:
-    """The values of a quantity; one that is absent from a sample is zero there."""
+    """Returns the values of a quantity. A sample without the quantity counts as zero."""
     return tuple(each.used.get(quantity, 0.0) for each in samples)
 
 
 def role(name: str) -> str:
-    """As people call it."""
+    """Returns the role of a process, for people."""
     return name if name in {"core", "front"} else f"learner {name}"
 
 
 def table(found: list[Series]) -> Table:
-    """A row for each series that is not always zero."""
+    """Returns a table with a row for each series that is not always zero."""
     shown = Table("process", "quantity", title="soak: samples of quiet moments")
     for column in ("samples", "first", "lowest", "highest", "last", ""):
         shown.add_column(column, justify="right")
@@ -165,7 +165,7 @@ def table(found: list[Series]) -> Table:
 
 
 def main() -> int:
-    """Prints progress and a table; 1 when something is wrong."""
+    """Prints progress and a table. Returns 1 if the test failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0, help="of the order of what happens")

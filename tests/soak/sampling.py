@@ -1,4 +1,4 @@
-"""What the processes are asked: whether training goes on, and how many calls, threads and files they have."""
+"""Measures the processes: whether training continues, and the numbers of calls, threads and files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tests.end_to_end.world import figures
 from tests.soak.deployment import LEARNERS, Actor, Deployment, SoakError
 from tests.soak.judge import CONNECTIONS, FILES, MEMORY, THREADS
 
-MAX_WAIT_S = 120.0  # until training goes on: a connection that died in silence may need a minute to be given up
-LOOKS, LOOK_EVERY_S = 3, 0.25  # at least, for one sample
-CALMING_S, SILENCED_S = 10.0, 75.0  # for what is ending to end; longer after a silence: gRPC's keepalive takes 50 s
+MAX_WAIT_S = 120.0  # limit on the time until training continues; a silent connection may need a minute to be given up
+LOOKS, LOOK_EVERY_S = 3, 0.25  # minimum for one sample
+CALMING_S, SILENCED_S = 10.0, 75.0  # limits on waits for calls to end; after a silence, gRPC's keepalive takes 50 s
 OPEN = re.compile(r"atoll_(?:local_)?open_calls\{(?P<labels>[^}]*)\}")
 LABEL = re.compile(r'(?P<name>side|method)="(?P<value>[^"]*)"')
 
-Usage = dict[str, float]  # quantity: value
+Usage = dict[str, float]  # quantity -> value
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How far training is. steps, merged: of each learner, by its own process."""
+    """The progress of training. steps, merged: of each learner, by its current process."""
 
     merges: float
     steps: Mapping[str, float]
     merged: Mapping[str, float]
 
     def missing(self, since: Training) -> str:
-        """What has not gone on since then; empty when everything has. No process was started between the two."""
+        """Returns the parts without progress since then, or an empty string. No process was started between the two."""
         if self.merges <= since.merges:
             return f"the core has made no merge beyond {since.merges:.0f}"
         for name in LEARNERS:
@@ -44,7 +44,7 @@ class Training:
 
 
 def usage(actor: Actor) -> Usage:
-    """Open calls by kind, threads, file descriptors and resident memory of one process."""
+    """Returns a process's open calls by kind, threads, file descriptors and resident memory."""
     series, process = figures(actor.metrics_port), psutil.Process(actor.child.process.pid)
     used: Usage = {}
     for key, value in series.items():
@@ -59,7 +59,7 @@ def usage(actor: Actor) -> Usage:
 
 
 def known(name: str, quantity: str) -> float | None:
-    """How many calls of a kind a process has when all is quiet; None for what is not known."""
+    """Returns the number of calls of a kind in a quiet process, or None for other quantities."""
     if quantity in {THREADS, FILES, CONNECTIONS, MEMORY}:
         return None
     lasting = {"Follow calls opened", "Report calls opened"}
@@ -70,10 +70,10 @@ def known(name: str, quantity: str) -> float | None:
 
 
 def training(deployment: Deployment) -> tuple[Training | None, str]:
-    """How far training is, or why that is not known: a process does not answer yet, or something is not connected.
+    """Returns the progress of training, or why it is unknown: a process does not answer yet, or is not connected.
 
-    Connected is each learner that follows and reports, as seen by its own process, by the front and by the core. More
-    calls than that are no reason to wait: they are what is looked for.
+    A learner is connected if it follows and reports, as seen by its own process, the front and the core. Additional
+    calls are no reason to wait, because they are what the test looks for.
     """
     told = dict[str, dict[str, float]]()
     for name, actor in deployment.actors.items():
@@ -100,7 +100,7 @@ def training(deployment: Deployment) -> tuple[Training | None, str]:
 
 
 class Sampler:
-    """Waits until the deployment trains and is idle, then says what each process uses."""
+    """Waits until the deployment trains and is idle. Then measures each process."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -108,9 +108,9 @@ class Sampler:
         self._usual: dict[str, Usage] = {}  # the highest sample of each role
 
     def wait_until_training(self, after: str) -> None:
-        """Until all are connected, and from then on each has trained and was merged again.
+        """Waits until all learners are connected, and each has then trained and been merged again.
 
-        Raises SoakError when that takes too long, or a process died.
+        Raises SoakError if this takes too long, or a process died.
         """
         deadline, since = time.monotonic() + MAX_WAIT_S, None
         while True:
@@ -125,11 +125,11 @@ class Sampler:
             self._pause.wait(LOOK_EVERY_S)
 
     def sample(self, after: str, *, silenced: bool = False) -> dict[str, Usage]:
-        """The lowest of some looks at each process: of what is ending it waits for the end.
+        """Returns the lowest of several measurements of each process, so that ending calls do not count.
 
-        It looks until no process has more calls than is known, nor more threads and files than in any sample before; at
-        most for CALMING_S, or SILENCED_S where connections died in silence. Looks begin anew when a learner is not
-        connected any more.
+        It measures until no process has more calls than known, or more threads and files than in any sample before. The
+        limit is CALMING_S, or SILENCED_S if connections became silent. Measurements start again if a learner
+        disconnects.
         """
         lowest: dict[str, Usage] = {}
         deadline, looks = time.monotonic() + (SILENCED_S if silenced else CALMING_S), 0
@@ -153,11 +153,11 @@ class Sampler:
         try:
             return usage(actor)
         except (OSError, psutil.Error):
-            self._deployment.check()  # says which process died
+            self._deployment.check()  # raises an error that names a dead process
             raise
 
     def _above(self, lowest: Mapping[str, Usage]) -> bool:
-        """Whether something is still more than it should be."""
+        """Returns whether any quantity is still too high."""
         for name, used in lowest.items():
             for quantity, value in used.items():
                 most = known(name, quantity)

@@ -1,4 +1,4 @@
-"""The soak test's judge, on made-up samples: it sees each kind of leak, and no growth in what comes and goes."""
+"""The soak test's judge, with made-up samples: it detects each kind of leak, and no growth in changing quantities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET: Usage = {THREADS: 13.0, FILES: 10.0, CONNECTIONS: 5.0, MEMORY: 450 * MIB,
 
 
 def grown(changed: dict[int, Usage], process: str = "a", minutes: float = 20.0, life: int = 1) -> list[str]:
-    """What the judge says of one process. changed: turn: what is different from QUIET there."""
+    """Returns the judge's findings about one process. changed: turn -> differences from QUIET."""
     turns = range(TURNS * len(CHAPTERS))
     samples = [
         Sample(

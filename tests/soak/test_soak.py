@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def soak(path: Path, *options: str) -> tuple[int, str, list[str]]:
-    """Status, output, and what is wrong."""
+    """Returns the exit status, the output, and the failures."""
     command = [sys.executable, "-m", "tests.soak.run", "--minutes", "1.2", "--json", str(path), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850)
     assert not done.stderr, done.stderr

@@ -1,1 +1,1 @@
-"""Tests of wire."""
+"""Tests of the wire code."""

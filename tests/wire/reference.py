@@ -1,4 +1,4 @@
-"""The codec once more in plain numpy, slow and obvious: what the kernels are held against, bit by bit."""
+"""The codec again in plain numpy, slow and simple. The kernels must be bit-identical to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 def scale_of(block: np.ndarray, levels: int) -> np.float32:
-    """The block's scale, or zero where that is subnormal: see `quantising`."""
+    """Returns the block's scale, or zero if it is subnormal (see `quantising`)."""
     largest = F32(np.abs(block).max())
     if levels == 127:
         exact, rounding, kept = largest / F32(127), 0xFFFF, 0xFFFF0000
@@ -28,7 +28,7 @@ def scale_of(block: np.ndarray, levels: int) -> np.float32:
 
 
 def blocks(span: FrameSpan) -> list[slice]:
-    """Where the frame's blocks lie: anew from the start of each segment."""
+    """Returns the slices of the frame's blocks. Each segment starts a new block."""
     places, position = [], 0
     for segment in span.segments:
         places += [
@@ -40,7 +40,7 @@ def blocks(span: FrameSpan) -> list[slice]:
 
 
 def quantise(values: np.ndarray, span: FrameSpan, codec: Codec) -> tuple[list[np.ndarray], list[np.float32]]:
-    """Integer codes and scales, block by block."""
+    """Returns integer codes and scales, block by block."""
     levels, codes, scales = LEVELS[codec], [], []
     for place in blocks(span):
         scale = scale_of(values[place], levels)
@@ -52,7 +52,7 @@ def quantise(values: np.ndarray, span: FrameSpan, codec: Codec) -> tuple[list[np
 
 
 def content(values: np.ndarray, span: FrameSpan, codec: Codec) -> bytes:
-    """A frame before compression."""
+    """Returns a frame's content before compression."""
     codes, scales = quantise(values, span, codec)
     packed = b""
     for block in codes:
@@ -67,6 +67,6 @@ def content(values: np.ndarray, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def decoded(values: np.ndarray, span: FrameSpan, codec: Codec) -> np.ndarray:
-    """What a reader gets back."""
+    """Returns the decoded values."""
     codes, scales = quantise(values, span, codec)
     return np.concatenate([scale * block.astype(F32) for block, scale in zip(codes, scales, strict=True)])

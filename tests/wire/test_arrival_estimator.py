@@ -1,4 +1,4 @@
-"""Patience that is learnt."""
+"""Timeouts that follow the observed gaps."""
 
 from __future__ import annotations
 

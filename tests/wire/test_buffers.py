@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anything still looks at it."""
+"""Memory is reused, but never while a view of it exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a streaming call is opened: it ends with its block, and counts until it has ended."""
+"""Streaming calls end with their block, and count as open until they have ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll_wire.connections.calls import LinkLost, open_calls, open_stream, unar
 
 
 class Call:
-    """Ends when its other side says so."""
+    """A call that ends when its other side says so."""
 
     def __init__(self) -> None:
         self.cancelled, self._told = False, []
@@ -46,7 +46,7 @@ def test_a_call_ends_with_its_block_whatever_ended_that_and_counts_until_it_has_
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
 def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
-    """gRPC's own goes on for ever: a front's Push hung so when connections were given up while they were dialled."""
+    """gRPC's own call hangs forever: a front's Push did when connections were given up during their dial."""
 
     async def written(address: str) -> None:
         channel = grpc.aio.insecure_channel(address)

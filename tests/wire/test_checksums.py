@@ -1,4 +1,4 @@
-"""The checksum of bytes that are kept in parts."""
+"""The checksum of bytes that are stored in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first start on a machine says why it takes long, and later starts do not."""
+"""The first start on a machine logs why it is slow, and later starts do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that calls share: how many there are, which is used, and when they are hung up."""
+"""Shared connections: their number, their use by calls, and their closing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.clocks import SetClock
 
 
 class Channel:
-    """Tells whether it is open."""
+    """A channel that tells whether it is open."""
 
     def __init__(self) -> None:
         self.open = True
@@ -25,7 +25,7 @@ class Channel:
 
 
 class Dial:
-    """Connections that were dialled."""
+    """Records the opened connections."""
 
     def __init__(self) -> None:
         self.channels: list[Channel] = []

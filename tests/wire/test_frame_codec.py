@@ -1,4 +1,4 @@
-"""The codec: bit-equal to its reference, honest about its errors, and safe to feed with anything."""
+"""The codec: bit-identical to its reference, within its error bounds, and safe with any input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_decoding_is_bit_equal_to_the_reference_and_close_to_the_values(kind, fr
     for place in reference.blocks(span):
         scale = reference.scale_of(values[place], frame_codec.LEVELS[kind])
         most = np.float64(np.abs(values[place]).max())
-        # Half a step beside what int4 makes smaller or cuts off, unless the scale is below what float32 holds normally.
+        # Half a step, plus the values that int4 scales down or clips, unless the scale is below float32's normal range.
         step = np.float64(scale) if scale else most
         clipped = max(0.0, most - frame_codec.LEVELS[kind] * np.float64(scale)) if scale else 0.0
         error = np.abs(out[place].astype(np.float64) - values[place])
@@ -183,7 +183,7 @@ def _with_scale(bits: int) -> bytes:
         (_with_scale(0xBF80), "scale"),  # negative
         (_with_scale(0x8000), "scale"),  # negative zero
         (_with_scale(0x0001), "scale"),  # subnormal
-        (_with_scale(0x7F7F), "scale"),  # times seven is beyond float32
+        (_with_scale(0x7F7F), "scale"),  # seven times this is beyond float32
         (_payload(b"\x08" + SOUND[1:]), "code"),  # -8 is never used
         (_payload(SOUND[: BLOCK // 2] + b"\x11" + SOUND[BLOCK // 2 + 1 :]), "code"),  # padding that is not zero
     ],

@@ -1,4 +1,4 @@
-"""Frames written and read by hand are what protobuf writes and reads."""
+"""Frames written and read by hand match protobuf's encoding."""
 
 from __future__ import annotations
 

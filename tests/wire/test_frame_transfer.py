@@ -1,4 +1,4 @@
-"""Frames over several connections: one that is slow, or fails, does not hold the others up."""
+"""Frames over several connections: a slow or failing connection does not delay the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 10.0
 
 
 class Core:
-    """Takes frames over any number of calls. Of the lanes that it is said to be stuck, nothing gets through."""
+    """Accepts frames over any number of calls. stuck: calls over which no frame arrives."""
 
     def __init__(
         self, *stuck: int, fails: int | None = None, swallows: int | None = None, dead: tuple[int, ...] = ()
@@ -90,14 +90,14 @@ class Call:
         if self.failed and reply is None:
             raise grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())
         if reply is None and asyncio.current_task() is not None:
-            raise asyncio.CancelledError  # as gRPC tells of a call that was cancelled
+            raise asyncio.CancelledError  # like gRPC for a cancelled call
         return grpc.aio.EOF if reply is None else reply
 
     async def done_writing(self) -> None:
         pass
 
     def add_done_callback(self, callback) -> None:
-        pass  # nobody counts them
+        pass  # these are not counted
 
     def cancel(self) -> bool:
         self.replies.put_nowait(None)
@@ -105,7 +105,7 @@ class Call:
 
 
 def uploaded(core: Core) -> tuple[pb.Receipt | None, list[int]]:
-    """The answer, and which frames were handed over."""
+    """Returns the answer, and the frames that were passed to gRPC."""
     sent: list[int] = []
 
     async def main() -> pb.Receipt | None:

@@ -1,4 +1,4 @@
-"""A log that cannot be written costs its lines, and nothing else."""
+"""A log that cannot be written loses only its lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in pieces: what goes in comes out, and what is held of it is bounded."""
+"""Messages in pieces: they are joined without change, and the buffered bytes are limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process tells over HTTP: metrics, whether it lives, whether it can be used."""
+"""A process's HTTP server: metrics, liveness, readiness."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_seen(port, health, monkeypatch):
         for _ in range(50):
             await asyncio.sleep(0.01)
         assert not health.not_ready()
-        while not health.not_alive():  # as a loop does that something holds up
+        while not health.not_alive():  # like a loop that is blocked
             pass
         assert [ask(port, path)[0] for path in ("/livez", "/readyz")] == [503, 503]
         beating.cancel()

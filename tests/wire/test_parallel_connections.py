@@ -1,4 +1,4 @@
-"""How many connections carry frames: more while more of them bring more."""
+"""The number of connections that carry frames: it grows while more connections are faster."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
 
 
 def window(width: ConnectionCount, rate: float, now: float) -> None:
-    """One, at this rate."""
+    """Simulates one measuring window at this rate."""
     part_s = WINDOW_S / WINDOW_ARRIVALS * (1 + 1e-9)
     for _ in range(WINDOW_ARRIVALS):
         width.arrived(int(rate * part_s), part_s, now)
 
 
 def answered(width: ConnectionCount | ParallelConnections, round_trip_s: float) -> None:
-    """Some answers waited for something."""
+    """Simulates answers with this round trip."""
     for number in range(ANSWERS):
         width.answered(5.0 if number % 2 else round_trip_s)
 
@@ -43,7 +43,10 @@ def answered(width: ConnectionCount | ParallelConnections, round_trip_s: float) 
 def settled(
     rate: Callable[[int], float], round_trip_s: float = LONG_S, windows: int = 20
 ) -> tuple[ConnectionCount, float]:
-    """After so many windows over a link that carries `rate(parallel_connections)` bytes/s."""
+    """Simulates windows over a link that carries `rate(parallel_connections)` bytes/s.
+
+    Returns the count and the time.
+    """
     width, now = ConnectionCount(), 100.0
     answered(width, round_trip_s)
     for _ in range(windows):
@@ -55,14 +58,14 @@ def settled(
 @pytest.mark.parametrize(
     ("alone", "link", "hurt_from", "lanes_wanted"),
     [
-        (1e6, 25e6, FAR_CONNECTIONS, FAR_CONNECTIONS),  # a box in between that suffers from many
+        (1e6, 25e6, FAR_CONNECTIONS, FAR_CONNECTIONS),  # a middlebox that slows down with many connections
         (1.5e6, 25e6, MAX_CONNECTIONS, MAX_CONNECTIONS),  # cubic at 0.05 % loss and 80 ms: 12 Mbit/s each, of 200
         (
             21e6,
             22e6,
             MAX_CONNECTIONS,
             MAX_CONNECTIONS,
-        ),  # bbr: one nearly fills it, and more begin quicker after a pause
+        ),  # bbr: one nearly fills the link, and more start faster after a pause
     ],
 )
 def test_on_a_long_link_connections_grow_until_more_bring_less(alone, link, hurt_from, lanes_wanted):
@@ -115,19 +118,19 @@ def test_more_are_tried_again_after_a_while():
 def test_less_than_a_window_decides_nothing():
     width = ConnectionCount()
     answered(width, LONG_S)
-    window(width, 1e6, 0.0)  # of what was on its way
-    for _ in range(WINDOW_ARRIVALS - 1):  # long enough, and too few
+    window(width, 1e6, 0.0)  # of frames that were on their way
+    for _ in range(WINDOW_ARRIVALS - 1):  # long enough, but too few
         width.arrived(1000, WINDOW_S, 0.0)
     assert width.lanes == FAR_CONNECTIONS
     width.arrived(1000, WINDOW_S, 0.0)
     assert width.lanes == 2 * FAR_CONNECTIONS
-    for _ in range(2 * WINDOW_ARRIVALS):  # many, and too short
+    for _ in range(2 * WINDOW_ARRIVALS):  # enough, but too short
         width.arrived(1, WINDOW_S / 100, 0.0)
     assert width.lanes == 2 * FAR_CONNECTIONS
 
 
 class Channel:
-    """Counts those that are open."""
+    """A channel that counts its open instances."""
 
     opened = 0
 
@@ -175,7 +178,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         answered(group, LONG_S)
         assert (group.count, group.spare) == (FAR_CONNECTIONS, True)
         with group.carrying() as carried:
-            for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, lanes stand still: that tells no rate
+            for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, idle connections give no rate
                 clock.steady += WINDOW_S
                 carried.arrived(1_000_000)
             assert group.count == FAR_CONNECTIONS
@@ -195,9 +198,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         await asyncio.sleep(0)
         assert (Channel.opened, group.count) == (1, MIN_CONNECTIONS)
         answered(group, LONG_S)
-        taken = [
-            await group.take() for _ in range(SLOTS * FAR_CONNECTIONS)
-        ]  # the turns of those connections, once more
+        taken = [await group.take() for _ in range(SLOTS * FAR_CONNECTIONS)]  # these connections' turns, once more
         for each in taken:
             group.give(each)
         assert group._capacity == SLOTS * FAR_CONNECTIONS
