@@ -256,7 +256,7 @@ def test_a_phrase_is_found_across_lines_and_literals_but_not_in_code():
     assert words_of_python("a = 1  # why\n") == "\0 \0 \0  # why\n"
 
 
-def test_what_must_be_searched_is_searched():
+def test_the_required_files_are_searched():
     names = set(texts())
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/operate/runbooks.md"} <= names
     assert {

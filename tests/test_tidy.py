@@ -146,7 +146,7 @@ def test_where_packages_come_from_is_left_to_the_machine():
         assert found is None, f"{name} says {found[0]!r}"
 
 
-def test_nothing_committed_names_somebodys_machine():
+def test_no_committed_file_names_a_machines_paths():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     suspicious = re.compile(r"/(?:root|home/\w+|Users/\w+)/")
     for name in listed:

@@ -94,7 +94,7 @@ def test_regions_are_joined_by_their_relays_only(stack, up):
         assert joined(f"learner-{region}") == {region}
 
 
-def test_the_loss_falls_and_prometheus_sees_everybody(stack, up):
+def test_the_loss_falls_and_prometheus_sees_every_process(stack, up):
     def targets() -> dict[str, str]:
         return {each["metric"]["instance"]: each["value"][1] for each in stack.measure("up")}
 
@@ -124,7 +124,7 @@ def test_the_dashboard_shows_the_run_and_acts_with_an_operators_token(stack, up)
 
 
 @pytest.mark.parametrize("service", ["core", "relay-eu", "front-us", "learner-ap", "prometheus", "dashboard"])
-def test_what_crashes_comes_back_by_itself(stack, up, service):
+def test_crashed_containers_restart_by_themselves(stack, up, service):
     steps, starts = _steps(stack), _started(stack, service)
     stack.compose("exec", "-T", service, "sh", "-c", f"{KILL} || true")
     until(lambda: _started(stack, service) != starts and stack.healthy(service))
@@ -133,7 +133,7 @@ def test_what_crashes_comes_back_by_itself(stack, up, service):
 
 
 @pytest.mark.parametrize("service", LASTING)
-def test_what_is_killed_through_the_engine_is_brought_back_by_up(stack, up, service):
+def test_up_restarts_containers_that_were_killed_through_the_engine(stack, up, service):
     """The engine treats `docker kill` as the user's intention, and does not restart the container."""
     (first, *_) = stack.containers(service)
     before = {} if service == "core" else stack.receipts()

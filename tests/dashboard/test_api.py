@@ -126,7 +126,7 @@ def _some(lines, count: int):
                 return
 
 
-def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_in: House):
+def test_actions_need_an_operators_token_and_the_core_records_the_operator(lived_in: House):
     for token in ("", "nonsense", "ä"):
         status, told = lived_in.action("evict", token=token.encode().decode("latin-1"), learner="eu-2", reason="no")
         assert status == 401, told
@@ -164,9 +164,9 @@ def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: 
     header = json.loads(model[8 : 8 + size])
     assert header["0.weight"]["shape"] == [32, 16]
     assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a link is good once"
-    assert lived_in.action("download-ticket", token="nonsense")[0] == 401, "the core judges it before anybody waits"
+    assert lived_in.action("download-ticket", token="nonsense")[0] == 401, "the core checks it before a browser waits"
     statuses = [lived_in.action("download-ticket")[0] for _ in range(7)]
-    assert statuses == [200] * 5 + [503] * 2, "nobody takes all of them"
+    assert statuses == [200] * 5 + [503] * 2, "no caller can take all of them"
 
 
 def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
@@ -226,7 +226,7 @@ def test_runbooks_are_rendered_without_raw_html_tabs_or_comments():
     ]
 
 
-def test_more_than_an_act_can_be_is_not_read(lived_in: House):
+def test_a_request_larger_than_any_action_is_not_read(lived_in: House):
     status, _ = _raw(
         lived_in,
         b"POST /api/actions/pause HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -308,7 +308,7 @@ def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_pat
         assert it.action("pause", token="x", reason="x") == (409, {"detail": run["actions_problem"]})
 
 
-def test_what_cannot_be_served_is_said_in_a_line(tmp_path):
+def test_an_address_that_cannot_be_served_is_one_line(tmp_path):
     from tests.end_to_end.test_operators import atoll
 
     for options, said in (

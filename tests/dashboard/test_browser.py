@@ -97,7 +97,7 @@ def test_figures_move_without_a_reload(page: Page):
     assert page.evaluate("window.stillHere"), "the page was loaded again"
 
 
-def test_it_is_small_and_asks_nobody_else(page: Page, lived_in: House):
+def test_the_page_is_small_and_calls_no_other_host(page: Page, lived_in: House):
     weight = sum(path.stat().st_size for path in PAGE.rglob("*") if path.is_file())
     assert weight < LARGEST_BYTES
     asked: list[str] = []
@@ -124,7 +124,7 @@ def test_it_fits_a_phone_and_obeys_the_keyboard(browser: Browser, lived_in: Hous
     context.close()
 
 
-def test_an_act_needs_a_token_and_says_what_it_does(page: Page, lived_in: House):
+def test_an_action_needs_a_token_and_states_its_effect(page: Page, lived_in: House):
     def evict(token: str) -> None:
         dialog = page.get_by_role("dialog", name="Evict eu-2?")
         if not dialog.is_visible():
@@ -168,7 +168,7 @@ def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived
     )
 
 
-def test_who_is_down_since_when_and_what_it_cost_stands_on_the_overview(page: Page, lived_in: House):
+def test_the_overview_names_a_dead_learner_its_time_and_the_cost(page: Page, lived_in: House):
     us = lived_in.trainees["us-1"]
     stopped = us._breath  # its loop waits on this between two steps
     us._pace_s = 3600.0

@@ -25,7 +25,7 @@ def test_a_history_thins_out_and_keeps_its_ends():
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=200), st.integers(2, 20))
-def test_whatever_comes_columns_are_as_long_as_their_times(gaps, most):
+def test_columns_are_always_as_long_as_their_times(gaps, most):
     history: History[str] = History(most)
     at = 0.0
     for number, gap in enumerate(gaps):
@@ -59,7 +59,7 @@ def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusRep
     return reply
 
 
-def test_who_comes_back_from_another_region_takes_no_old_bytes_there():
+def test_a_learner_that_returns_in_another_region_brings_no_old_bytes():
     rates = RunRates()
     rates.take(look(0.0, a=("eu", 10**12)))
     assert rates.bytes.rate(("eu", "up")) == 0.0, "what was sent before it looked has no rate"
@@ -68,7 +68,7 @@ def test_who_comes_back_from_another_region_takes_no_old_bytes_there():
     assert rates.bytes.rate(("eu", "up")) == 5.0, "a learner that is new begins at nothing"
 
 
-def test_another_run_or_a_backup_begins_anew():
+def test_another_run_or_a_backup_starts_rates_again():
     rates = RunRates()
     assert not rates.is_another(look(5.0))
     rates.take(look(5.0))

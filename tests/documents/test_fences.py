@@ -35,7 +35,7 @@ def test_every_fence_names_its_language():
 
 
 @pytest.mark.parametrize("fence", all_fences("python"), ids=str)
-def test_what_python_imports_is_there(fence: Fence):
+def test_imported_names_exist(fence: Fence):
     body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # in place of the reader's own loop
     for node in ast.walk(ast.parse(fence.text + body)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0].startswith("atoll"):

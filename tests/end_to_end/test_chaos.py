@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 ATOLL = [sys.executable, "-m", "atoll.cli"]
 
 
-def test_what_chaos_kills_comes_back_and_its_parts_are_told(tmp_path):
+def test_killed_processes_come_back_with_their_recovery_phases(tmp_path):
     out = tmp_path / "out.json"
     done = subprocess.run(
         [*ATOLL, "chaos", "--learners", "2", "--seconds", "25", "--json", str(out),

@@ -100,9 +100,7 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
 
 
 @pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed", "pause.committed"])
-def test_what_is_durable_of_a_refusal_an_eviction_or_a_pause_when_the_core_is_killed_stays(
-    tmp_path, monkeypatch, point
-):
+def test_durable_refusals_evictions_and_pauses_survive_a_killed_core(tmp_path, monkeypatch, point):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)

@@ -60,7 +60,7 @@ def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
     assert home.status().contributions == before.contributions
 
 
-def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
+def test_connection_problems_are_named_with_their_remedy(eu, papers):
     [(what, cure)] = bad(LearnerToCheck(f"127.0.0.1:{free_port()}", TransportSecurity()))
     assert "cannot be reached" in what
     assert "firewalls" in cure

@@ -89,7 +89,7 @@ def test_a_contribution_counts_once_however_often_it_is_sent(where, home):
         refused(EXISTS, lambda: it.push(other, sends=lambda messages: messages[:1]))
 
 
-def test_nobody_claims_anothers_contribution(where, home):
+def test_no_learner_can_claim_anothers_contribution(where, home):
     port = where.address.rpartition(":")[2]
     with hand(where.address, f"owner-{port}") as owner, hand(where.address, f"thief-{port}") as thief:
         accepted = home.status().contributions.accepted
@@ -106,7 +106,7 @@ def test_nobody_claims_anothers_contribution(where, home):
         assert owner.push().fate == pb.FATE_PENDING
 
 
-def test_what_a_front_has_in_memory_is_not_for_everybody(home, eu):
+def test_a_fronts_cached_items_need_a_valid_session(home, eu):
     with hand(eu.address, "reader") as it:
         wanted = pb.FetchRequest(session=it.session, fragment=0, whole=True)
         assert len(list(it.stub.Fetch(wanted, timeout=20))) > 1
@@ -212,7 +212,7 @@ def resident(child) -> int:
 COUNT = 10_000
 
 
-def test_ten_thousand_connections_that_say_nothing_stop_nobody(where):
+def test_ten_thousand_idle_connections_delay_no_learner(where):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     trainee = Trainee(where.address, "steadfast", lambda _: enough.is_set())

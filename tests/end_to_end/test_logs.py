@@ -43,7 +43,7 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
             assert all(json.loads(line)["timestamp"] for line in log.read_text().splitlines() if line.startswith("{"))
 
 
-def test_a_library_that_nobody_set_up_is_quiet(tmp_path):
+def test_an_unconfigured_library_is_quiet(tmp_path):
     """In a user's process, only warnings and errors are logged, on stderr."""
     import subprocess
     import sys

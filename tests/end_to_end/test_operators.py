@@ -147,7 +147,7 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
     assert unknown.returncode == 1
 
 
-def test_what_waits_of_an_evicted_learners_work_is_refused(tmp_path):
+def test_an_evicted_learners_pending_work_is_refused(tmp_path):
     with core(tmp_path, "--quorum", "3") as running, running.outer() as stub:
         stop = []
         trainee = Trainee(running.address, "a", lambda _: bool(stop))

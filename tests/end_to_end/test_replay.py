@@ -52,7 +52,7 @@ def test_a_recorded_run_is_made_again_byte_for_byte(recorded, tmp_path):
     assert out.read_bytes() == exported.read_bytes()
 
 
-def test_a_record_and_snapshots_go_only_when_somebody_says_so(recorded, tmp_path):
+def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "run")
 
     def started(*options: str) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def test_its_own_settings_are_no_other(recorded):
 
 
 @pytest.mark.slow
-def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
+def test_settings_not_asked_for_stay_as_each_merge_had_them(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
     directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, now with another momentum
     assert "the same, byte for byte" in atoll("replay", directory)[1]
@@ -98,14 +98,14 @@ def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
 @pytest.mark.parametrize(
     "change", ["outer_lr", "outer_lr=high", "outer_lr=99", "quorum=1", "inner_steps=3", "=1", "codec=int2"]
 )
-def test_what_cannot_be_changed_is_named(recorded, change):
+def test_unchangeable_settings_are_named(recorded, change):
     code, said, error = atoll("replay", recorded, "--set", change)
     assert (code, said) == (1, "")
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
 
 
-def test_what_is_set_twice_is_named(recorded):
+def test_settings_that_are_given_twice_are_named(recorded):
     code, _, error = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "outer_lr=0.7")
     assert (code, error) == (1, "error: --set outer_lr is given twice: give each name once\n")
 

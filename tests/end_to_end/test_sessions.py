@@ -119,7 +119,7 @@ def call(stub, name: str, session: pb.Session) -> None:
 
 
 @pytest.mark.parametrize("kind", STALE)
-def test_every_call_asks_who_may_speak(running, kind):
+def test_every_call_checks_its_session(running, kind):
     with running.outer() as stub:
         hand = Hand(stub, kind.replace(" ", "-"))
         match kind:

@@ -62,6 +62,6 @@ def test_a_standby_that_is_not_needed_ends_when_it_is_told_to(tmp_path):
         assert running.status().epoch == 1
 
 
-def test_a_standby_that_nobody_is_before_serves(tmp_path):
+def test_a_standby_without_an_active_core_serves(tmp_path):
     with core(tmp_path, "--standby") as running:
         assert running.status().epoch == 1

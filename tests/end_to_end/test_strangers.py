@@ -155,7 +155,7 @@ def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, pape
     assert error.code() is AWAY, error.details()
 
 
-def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
+def test_a_server_with_a_wrong_identity_is_not_called(tmp_path, papers):
     """The certificate of the server is for another host."""
     elsewhere = issue(papers.place, Role.CORE, "elsewhere", ["core.example"], 1)
     with (
@@ -166,7 +166,7 @@ def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
     assert error.code() is AWAY
 
 
-def test_a_learners_certificate_serves_nobody(papers):
+def test_a_learners_certificate_cannot_serve(papers):
     """This holds even with the right host name, because the certificate is only for calling.
 
     A core would not start with it.
@@ -183,7 +183,7 @@ def test_a_learners_certificate_serves_nobody(papers):
     assert error.code() is AWAY
 
 
-def test_a_process_does_not_start_with_somebody_elses_certificate(papers, tmp_path):
+def test_a_process_does_not_start_with_another_names_certificate(papers, tmp_path):
     for words, mine, wanted in (
         (["core", "--dir", str(tmp_path)], papers.learner("a"), "core"),
         (["front", "--core", "127.0.0.1:1"], papers.core, "front"),
@@ -204,7 +204,7 @@ def test_a_process_does_not_start_with_somebody_elses_certificate(papers, tmp_pa
 
 WRONG_ROLES = {
     "an operator's": lambda papers: papers.operator,
-    "of another name": lambda papers: papers.learner("somebody"),
+    "of another name": lambda papers: papers.learner("another"),
     "of a fleet with other names": lambda papers: papers.learner("fleet-*"),
     "without a role": lambda papers: papers.without_role(),
 }
@@ -263,7 +263,7 @@ def test_operators_are_told_by_their_certificate(home, papers):
     assert any(act["act"] == "operator refused" for act in audited(home))
 
 
-def test_acts_of_operators_are_written_down(home, papers):
+def test_operator_actions_are_recorded(home, papers):
     command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--server", home.address]
     done = subprocess.run([*command, "--tls", str(papers.operator)], capture_output=True, text=True, timeout=60)
     assert "no learner" in done.stderr

@@ -81,15 +81,15 @@ def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
 
 
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_comes(tmp_path):
-    waits_for_nobody = ("--quorum", "1", "--grace-ratio", "0", "--max-staleness", "1")
-    fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "4", *waits_for_nobody)
+    without_waiting = ("--quorum", "1", "--grace-ratio", "0", "--max-staleness", "1")
+    fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "4", *without_waiting)
     counts = status.contributions
     assert counts.merged < 1.3 * status.merges, "nearly every contribution is a merge of its own"
-    assert counts.refused == counts.turned_away == 0, "and those are parts of an outer step: nobody is stale"
+    assert counts.refused == counts.turned_away == 0, "and those are parts of an outer step, so none is stale"
     assert counts.merged > len(fast) / 8 * 4 * 1.3, "the slow one's are among them"
 
 
-def test_learners_of_one_process_disturb_nobody_with_each_others_events(tmp_path, caplog):
+def test_learners_of_one_process_ignore_each_others_events(tmp_path, caplog):
     with core(tmp_path) as running:
         train(running.address, "a", "b", "c", "d", steps=60)
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
@@ -189,7 +189,7 @@ class Somebodys(nn.Module):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_somebody_elses_loop_works_with_the_three_lines(tmp_path, compiled):
+def test_a_users_loop_works_with_the_three_lines(tmp_path, compiled):
     """It has tied, frozen and bfloat16 parameters, gradient accumulation, SGD and torch.compile."""
     import atoll
 
@@ -220,7 +220,7 @@ def test_somebody_elses_loop_works_with_the_three_lines(tmp_path, compiled):
     assert model.head.weight is model.table.weight
 
 
-def test_overwrite_is_there_for_those_who_want_the_papers(tmp_path):
+def test_overwrite_is_available_as_in_the_paper(tmp_path):
     with core(tmp_path) as running:
         first, _ = train(running.address, "a", "b", steps=100, adoption="overwrite")
     assert np.mean(first.losses[-10:]) < 0.6 * first.losses[0]

@@ -146,7 +146,7 @@ def test_frames_over_two_streams_make_one_contribution_and_both_have_its_receipt
     assert accepted(running) == before + 1
 
 
-def test_what_is_wrong_with_a_frame_is_told_to_every_stream_of_its_upload(running):
+def test_every_stream_of_an_upload_gets_the_error_of_an_invalid_frame(running):
     with running.outer() as stub:
         header, _ = prepared(stub, "wrong")
         offer = Push(stub, header)

@@ -95,7 +95,7 @@ def test_extra_compute_is_all_used():
         assert claim.ours == pytest.approx(claim.theirs, abs=0.05)
 
 
-def test_who_waits_for_a_slow_learner_has_its_pace_and_who_does_not_has_all():
+def test_waiting_for_a_slow_learner_costs_pace_and_not_waiting_costs_none():
     waited, bare, graceful = hardware_claims(steps=600)
     assert waited.ours == pytest.approx(waited.theirs, abs=1.5)
     assert bare.ours > 95, "what is late is merged when it comes"

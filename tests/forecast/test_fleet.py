@@ -35,7 +35,7 @@ def steps_of(made: Fleet) -> float:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_what_was_trained_is_merged_once(speeds, delay_s, jitter, share, seed):
+def test_trained_work_is_merged_once(speeds, delay_s, jitter, share, seed):
     specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=delay_s, jitter=jitter) for i, v in enumerate(speeds)]
     made, work = fleet(specs, seed, quorum=Quorum(share=share), max_staleness=1000)
     made.run(lambda fleet: fleet.now > 150)
@@ -58,7 +58,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_another():
     assert story(1) != story(2)
 
 
-def test_who_dies_loses_what_was_not_sent_and_nothing_else():
+def test_a_dying_learner_loses_only_unsent_work():
     specs = [LearnerSpec("steady"), LearnerSpec("mortal", between_failures_s=40, repair_s=10)]
     made, work = fleet(specs)
     made.run(lambda fleet: fleet.now > 400)
@@ -118,7 +118,7 @@ def test_guests_come_late_and_are_merged():
     assert work.merged_steps == pytest.approx(steps_of(made))
 
 
-def test_nobody_left_is_said():
+def test_the_absence_of_learners_is_reported():
     made, _ = fleet([LearnerSpec("alone", between_failures_s=5, repair_s=math.inf)])
     with pytest.raises(RuntimeError, match="every learner has left"):
         made.run(lambda fleet: fleet.now > 1e9)

@@ -49,7 +49,7 @@ def test_rates_and_money_by_hand():
     assert made.atoll.thousand_steps == pytest.approx(1000 / steps)
 
 
-def test_a_price_that_nobody_said_is_not_nothing(tmp_path):
+def test_an_unknown_price_is_not_zero(tmp_path):
     made = plan(Job(1e9, 2.0, (WIDE, Region("us", 1, 1e9, 0.1))))
     assert [each.region.costs(1000.0) for each in made.carried] == [100.0, None]
     assert made.atoll.month_price is None
@@ -126,7 +126,7 @@ def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
         (Job(1e13, 1e5, (WIDE,)), "TiB of memory"),
     ],
 )
-def test_what_cannot_be_is_no_plan(job, said):
+def test_impossible_jobs_are_refused(job, said):
     made = plan(job)
     assert not made.works
     assert any(said in warning for warning in made.warnings)
@@ -165,7 +165,7 @@ def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
     assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
-    assert not made.losses, "nobody is left when the only region is gone"
+    assert not made.losses, "no learner is left when the only region is gone"
 
 
 def test_long_steps_are_planned_as_quickly_as_short_ones():
@@ -174,14 +174,14 @@ def test_long_steps_are_planned_as_quickly_as_short_ones():
     assert short.contributions == long.contributions == 1
 
 
-def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
+def test_merges_while_learners_leave_are_not_part_of_a_plan():
     """In README's example, links are hardly used, and no warning is needed."""
     regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
     made = plan(Job(1e9, 2.0, regions))
     assert made.works
     assert made.contributions > 0.95
     assert not made.warnings
-    assert made.core.share == 0, "nobody said what the core's link carries"
+    assert made.core.share == 0, "the rate of the core's link was not given"
 
 
 def test_failures_cost_a_learner_and_stop_the_others_ways():
@@ -219,7 +219,7 @@ def test_the_chart_and_compose_take_what_is_written(tmp_path):
     assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
 
 
-def test_what_compose_is_told_is_known_there():
+def test_compose_knows_every_variable_in_the_file():
     job = Job(1e9, 1.0, (WIDE,))
     ours = yaml.safe_load(compose_override(job, plan(job)))["services"]
     theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]

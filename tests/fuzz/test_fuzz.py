@@ -11,7 +11,7 @@ from tests.fuzz.watch import generator, in_time
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_whatever_comes_ends_as_a_value_or_as_the_declared_error(name):
+def test_every_input_ends_as_a_value_or_as_the_declared_error(name):
     target = TARGETS[name][0]()
 
     @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

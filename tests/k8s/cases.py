@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],
         "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
     ),
-    "a page for everybody": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
+    "a public page": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
     "an address that ends in a slash": ([{"dashboard": {"url": "https://atoll.example.com/"}}], "/dashboard/url"),
     "a learner without servers": (
         [{"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True}}],

@@ -18,7 +18,7 @@ def _rules(rules: list[dict[str, Any]], side: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for rule in rules:
         who = [_who(peer) for peer in rule[side]] if side in rule else ["anywhere"]
-        assert who, "a rule that names nobody is for everybody"
+        assert who, "a rule without peers allows all of them"
         for port in {each["port"] for each in rule["ports"]}:
             found.setdefault(port, []).extend(who)
     return found
@@ -42,7 +42,7 @@ def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], di
     return _rules(policy["ingress"], "from"), _rules(policy["egress"], "to")
 
 
-def test_a_core_is_called_by_fronts_and_calls_nobody(rendered):
+def test_a_core_accepts_calls_from_fronts_and_makes_none(rendered):
     called = {7070: ["front", "dashboard", "203.0.113.0/24"], METRICS: [MONITORING]}
     assert _policy(rendered["home"], "core") == (called, {})
     assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
@@ -56,7 +56,7 @@ def test_a_front_is_called_by_learners_and_calls_the_core(rendered):
     assert narrow == (called, {DNS: ["anywhere"], 7070: ["192.0.2.0/24"]})
 
 
-def test_a_learner_is_called_by_nobody_and_calls_fronts_and_stores(rendered):
+def test_a_learner_accepts_no_calls_and_calls_fronts_and_stores(rendered):
     asked = {METRICS: [MONITORING]}
     assert _policy(rendered["remote"], "learner") == (asked, {DNS: ["anywhere"], 7071: ["front"], 443: ["anywhere"]})
     assert _policy(rendered["everything"], "learner") == (asked, {DNS: ["anywhere"], 7071: ["front"]})
@@ -69,14 +69,14 @@ def test_learners_without_fronts_may_call_the_core(rendered):
     assert _policy(rendered["learners at the core"], "learner")[1][7070] == ["core"]
 
 
-def test_a_dashboard_is_called_by_whom_is_named_and_calls_the_core(rendered):
+def test_a_dashboard_accepts_calls_from_named_peers_and_calls_the_core(rendered):
     assert _policy(rendered["home"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["core"]})
     assert _policy(rendered["everything"], "dashboard") == ({7080: ["ingress"]}, {DNS: ["anywhere"], 7070: ["core"]})
     assert _policy(rendered["dashboard alone"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["anywhere"]})
     assert "dashboard" not in _policy(rendered["elsewhere"], "core")[0][7070], "it asks another core"
 
 
-def test_without_monitoring_nobody_reads_metrics(rendered):
+def test_without_monitoring_no_peer_may_read_metrics(rendered):
     for part in PARTS:
         assert METRICS not in _policy(rendered["other networkPolicy.monitoringNamespace"], part)[0]
 

@@ -81,7 +81,7 @@ def test_a_start_may_take_as_long_as_it_was_given(rendered):
         assert least_s <= probe["periodSeconds"] * probe["failureThreshold"] < least_s + probe["periodSeconds"]
 
 
-def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
+def test_no_process_is_killed_while_it_ends_by_itself(rendered):
     everything = pods(rendered["everything"])
     a_snapshot_s, a_step_s = 120, 60
     least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + JoinSettings().drain_s}

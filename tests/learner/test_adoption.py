@@ -131,7 +131,7 @@ def test_work_that_was_given_up_in_flight_and_merged_all_the_same_is_not_taken_b
     assert not np.any(island.track.origin - island.local), "the next contribution would carry the reverse of it"
 
 
-def test_what_quantisation_left_out_is_sent_next_time():
+def test_quantisation_errors_are_sent_next_time():
     island = Island(1)
     island.train()
     island.send()

@@ -99,7 +99,7 @@ def test_a_lost_acknowledgement_is_asked_for_and_nothing_is_sent_twice(core):
         assert (learner.stats().merged, learner.stats().pending) == (1, 0)
 
 
-def test_an_update_that_is_gone_is_mended_by_fetching_whole_and_the_fate_is_known(core):
+def test_a_missing_update_leads_to_a_whole_fetch_and_the_fate_is_known(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
@@ -111,7 +111,7 @@ def test_an_update_that_is_gone_is_mended_by_fetching_whole_and_the_fate_is_know
         assert core.fetches[-1].whole
 
 
-def test_another_checksum_is_counted_and_mended_by_fetching_whole(core):
+def test_a_wrong_checksum_is_counted_and_leads_to_a_whole_fetch(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         core.spoil_updates = True
@@ -334,7 +334,7 @@ def test_run_tokens_never_fall(core):
         assert seen == sorted(seen)
 
 
-def test_what_the_run_is_to_train_is_what_the_core_says_now(core):
+def test_total_tokens_follow_the_core(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         assert learner.total_tokens == 0, "this core was not told"

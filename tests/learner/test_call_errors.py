@@ -18,7 +18,7 @@ from tests.clocks import SetClock
 ONE = np.ones(1, np.float32)
 
 
-def test_every_status_of_the_contract_has_its_cure():
+def test_every_status_of_the_protocol_has_its_remedy():
     assert CURES[grpc.StatusCode.UNAUTHENTICATED] is Remedy.JOIN_AGAIN
     assert CURES[grpc.StatusCode.FAILED_PRECONDITION] is Remedy.STOP
     assert CURES[grpc.StatusCode.OUT_OF_RANGE] is Remedy.DROP_WORK

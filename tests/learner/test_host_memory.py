@@ -34,7 +34,7 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
     assert model.head.weight is model.table.weight
 
 
-def test_what_a_narrow_type_made_of_it_is_said():
+def test_the_rounding_to_a_narrow_type_is_recorded():
     _, host_memory, fragments = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
     vector = np.random.default_rng(0).standard_normal(fragments[0].length).astype(np.float32)
     store(vector, host_memory.read(0), host_memory.shapes[0])
@@ -48,7 +48,7 @@ def test_what_a_narrow_type_made_of_it_is_said():
     assert host_memory.write(0) is None
 
 
-def test_what_happens_to_the_model_between_two_readings_is_seen():
+def test_changes_of_the_model_between_two_reads_are_seen():
     """Views are kept, but not across `p.data = ...`, which `Module.to` uses."""
     values, host_memory, fragments = looking_at(Odd(), 3)
 
@@ -78,7 +78,7 @@ def test_a_matrix_that_was_turned_in_place_is_seen():
     assert np.array_equal(load(host_memory.read(0), host_memory.shapes[0]), before.reshape(6, 6).T.ravel())
 
 
-def test_what_was_looked_at_can_be_freed():
+def test_read_pages_can_be_freed():
     model = nn.Linear(4, 4)
     values, host_memory, _ = looking_at(model, 1)
     host_memory.read(0)

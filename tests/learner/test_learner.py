@@ -36,7 +36,7 @@ def ends_within(seconds: float):
     assert time.monotonic() - began < seconds
 
 
-def test_a_constructor_dials_nobody_and_a_learner_is_entered_once(core):
+def test_a_constructor_opens_no_connection_and_a_learner_is_entered_once(core):
     loop = Loop(core.address)
     assert not core.joins
     with loop.learner as learner:

@@ -44,7 +44,7 @@ def work(mine: LocalParameters, number: int, tokens: int, steps: int) -> np.ndar
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_was_adopted_and_not_trained_since_is_no_work(dtype):
+def test_adopted_values_are_not_work(dtype):
     _, mine, anchors = local(dtype)
     for version in (2, 3):
         for fragment, anchor in enumerate(anchors):
@@ -54,7 +54,7 @@ def test_what_was_adopted_and_not_trained_since_is_no_work(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_trained_is_the_work_of_its_fragment_alone(dtype):
+def test_training_is_the_work_of_its_fragment_alone(dtype):
     model, mine, anchors = local(dtype)
     for fragment, anchor in enumerate(anchors):
         mine.adopt(PreparedAnchor(fragment, 2, anchor + 1, Fate()), 0, 0)
@@ -66,7 +66,7 @@ def test_what_was_trained_is_the_work_of_its_fragment_alone(dtype):
     assert not taken[1 - small].any()
 
 
-def test_what_is_adopted_apart_leaves_the_model_as_it_is():
+def test_an_adoption_in_a_copy_leaves_the_model_unchanged():
     model, mine, anchors = local(torch.bfloat16)
     before = [parameter.clone() for parameter in model.parameters()]
     for fragment, anchor in enumerate(anchors):

@@ -116,7 +116,7 @@ def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_no
     assert rows.moving(rows.noise(0.01) - change) is Movement.UNDONE
 
 
-def test_what_moves_beside_the_optimizer_is_work_up_to_eight_of_its_steps_and_not_from_there_on():
+def test_other_movements_count_as_work_up_to_eight_optimizer_steps():
     rows = Rows()
     for _ in range(10):
         rows.step()
@@ -133,7 +133,7 @@ def test_a_projection_may_go_as_far_as_an_adoption_led():
     assert rows.step(-0.5 * change) is Movement.WRITTEN
 
 
-def test_what_is_not_finite_is_left_to_who_takes_it():
+def test_values_that_are_not_finite_are_left_to_take():
     rows = Rows()
     rows.step()
     assert rows.step(np.float32(np.nan)) is Movement.FINE

@@ -96,7 +96,7 @@ def test_lookaheads_slow_weights_are_recognised_and_follow():
         assert it.learner.stats().abandoned_tokens == 0
 
 
-def test_slow_weights_that_nobody_named_end_the_learner_some_steps_after_adoptions():
+def test_unnamed_slow_weights_end_the_learner_some_steps_after_adoptions():
     model = mlp()
     with (
         pytest.raises(LearnerError, match="slow or averaged weights"),

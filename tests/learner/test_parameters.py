@@ -94,7 +94,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()], 0.1)
 
 
-def test_what_requires_gradients_and_has_no_optimizer_is_an_error_that_names_it_and_the_remedies():
+def test_a_trainable_parameter_without_an_optimizer_is_an_error_with_remedies():
     model = Teaching()
     with pytest.raises(
         LearnerError, match=r'"head.weight" and 1 more requires gradients, .*list.*requires_grad_.*unshared='
@@ -108,7 +108,7 @@ def test_all_optimizers_together_train_the_model():
     assert [t.name for t in shared.tensors] == ["student.weight", "student.bias", "head.weight", "head.bias"]
 
 
-def test_what_is_named_unshared_is_neither_trained_by_the_run_nor_compared_with_it():
+def test_unshared_parameters_are_neither_trained_nor_compared_by_the_run():
     model = Teaching()
     shared = Parameters(model, sgd(model.student), ["head.*", "teacher.*"])
     assert [t.name for t in shared.tensors] == ["student.weight", "student.bias"]
@@ -135,7 +135,7 @@ def test_a_group_that_is_added_later_is_an_error_that_names_it():
         shared.check_unchanged()
 
 
-def test_what_is_unfrozen_later_is_an_error_that_names_it():
+def test_a_later_unfrozen_parameter_is_an_error_that_names_it():
     model = Teaching()
     shared = Parameters(model, sgd(model))
     shared.check_unchanged()

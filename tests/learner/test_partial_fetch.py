@@ -122,7 +122,7 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
     core.check(incoming, base)
 
 
-def test_what_is_not_what_was_asked_for_is_not_taken():
+def test_unrequested_data_is_not_accepted():
     update = PartialFetch(FRAGMENT.whole, Codec.INT4, 2)
     frame = pb.Frame(index=0, payload=b"x")
     for header in (pb.FetchHeader(version=3, codec=pb.CODEC_INT4), pb.FetchHeader(version=2, codec=pb.CODEC_FLOAT32)):

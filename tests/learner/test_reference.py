@@ -25,7 +25,7 @@ from atoll.reference.train import (
 from tests.learner.fake_core import fake_core
 
 
-def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
+def test_the_same_seed_gives_the_same_model_after_other_random_draws():
     first = build("tiny", 5).state_dict()
     torch.rand(17)
     second = build("tiny", 5).state_dict()

@@ -69,7 +69,7 @@ class Tries:
 AWAY = said(grpc.StatusCode.UNAVAILABLE)
 
 
-def test_pauses_grow_with_failures_in_a_row_whatever_they_are(monkeypatch):
+def test_pauses_grow_with_consecutive_failures_of_any_kind(monkeypatch):
     tries = Tries(AWAY, False, AWAY, False, True).run(monkeypatch)
     assert [each.before for each in tries.failures] == [0, 2]
     for failures, pause_s in enumerate(tries.pauses):
@@ -82,7 +82,7 @@ def test_a_link_that_was_given_up_is_not_waited_for(monkeypatch):
     assert (tries.pauses, tries.failures) == ([], [])
 
 
-def test_what_was_acted_on_is_tried_again_at_once(monkeypatch):
+def test_after_a_remedy_the_next_attempt_is_immediate(monkeypatch):
     assert Tries(AWAY, True, acts=True).run(monkeypatch).pauses == []
 
 

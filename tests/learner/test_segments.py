@@ -40,7 +40,7 @@ def test_scattered_pieces_are_read_and_written_as_one_vector():
 
 
 @pytest.mark.parametrize("kind", Codec)
-def test_what_is_taken_is_the_content_that_the_codec_makes_of_the_difference(kind):
+def test_a_taken_pseudo_gradient_is_the_codecs_content_of_the_difference(kind):
     _, places, _ = scattered(random(1))
     found = take(random(2), places, FragmentShape.of(FRAGMENT.whole, kind))
     difference = random(2) - random(1)
@@ -50,7 +50,7 @@ def test_what_is_taken_is_the_content_that_the_codec_makes_of_the_difference(kin
 
 @pytest.mark.parametrize("kind", Codec)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_taken(kind, value):
+def test_work_that_is_not_finite_is_not_taken(kind, value):
     pieces, places, _ = scattered(random(1))
     pieces[-1][-1] = value
     with pytest.raises(CodecError, match="not finite"):

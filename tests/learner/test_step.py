@@ -145,7 +145,7 @@ def interrupted(learner: Learner, line: int) -> bool:
     return False
 
 
-def test_what_a_signal_interrupts_in_a_step_is_done_by_the_next_one():
+def test_the_next_step_completes_work_that_a_signal_interrupted():
     line = 0
     while True:
         line += 1
@@ -188,7 +188,7 @@ def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_le
 
 
 @pytest.mark.parametrize("tokens", [8.0, "8", None, True, -1, 1 << 64, torch.tensor(8.0)])
-def test_what_is_no_count_of_tokens_is_refused_at_once_in_one_line(tokens):
+def test_an_invalid_number_of_tokens_is_refused_at_once_in_one_line(tokens):
     learner, _, _ = joined(torch.nn.Linear(4, 4))
     with pytest.raises(LearnerError, match="is not an integer"):
         learner.step(tokens=tokens)

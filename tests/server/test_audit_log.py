@@ -65,6 +65,6 @@ def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: S
     assert [line.get("repeated") for line in lines(path)] == [None, 99]
 
 
-def test_what_is_kept_lasts_half_a_day_whatever_one_peer_does():
+def test_the_files_last_half_a_day_under_any_one_peer():
     longest = 2 * LONGEST  # includes the text around the detail
     assert FILE_BYTES * (FILES - 1) / (longest * LINES_PER_MINUTE * 60) > 12, "hours"

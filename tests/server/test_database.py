@@ -37,7 +37,7 @@ def test_nothing_can_be_written_through_it(path):
         db.execute("DELETE FROM meta")
 
 
-def test_from_a_disk_that_nobody_can_write_to_it_needs_no_files_beside_it(path, monkeypatch):
+def test_a_ledger_on_a_read_only_disk_needs_no_further_files(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert sorted(each.name for each in path.parent.iterdir()) == [path.name]
     with read_ledger(path) as db:
@@ -45,7 +45,7 @@ def test_from_a_disk_that_nobody_can_write_to_it_needs_no_files_beside_it(path, 
         assert sorted(each.name for each in path.parent.iterdir()) == [path.name]
 
 
-def test_what_cannot_be_read_says_why(path, tmp_path):
+def test_unreadable_files_give_a_reason(path, tmp_path):
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION - 1}")
     with pytest.raises(LedgerError, match="use the version that made it"):

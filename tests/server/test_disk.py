@@ -174,7 +174,7 @@ def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
         read(db)
 
 
-def test_what_is_said_of_a_damaged_row_has_no_secret(tmp_path):
+def test_the_error_for_a_damaged_row_contains_no_secret(tmp_path):
     db = filled(tmp_path / "ledger")
     run_ledger.put_meta(db, "session_key", "5ec4e7")
     for table, read in (("meta", run_ledger.get_meta), ("learners", run_ledger.learners)):

@@ -42,7 +42,7 @@ def read(item: CachedFetch, indices: Sequence[int] = range(2)) -> list[bytes]:
     return asyncio.run(all_of())
 
 
-def test_what_came_is_read_as_often_as_it_is_asked_for():
+def test_received_frames_can_be_read_repeatedly():
     item = fill(cache := FetchCache(1000), place())
     assert cache.find(place()) is item
     expected = [frame_messages.encode(n, 5, frame(n).payload) for n in range(2)]
@@ -129,7 +129,7 @@ def test_of_each_fragment_as_many_updates_are_kept_as_a_core_keeps():
     assert cache.size_bytes == 2 * UPDATES_KEPT * SIZE
 
 
-def test_what_is_read_is_read_to_its_end_also_when_its_fragment_is_many_versions_further():
+def test_a_read_can_finish_after_many_newer_versions():
     async def slowly() -> list[bytes]:
         cache = FetchCache(1000 * SIZE)
         item = cache.begin(place(1), 2)
@@ -146,7 +146,7 @@ def test_what_is_read_is_read_to_its_end_also_when_its_fragment_is_many_versions
     assert asyncio.run(slowly()) == [frame_messages.encode(n, 5, frame(n).payload) for n in range(2)]
 
 
-def test_what_was_asked_for_longest_ago_goes_first_and_what_is_read_stays():
+def test_the_least_recently_used_item_is_dropped_first_and_items_in_use_stay():
     cache = FetchCache(3 * SIZE)
     items = [fill(cache, place(version)) for version in (1, 2, 3)]
     assert cache.size_bytes == 3 * SIZE

@@ -35,9 +35,9 @@ def test_a_lease_ends_with_its_holder():
         assert lease.over(1.0)
 
 
-def test_whoever_had_it_least_often_is_next():
+def test_the_name_with_the_fewest_turns_is_next():
     turns = LeaseTurns()
-    assert turns.of("a", 0.0), "nobody else waits"
+    assert turns.of("a", 0.0), "no other name waits"
     turns.took("a", 600.0)
     assert turns.of("a", 0.0)
     turns.waits("b", 60.0)
@@ -51,11 +51,11 @@ def test_whoever_had_it_least_often_is_next():
     assert turns.of("b", 121.0 + WAITS_S), "the other one does not ask any more"
 
 
-def test_a_turn_ends_whatever_came_while_another_waits():
+def test_a_turn_ends_while_another_waits_even_if_bytes_arrived():
     lease = Lease(entry(), 60.0, turn_ends=600.0)
     for minute in range(60):  # one MiB per minute
         lease.came((minute + 1) * RENEWING_BYTES, 60.0 * minute + 61.0)
-        assert not lease.over(60.0 * minute), "nobody else wants it"
+        assert not lease.over(60.0 * minute), "no other name wants it"
         assert lease.over(60.0 * minute, wanted=True) is (minute > 10)
 
 

@@ -113,7 +113,7 @@ def frozen(rng: random.Random) -> tuple[float, float, float]:
     return a.balance(told_at).useful_s, ends[steps - 1] - (wakes_at - stands_at), step_s
 
 
-def test_a_frozen_process_is_lost_whatever_the_first_report_after_it_wakes_has():
+def test_frozen_time_is_lost_for_any_first_report_after_waking():
     """The report contains steps from before the freeze, the frozen step, or none of them."""
     for seed in range(2000):
         counted, trained, step_s = frozen(random.Random(seed))
@@ -143,7 +143,7 @@ def test_a_silence_without_a_step_is_not_charged_to_a_long_step_much_later():
     assert a.balance(110.0).useful_s == pytest.approx(50.0)
 
 
-def test_who_is_cut_off_and_trains_on_is_not_taken_for_frozen_and_a_slow_step_neither():
+def test_a_disconnected_learner_and_a_slow_step_do_not_count_as_frozen():
     a = account()
     a.step_time_s = 0.5
     a.heard(20.0, IncarnationCounters(steps=40, tokens=400, stepping_s=20.0))
@@ -174,7 +174,7 @@ def test_an_account_survives_its_ledger_form_without_what_shards_count_again():
     assert again == replace(a, by_shard={})
 
 
-def test_what_all_shards_acknowledged_is_not_thrown_away_when_a_process_dies():
+def test_work_acknowledged_by_all_shards_survives_a_dead_process():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.accepted(0, 50.0, current=True)

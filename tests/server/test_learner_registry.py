@@ -42,7 +42,7 @@ def test_calls_of_a_session_end_when_it_does():
     with entry.stream(ends("first")), entry.stream(ends("its other")):
         join(registry)
         assert ended == [("first", "UNAUTHENTICATED"), ("its other", "UNAUTHENTICATED")]
-        assert entry.connected, "it is coming back: nobody else gets its name"
+        assert entry.connected, "it is coming back, so no other process gets its name"
         with entry.stream(ends("second")):
             registry.evict(entry, "a test", 1.0)
     assert ended[2:] == [("second", "FAILED_PRECONDITION")]
@@ -58,7 +58,7 @@ def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_secon
     assert join(registry, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
 
 
-def test_an_older_process_is_fenced_whatever_it_says():
+def test_an_older_process_is_fenced_for_every_message():
     registry = LearnerRegistry(10)
     old = join(registry).session
     new = join(registry, nonce=2).session

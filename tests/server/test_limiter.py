@@ -225,7 +225,7 @@ def test_a_reader_that_stands_still_is_given_up_and_one_that_reads_is_not():
             service.fetched = 100_000
             check_current = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
             await check_current.read()
-            while not count("stalled"):  # noqa: ASYNC110 - gRPC's own thread tells nobody
+            while not count("stalled"):  # noqa: ASYNC110 - gRPC's own thread sends no event
                 await asyncio.sleep(0.01)
             reading = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
             assert len([reply async for reply in reading]) == 201

@@ -136,7 +136,7 @@ def test_published_parameters_follow_the_exact_ones_over_many_merges():
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e9])
-def test_whatever_is_let_in_gives_finite_parameters(scale):
+def test_every_accepted_contribution_gives_finite_parameters(scale):
     """This includes the smallest and the largest allowed norms, alone or among others."""
     given = [contribution("a", 1, scale), contribution("b", 2)]
     assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
@@ -165,7 +165,7 @@ def test_the_same_merge_gives_the_same_bytes():
     assert first.update == second.update
 
 
-def test_who_reads_the_published_parameters_is_not_disturbed_by_a_merge_beside_them():
+def test_readers_of_published_parameters_are_not_disturbed_by_a_merge():
     given, begin = [contribution("a", 1, kind=Codec.INT4)], state()
     in_place, before = run(copy(begin), given, [1.0]), begin.theta_pub.copy()
     beside = merge.merge(FRAGMENT, begin, given, [1.0], RULE, np.full(FRAGMENT.length, np.nan, np.float32))
@@ -201,7 +201,7 @@ def test_a_broken_frame_leaves_the_state_untouched():
     assert begin.checksums() == before.checksums()
 
 
-def test_a_contribution_of_zeros_changes_directions_of_nobody():
+def test_a_contribution_of_zeros_changes_no_direction():
     zeros = contribution("z", 1, scale=0.0)
     assert (zeros.norms_sq == 0).all()
     begin = state()
@@ -221,7 +221,7 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
     assert np.linalg.norm(new.momentum[place].astype(np.float64)) == pytest.approx(mean_norm, rel=1e-4)
 
 
-def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
+def test_when_all_have_left_the_model_is_the_mean_of_the_learners():
     rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.LEFT, 0)
     given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.4, 0.3, 0.2, 0.1]
     begin = state()
@@ -232,7 +232,7 @@ def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.LEFT])
-def test_while_somebody_trains_the_rule_is_the_runs(cause):
+def test_while_a_learner_trains_the_rule_is_the_runs(cause):
     run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
     assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8, 1.0, 0.5, 5)
 

@@ -62,7 +62,7 @@ def test_a_scrape_of_a_thousand_learners_takes_less_than_a_tenth_of_a_second(tmp
     ) == dict.fromkeys((f"region-{number}" for number in range(REGIONS)), LEARNERS // REGIONS)
 
 
-def test_regions_that_nobody_is_in_any_more_make_one_series_and_no_sum_falls():
+def test_regions_without_learners_share_one_series_and_no_sum_falls():
     metrics = Metrics()
     for number in range(1000):
         metrics.moved(f"r{number}", "up", Codec.INT4, 1)
@@ -80,13 +80,13 @@ def test_regions_that_nobody_is_in_any_more_make_one_series_and_no_sum_falls():
 def test_a_name_that_the_core_does_not_know_takes_no_place_in_a_fronts_metrics():
     metrics = FrontMetrics("eu")
     for number in range(10 * MAX_NAMES):
-        metrics.learner(f"somebody-{number}", "up").inc(1)
+        metrics.learner(f"unknown-{number}", "up").inc(1)
     metrics.vouched("honest")
     metrics.learner("honest", "up").inc(7)
     text = generate_latest(metrics.registry).decode()
     assert 'atoll_front_learner_bytes_total{direction="up",learner="honest"} 7.0' in text
     assert f'learner="others"}} {10.0 * MAX_NAMES}' in text
-    assert "somebody" not in text
+    assert "unknown" not in text
 
 
 def test_fixed_names_and_kinds_are_as_promised(tmp_path):

@@ -18,7 +18,7 @@ def test_before_the_window_is_full_nothing_is_judged():
     assert limiter([1.0] * 8).judge(1e9, 24).refusal
 
 
-def test_a_refusal_names_the_norm_how_far_it_is_and_the_cure():
+def test_a_refusal_states_the_norm_its_limit_and_the_fix():
     assert limiter([1.0] * 8).judge(9.9, 24) == NormVerdict()
     refusal = limiter([1.0] * 8).judge(10.1, 24).refusal
     for word in ("norm 10.1", "10.1 times", "limit 10", "continues from the others' parameters"):
@@ -51,7 +51,7 @@ def test_one_islands_garbage_does_not_move_the_median_however_much_it_sends():
             assert bool(usual.enter(name, norm, 24, HERE).refusal) == (norm == 1e6)
 
 
-def test_what_is_within_the_limit_has_one_learners_share_of_the_window_however_often_it_comes():
+def test_each_learner_has_one_share_of_the_window():
     usual = limiter([1.0] * 8)
     for _ in range(40):
         for name, norm in (("a", 1.0), ("b", 1.0), *[("d", 9.0)] * 8):
@@ -70,7 +70,7 @@ def test_a_change_of_all_is_followed_after_a_few_rounds():
     assert usual.judge(5e4 + 5e3, 24).refusal, "judging goes on"
 
 
-def test_half_of_the_learners_cannot_say_that_all_have_changed_and_who_has_left_has_no_say():
+def test_half_of_the_present_learners_are_not_enough_to_change_the_reference():
     usual = limiter([])
     for _ in range(4):
         for name in "abcd":

@@ -51,7 +51,7 @@ def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
             assert (account.current.steps, account.current.tokens) == (steps, 100 * steps), seed
 
 
-def test_what_was_not_counted_is_counted_when_time_allows_it():
+def test_uncounted_work_counts_once_time_allows_it():
     tokens, paid = counted(5000, 0, 1000.0, 0.0, 1.0)
     assert (tokens, paid) == (1000, 1.0)
     assert counted(5000, tokens, 1000.0, paid, 5.0)[0] == 5000
@@ -148,7 +148,7 @@ def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
     assert set(parts_counted(mixed).values()) == {1.0}
 
 
-def test_what_a_liar_may_report_does_not_grow_with_what_it_reports():
+def test_a_liars_limit_does_not_grow_with_its_reports():
     """After a silence, the tokens that time allowed count at once, so the liar seems much faster than it is."""
     account, last = TimeAccount(first_joined_at=0.0, heard_at=0.0), 0.0
     account.joined(0.0, 0.0, returning=False)

@@ -49,7 +49,7 @@ def test_of_all_old_versions_few_are_kept_and_the_oldest_end_first():
     assert it.ended == ["a/0/1", "b/0/2", "b2/0/2"]
 
 
-def test_the_newest_is_nobodys_burden():
+def test_readers_of_the_newest_version_have_no_limit():
     it = Readers(0)
     for learner in "abc":
         it.read(learner, 0, 7)

@@ -119,7 +119,7 @@ def test_a_session_of_before_a_good_bye_stays_refused():
         assert refusal(run, old)[0] is Status.UNAUTHENTICATED
 
 
-def test_a_session_of_a_start_before_or_of_a_copy_of_the_directory_is_refused_whatever_the_epoch():
+def test_sessions_of_an_earlier_start_or_a_copied_directory_are_refused_in_any_epoch():
     """Two cores that start from one backup have the same epoch and names, and issue the same session numbers."""
     run, copy = started(), started()
     mine = session(run, joins(run))

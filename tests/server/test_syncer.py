@@ -218,7 +218,7 @@ def test_without_a_grace_window_what_is_late_is_merged_as_soon_as_a_quorum_of_it
     assert not [e for e in world.effects if isinstance(e, ev.OpenRound) and e.fragment == 0 and e.cycle == late.cycle]
 
 
-def test_what_came_late_while_the_round_was_merged_is_merged_after_it():
+def test_late_contributions_during_a_merge_are_merged_after_it():
     world = World({"a": 1, "b": 1}, quorum=Quorum(learners=1), grace_ratio=0.0)
     world.open()
     first = world.syncer.fragments[0].cycle
@@ -238,7 +238,7 @@ def late_world(*names: str, **run) -> tuple[World, int]:
     return world, first
 
 
-def test_who_pauses_before_its_late_work_comes_is_a_part_of_the_step_as_the_others():
+def test_a_learner_that_pauses_before_its_late_work_arrives_counts_like_the_others():
     world, first = late_world("a", "b", "c", "d", quorum=Quorum(learners=1))
     for name in "abcd":
         world.tell(ev.Reported(name, world.steps[name], True))
@@ -276,7 +276,7 @@ def test_after_a_restart_what_was_late_waits_for_learners_to_come_back_without_a
     assert not syncer.on(ev.Ticked(), 5.0)
 
 
-def test_who_is_late_for_a_round_is_known_to_take_so_long():
+def test_a_late_answer_updates_a_learners_usual_time():
     world, first = late_world("a", "b", "c", quorum=Quorum(learners=1))
     took = world.now - world.syncer.fragments[0].opened_at
     for name, seconds in (("b", 1.0), ("c", 2.0)):
@@ -310,14 +310,14 @@ def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
     assert rounds.staleness(97) == 2.5, "what is not known any more counts as whole"
 
 
-def test_who_declines_is_not_missing():
+def test_a_learner_that_declines_is_not_missing():
     rounds = RoundState(version=4, cycle=9, usual={"a": 100.0, "b": 100.0}, declined={"b": "refused"})
     rounds.pending[ContributionKey("a", 0, 0, 1)] = PendingContribution(9, 4, 10, 1)
     shares, _ = rounds.settle({"a", "b"}, merge.weight, RunSettings())
     assert [share.weight for share in shares] == [1.0]
 
 
-def test_who_pauses_is_no_part_of_a_merge():
+def test_a_paused_learner_is_not_part_of_a_merge():
     world = World({"a": 1, "b": 1})
     world.tell(ev.Reported("b", world.steps["b"], True))
     present = world.syncer.present(world.now)
@@ -361,7 +361,7 @@ def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
     assert [share.weight for share in silent.shares] == [0.5]
 
 
-def test_when_everybody_has_left_what_they_gave_is_all_there_is():
+def test_when_all_have_left_only_their_contributions_count():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a")
@@ -371,7 +371,7 @@ def test_when_everybody_has_left_what_they_gave_is_all_there_is():
     assert [share.weight for share in last.shares] == [1.0]
 
 
-def test_who_is_missing_counts_as_much_as_the_largest_here_at_most():
+def test_a_missing_learner_counts_at_most_like_the_largest_present_one():
     rounds = RoundState(version=4, cycle=9, usual={"a": 5.0, "b": 1000.0, "gone": 50.0})
     rounds.pending[ev.ContributionKey("a", 0, 0, 1)] = PendingContribution(9, 4, 10, 1)
     shares, refusals = rounds.settle({"a", "b"}, merge.weight, RunSettings())
@@ -446,7 +446,7 @@ def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
     assert (late[-1] - late[0]) / (len(late) - 1) == pytest.approx(4 / 4 * 0.5, rel=0.15)
 
 
-def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it_stopped():
+def test_missed_rounds_open_at_twice_the_pace_after_an_outage():
     world = World({"a": 1}, fragments=4)
     began, world.now = world.now, world.now + 3.0
     synced_at = [began - 1.0, began, began - 3.0, began - 2.0]
@@ -480,7 +480,7 @@ def test_rounds_in_flight_are_bounded(overlap, fragments, most):
     assert syncer.most_in_flight() == most
 
 
-def test_when_everybody_left_what_is_pending_is_merged_at_once():
+def test_when_all_have_left_pending_work_is_merged_at_once():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a", fragment=1)
@@ -539,12 +539,12 @@ def test_a_pause_does_not_count_as_step_time():
     assert world.syncer.present(world.now).fastest_step_s == pytest.approx(STEP_S)
 
 
-def test_who_was_never_told_of_may_go():
+def test_a_learner_that_was_never_announced_may_leave():
     syncer = Syncer(RunSettings(inner_steps=4), begun(1), merge.weight)
     assert not syncer.on(ev.Left("evicted before the run had parameters", "evicted: test"), 1.0)
 
 
-def test_what_an_evicted_learner_had_on_its_way_is_refused_when_it_is_durable():
+def test_an_evicted_learners_work_in_transit_is_refused_once_durable():
     world = World({"a": 1, "b": 1})
     world.open()
     world.tell(ev.Left("a", "evicted: test"))
@@ -572,7 +572,7 @@ moves = st.lists(
 
 @given(moves=moves)
 @settings(max_examples=150, deadline=None)
-def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fate(moves):
+def test_versions_always_grow_by_one_and_each_contribution_has_one_fate(moves):
     world = World({"a": 1, "b": 1.5, "c": 0.5}, fragments=3, max_staleness=2)
     fates: dict[ContributionKey, int] = {}
     given: set[ContributionKey] = set()
@@ -663,7 +663,7 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
         world.now += 1e-6
 
 
-def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
+def test_a_pause_of_the_run_never_counts_as_step_time():
     """Reports without new steps come after the resume, too.
 
     A learner that joined during the pause has no step time yet.
@@ -703,7 +703,7 @@ def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
         assert opened > 60, (known_before, opened)
 
 
-def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
+def test_a_learner_that_died_during_a_pause_stays_dead_after_it():
     syncer, now = Syncer(RunSettings(), begun(2), lambda *_: 1.0), 0.0
     for name in ("a", "b"):
         syncer.on(ev.Joined(name, 1), now)
@@ -751,7 +751,7 @@ def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, 
     return merged
 
 
-def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_holds_nobody_up():
+def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_delays_no_round():
     """Its step times, answers and reports are not those of the frozen hour."""
     syncer, steps = Syncer(RunSettings(inner_steps=24), begun(8), lambda *_: 1.0), dict.fromkeys("abc", 0)
     for name in steps:

@@ -21,7 +21,7 @@ TENSORS = {
 }
 
 
-def test_the_library_reads_what_is_written_here(tmp_path):
+def test_the_library_can_read_written_files(tmp_path):
     path = tmp_path / "ours.safetensors"
     heads = [("x", "F32", (2, 3)), ("y", "BF16", (4,)), ("z", "F32", ())]
     values = np.random.default_rng(0).standard_normal(11).astype(np.float32)
@@ -36,7 +36,7 @@ def test_the_library_reads_what_is_written_here(tmp_path):
     assert loaded["z"].shape == ()
 
 
-def test_what_the_library_writes_is_read_here(tmp_path):
+def test_files_of_the_library_can_be_read(tmp_path):
     save_file(TENSORS, tmp_path / "theirs.safetensors", {"note": "hello"})
     found = open_tensors(tmp_path / "theirs.safetensors")
     assert found.metadata == {"note": "hello"}

@@ -89,7 +89,7 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
         assert len(left) == pending
 
 
-def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
+def test_a_pending_fate_holds_back_later_work(tmp_path: Path):
     db = database.open_ledger(tmp_path / "ledger")
     for seq in (1, 2, 3):
         shard_ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
@@ -101,7 +101,7 @@ def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
     assert [(t.merged, t.refused, t.seq) for t in shard_ledger.totals(db, 1)] == [(2, 1, 3)]
 
 
-def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
+def test_a_start_reads_no_more_with_a_longer_history(tmp_path: Path):
     def instructions(path: Path, count: int) -> int:
         """Returns the number of SQLite instructions, in hundreds, with which a start reads the contributions."""
         db = database.open_ledger(path)

@@ -42,9 +42,7 @@ def insert(size_bytes: int):
     return lambda db: db.execute("INSERT INTO t VALUES (zeroblob(?))", (size_bytes,))
 
 
-def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_is_told_once(
-    tmp_path, said, monkeypatch
-):
+def test_a_full_disk_delays_all_answers_and_each_caller_gets_one(tmp_path, said, monkeypatch):
     monkeypatch.setattr(ledger_writer, "FULL_RETRY_S", 0.01)
 
     async def run() -> None:
@@ -71,7 +69,7 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
     ]  # fmt: skip
 
 
-def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything(tmp_path):
+def test_any_other_failure_of_a_commit_ends_the_core_before_any_answer(tmp_path):
     async def run() -> None:
         failures: list[BaseException] = []
         ledger = LedgerWriter(database(tmp_path / "db"), failures.append, SYSTEM)
@@ -107,7 +105,7 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said):
     assert line["took_s"] >= SLOW_S
 
 
-def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said):
+def test_the_runs_clock_continues_through_changes_of_the_machines_clock(said):
     machine = SetClock(5.0, 1000.0)
     run = RunClock(machine)
     run.begin_after(1100.0)

@@ -119,7 +119,7 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
     asyncio.run(run())
 
 
-def test_what_nobody_foresaw_ends_the_core_and_is_not_in_the_way_for_ever(tmp_path):
+def test_an_unexpected_error_ends_the_core_and_does_not_block_later_starts(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         world.shard.fragments[0].norms.enter = {}.__getitem__
@@ -214,7 +214,7 @@ def test_a_second_contribution_waits_while_the_first_becomes_durable(tmp_path):
 
 
 @pytest.mark.parametrize(("incarnation", "seq"), [(2, 1), (1, 2)])
-def test_what_is_finished_late_does_not_hide_a_newer_receipt_and_no_old_one_is_told(tmp_path, incarnation, seq):
+def test_a_late_finish_does_not_hide_a_newer_receipt(tmp_path, incarnation, seq):
     async def run() -> None:
         world = World(tmp_path)
         _, waiting = await world.finishing()
@@ -315,7 +315,7 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
     asyncio.run(run())
 
 
-def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
+def test_clipped_contributions_are_kept_with_their_scale(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):

@@ -54,7 +54,7 @@ def test_a_silence_and_its_end_are_recorded_once():
     assert run.recorded == [entries.Silenced("a", 8.0), entries.Recovered("a")]
 
 
-def test_what_is_so_at_the_first_look_is_no_change():
+def test_the_first_state_is_not_a_change():
     run = Run()
     assert run.look(60.0) is LearnerState.SILENT
     assert run.watch.since["a"] == 1000.0
@@ -82,7 +82,7 @@ def test_an_evicted_learner_that_left_is_evicted_until_it_may_join():
     assert run.look(2.0) is LearnerState.LEFT
 
 
-def test_a_trouble_is_recorded_when_it_begins_whatever_its_figures():
+def test_a_trouble_is_recorded_once_even_if_its_figures_change():
     run = Run()
     run.observed.gone = True
     for now in (1.0, 2.0, 3.0):

@@ -380,7 +380,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
 
 
 @defect
-def refusals_are_told_to_nobody() -> Iterator[None]:
+def refusals_get_no_receipt() -> Iterator[None]:
     """Refused contributions get no receipt on the stream, and none on request."""
 
     def decide(self: uploads.Uploads, receipt: pb.Receipt) -> None:
@@ -603,7 +603,7 @@ def silent_learners_hold_what_is_pending() -> Iterator[None]:
 
 
 @defect
-def a_front_tells_everybody_of_the_first_ones_work() -> Iterator[None]:
+def a_front_gives_all_learners_the_receipts_of_one() -> Iterator[None]:
     """Each learner gets a whole fragment with the receipts of the learner for which it was fetched."""
     item = RegionFetches._item
 
@@ -729,7 +729,7 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 
 
 @defect
-def nobody_looks_at_norms() -> Iterator[None]:
+def norms_are_not_checked() -> Iterator[None]:
     """Invalid work of any norm is merged."""
     with patch(norm_limit.NormLimiter, "judge", lambda *_: norm_limit.NormVerdict()):
         yield

@@ -86,7 +86,7 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
                 if isinstance(effect, Merge) and reason.cause is Cause.ALL_ANSWERED:
                     late = any(share.staleness for share in effect.shares)
                     if not late and abs(sum(share.weight for share in effect.shares) - 1) > 1e-6:
-                        raise Violation(7, f"everybody is in time, and weights are {effect.shares}")
+                        raise Violation(7, f"all learners are in time, and weights are {effect.shares}")
             return effects
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))

@@ -65,7 +65,7 @@ def test_one_high_sample_and_a_fall_are_no_growth(quantity):
     assert grown(from_turn(TURNS + 6, **{quantity: QUIET[quantity] - 3})) == []
 
 
-def test_what_a_process_had_in_an_earlier_chapter_is_no_growth_in_a_later_one():
+def test_usage_from_an_earlier_chapter_is_no_growth_in_a_later_one():
     assert grown({5: {THREADS: 14.0}} | from_turn(2 * TURNS + 6, **{THREADS: 14.0})) == []
 
 
@@ -99,7 +99,7 @@ def test_memory_may_grow_by_five_percent():
     assert said.endswith("; at most 5 % is allowed")
 
 
-def test_what_grows_with_each_start_is_seen():
+def test_growth_per_start_is_detected():
     samples = [
         Sample(
             "core",

@@ -39,7 +39,7 @@ def test_it_stays_within_its_bounds():
     assert after([1e4] * 50, most_s=60.0)[0].max_wait_s() == 60.0
 
 
-def test_the_next_is_overdue_only_after_the_patience_and_a_break_starts_anew():
+def test_an_arrival_is_overdue_only_after_max_wait_and_a_break_starts_again():
     made, now = after([1.0] * 50, least_s=3.0)
     assert not made.overdue(now + 2.9)
     assert made.overdue(now + 3.1)

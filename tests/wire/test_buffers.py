@@ -108,5 +108,5 @@ def test_threads_never_share_a_vector():
     assert not wrong
 
 
-def test_what_is_small_is_left_to_the_allocator():
+def test_small_vectors_are_left_to_the_allocator():
     assert buffers.empty(16).base is None

@@ -32,7 +32,7 @@ class Call:
 
 
 @pytest.mark.parametrize("error", [None, KeyError, RuntimeError])
-def test_a_call_ends_with_its_block_whatever_ended_that_and_counts_until_it_has_ended(error):
+def test_a_call_ends_with_its_block_and_counts_until_it_has_ended(error):
     before, call = open_calls()["Report"], Call()
     with contextlib.suppress(*([error] if error else [])), open_stream("Report", call) as it:
         assert (it, open_calls()["Report"], call.cancelled) == (call, before + 1, False)

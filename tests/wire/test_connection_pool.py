@@ -51,7 +51,7 @@ def test_a_connection_is_dialled_when_the_others_carry_their_share_and_the_last_
     assert pool.take() is taken[2], "the least busy"
 
 
-def test_what_was_idle_for_long_is_hung_up_but_the_fewest():
+def test_long_idle_connections_close_except_the_fewest():
     clock = SetClock(steady=1000.0)
 
     async def main() -> None:

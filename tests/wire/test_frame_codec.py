@@ -196,7 +196,7 @@ def test_a_payload_that_no_sound_encoder_makes_is_refused(payload, why):
 
 @given(junk=st.binary(max_size=400), kind=st.sampled_from(list(Codec)), packed=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_whatever_comes_is_decoded_or_refused(junk, kind, packed):
+def test_every_payload_is_decoded_or_refused(junk, kind, packed):
     span = span_of(60, 3)
     try:
         _, squares = frame_codec.check_frame(_payload(junk) if packed else junk, span, kind)

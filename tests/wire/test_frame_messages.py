@@ -45,7 +45,7 @@ def test_a_join_of_more_tensors_than_there_may_be_is_refused_before_protobuf_mak
 
 @pytest.mark.parametrize(("kind", "read"), KINDS)
 @given(message=st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x12" + rest)))
-def test_whatever_else_comes_is_what_protobuf_says_it_is(kind, read, message):
+def test_other_bytes_are_read_as_protobuf_reads_them(kind, read, message):
     try:
         expected = kind.FromString(message)
     except DecodeError:
@@ -68,7 +68,7 @@ def test_a_frame_that_was_changed_on_its_way_is_still_what_protobuf_says_it_is(c
     for at, bit in flips:
         if at < len(changed):
             changed[at] ^= 1 << bit
-    test_whatever_else_comes_is_what_protobuf_says_it_is.hypothesis.inner_test(
+    test_other_bytes_are_read_as_protobuf_reads_them.hypothesis.inner_test(
         pb.PushRequest, frame_messages.push_request, bytes(changed)
     )
 

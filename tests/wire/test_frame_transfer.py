@@ -119,7 +119,7 @@ def test_all_frames_arrive_once_over_connections_that_work():
     assert (receipt.fate, sorted(sent), core.lanes) == (pb.FATE_PENDING, list(range(FRAMES)), 2)
 
 
-def test_what_a_stuck_connection_holds_is_sent_once_more_over_another():
+def test_frames_on_a_stuck_connection_are_sent_again_over_another():
     receipt, sent = uploaded(core := Core(0))
     assert receipt.fate == pb.FATE_PENDING
     assert (core.received, sorted(sent)) == (set(range(FRAMES)), list(range(FRAMES)))
@@ -130,7 +130,7 @@ def test_all_that_a_connection_swallowed_is_sent_once_more():
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 
 
-def test_one_dead_connection_of_two_hurts_nobody():
+def test_one_dead_connection_of_two_delays_no_frame():
     receipt, _ = uploaded(core := Core(dead=(1,)))
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 

@@ -17,13 +17,13 @@ print("done", flush=True)
 """
 
 
-def test_whoever_logs_to_a_full_disk_goes_on():
+def test_a_process_that_logs_to_a_full_disk_continues():
     with Path("/dev/full").open("w") as full:
         found = subprocess.run([sys.executable, "-c", TALKS], stdout=subprocess.PIPE, stderr=full, timeout=60)
     assert found.stdout == b"done\n"
 
 
-def test_whoever_logs_to_a_reader_that_is_gone_goes_on():
+def test_a_process_that_logs_to_a_closed_pipe_continues():
     process = subprocess.Popen(
         [sys.executable, "-c", "input()" + TALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -85,7 +85,7 @@ def test_before_enough_answers_nothing_grows():
     assert width.lanes == MIN_CONNECTIONS
 
 
-def test_what_turns_out_to_be_close_by_is_given_the_fewest_again():
+def test_a_link_that_proves_short_gets_the_fewest_connections_again():
     width, _ = settled(lambda count: count * 1e6)
     assert width.lanes == MAX_CONNECTIONS
     width.answered(NEAR_S)
