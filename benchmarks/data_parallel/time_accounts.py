@@ -139,7 +139,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Rank-seconds, tokens of all ranks, and the duration of each restart. None: no useful step followed."""
+    """Rank-seconds, tokens of all ranks, and the duration of each restart.
+
+    A duration is None if no useful step followed.
+    """
 
     seconds: float
     provisioned_s: float

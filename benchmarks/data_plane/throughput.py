@@ -1,7 +1,7 @@
 """A learner's training throughput with syncs vs. without: python -m benchmarks.data_plane.throughput.
 
 The learner uses one CPU for training and for Atoll's background work. The core uses the other CPU. Phases with one sync
-of every fragment alternate with phases in which the same loop trains in a `pause`, so that both see the same machine
+of every fragment alternate with phases in which the same loop trains in a `pause`. Both therefore see the same machine
 speed. The first pair warms up.
 """
 

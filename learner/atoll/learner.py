@@ -138,7 +138,7 @@ class Learner:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._begin(self._parameters, self._rank_group)
         except BaseException:
-            self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry for ever
+            self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()

@@ -71,7 +71,7 @@ class Counters:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     paused: bool = False
-    resting_since: float | None = None  # when the loop's current pause began; None: the loop is not paused
+    resting_since: float | None = None  # when the loop's current pause began; None if the loop is not paused
     period_s: float = 0.0  # shortest of the last steps, including their pauses
     periods: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     bytes_up: int = 0

@@ -1,7 +1,7 @@
 """Makes gRPC work in a process that forks, as PyTorch's data loaders do.
 
-gRPC's own fork handlers crash such a process or its children (grpcio 1.85: every time). Without the handlers, forking
-works if the children do not use gRPC. gRPC reads the setting once, on its first import. Every package of Atoll
+gRPC's own fork handlers crash a forking process or its children (every time with grpcio 1.85). Without the handlers,
+forking works if the children do not use gRPC. gRPC reads the setting once, on its first import. Every package of Atoll
 therefore imports this module first. A program that imported grpc before Atoll keeps the handlers, and Atoll refuses
 forks there.
 """

@@ -1,8 +1,8 @@
 """A core in threads of the test, which acts on the test's commands, and can fail in any way.
 
 Rounds open and merges happen only on request. A merge is the plain mean. A real core's durable data survives `restart`.
-Sessions and the cache of updates do not. It does not use asyncio's server, because gRPC shares one event queue among
-all loops of a process (grpc/grpc#25364), and these tests are about the agent's loop.
+Sessions and the cache of updates do not. It does not use asyncio's server, because these tests are
+about the agent's loop. gRPC shares one event queue among all loops of a process (grpc/grpc#25364).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeCore(rpc.OuterServicer):
         self.address = ""
         self._serve("127.0.0.1:0")
 
-    # ------------------------------------------------------------------------------ what tests say
+    # ------------------------------------------------------------------------------ commands of tests
 
     def hang(self) -> None:
         """Stops answering, but keeps connections open."""
@@ -104,7 +104,7 @@ class FakeCore(rpc.OuterServicer):
         return sorted(key for key, receipt in held if key[2] == fragment and receipt.fate == pb.FATE_PENDING)
 
     def merge(self, fragment: int, *, tell: bool = True) -> None:
-        """Merges the mean of the pending contributions. tell: announces the version."""
+        """Merges the mean of the pending contributions. tell: whether to announce the version."""
         with self._news:
             self._merge(fragment)
             if tell:
@@ -249,7 +249,7 @@ class FakeCore(rpc.OuterServicer):
         self.left.append(request.session.learner)
         return pb.LeaveReply()
 
-    # ------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------ internals
 
     def _may(self, method: str, context: grpc.ServicerContext, session: pb.Session | None = None) -> None:
         self.asked[method] += 1

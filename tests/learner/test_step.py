@@ -68,7 +68,7 @@ def test_a_step_with_nothing_due_costs_microseconds():
 
 
 def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
-    """Each time that a step releases the GIL, such a thread keeps it for a switch interval.
+    """Each time that a step releases the GIL, a busy thread keeps it for a switch interval.
 
     The interval is long here, so that these events can be counted.
     """

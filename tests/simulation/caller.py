@@ -85,7 +85,7 @@ class Caller:
             self._turns += 1
             await asyncio.sleep(TURN_S)
 
-    # ------------------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------------------ actions
 
     async def _join(self, name: str = NAME, region: str = "somewhere", nonce: int | None = None) -> pb.JoinReply:
         nonce = self._rng.getrandbits(62) | 1 if nonce is None else nonce
@@ -196,7 +196,7 @@ class Caller:
         call.end_of_requests()
         await call
 
-    # ------------------------------------------------------------------------------ how far it comes
+    # ------------------------------------------------------------------------------ limits
 
     def check(self) -> None:
         """Checks limits that hold at any moment. Raises Violation."""

@@ -72,7 +72,7 @@ class Checks:
         """Adds a line to the trace."""
         self.trace.append(f"{self._loop.now:9.4f} {text}")
 
-    # ------------------------------------------------------------------------------ what the core says
+    # ------------------------------------------------------------------------------ messages of the core
 
     def said(self, _: Process, request: Any, reply: Any) -> None:
         """Records a message of the core. It counts from this moment, whether or not it arrives."""
@@ -166,7 +166,7 @@ class Checks:
         for receipt in header.receipts:
             self._receipt(receipt, as_of=header.version)
 
-    # ------------------------------------------------------------------------------ what learners do
+    # ------------------------------------------------------------------------------ actions of learners
 
     def adopted(self, island: Island, fragment: int, version: int, anchor: np.ndarray) -> None:
         """Records an adoption. All learners with a version must have the same bytes."""
@@ -196,7 +196,7 @@ class Checks:
         made_in = bookkeeping.made_in(self.lines[generation], fragment, version) if version else 1
         return made_in, fragment, version
 
-    # ------------------------------------------------------------------------------ what an operator restores
+    # ------------------------------------------------------------------------------ restores by operators
 
     def restoring(self, checkpoint: int) -> None:
         """Records that an operator requests a restore, whose outcome is not known yet."""
@@ -224,7 +224,7 @@ class Checks:
         if done is not None and run.registry.tokens() > sum(done.row.tokens.values()):
             raise Violation(13, f"{run.registry.tokens()} tokens count at {done.row}")
 
-    # ------------------------------------------------------------------------------ what the core's disk holds
+    # ------------------------------------------------------------------------------ the core's disk
 
     def restored(self, core: Core) -> None:
         """Checks that a started core has, bit by bit, all data that was acknowledged or seen."""

@@ -1,8 +1,8 @@
 """Deliberate defects of the product, each of which the simulation must find: `make simulate-defects`.
 
 A defect is a context in which the real code is wrong in one way. A simulation that cannot see it proves nothing.
-found.txt has the seed that found each last. What draws another random number, in the product or here, changes what a
-seed does: then the defect is looked for again, and --write keeps what was found.
+found.txt has the last seed that found each defect. If the product or the simulation draws another random number, seeds
+change their meaning. The defect is then searched for again, and --write stores the new seed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Honest learners whose parameters are moved by other code than their optimizer.
 
 Weights are loaded in the block, or just before leaving. Or the optimizer keeps masters and undoes adoptions. The
-product's detection (`atoll.boundary.movement_watch`) runs in the learners of such a world. It also runs in some other
-worlds, where it must find nothing.
+product's detection (`atoll.boundary.movement_watch`) runs in these worlds. It also runs in some other worlds, where it
+must find nothing.
 """
 
 from __future__ import annotations

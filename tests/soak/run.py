@@ -1,19 +1,23 @@
-"""Soak test: a core, a front and four learners, disturbed every few seconds, must train on and must not grow.
+"""Soak test: a core, a front and four learners, disturbed every few seconds, must keep training and must not grow.
 
 make soak, or python -m tests.soak.run [--minutes 20] [--seed N] [--json PATH]
 
-Each turn is one disturbance (disturbances.py: cuts of connections, SIGTERM and SIGKILL to core, front and learners), a
-wait until every learner is connected and has trained and merged again (sampling.py), and one sample of each process:
-open calls, threads, file descriptors and memory. judge.py says what growth is. What is judged:
+Each turn has three parts:
+
+- one disturbance (disturbances.py): a cut of connections, or SIGTERM or SIGKILL to core, front or learners;
+- a wait until every learner is connected, and has trained and merged again (sampling.py);
+- one sample of each process: open calls, threads, file descriptors and memory.
+
+judge.py decides whether a quantity grew. It judges:
 
 - Open calls of every process, in every sample.
-- Threads and file descriptors of each process that outlives a chapter, over that chapter, from the second on (of 20
-  minutes: from minute 5). Each process is compared under disturbances of the same kinds.
+- Threads and file descriptors of each process that outlives a chapter, over that chapter, from the second one on. In a
+  test of 20 minutes, this is minute 5. Each process is compared under disturbances of the same kinds.
 - Memory of each process from the second chapter on, but not over its first GROWN_UP of the time, in which caches fill.
-- Starts: what a core, a front and learners c and d have in the first sample after each start, over all starts from the
-  second chapter on. A core that needs more after each start is found here.
+- Starts: the first sample of a core, a front and learners c and d after each start, over all starts from the second
+  chapter on. This detects a core that needs more after each start.
 
-Status 1 when a quantity grew, a process died, or training did not go on; a sentence says which.
+The exit status is 1 if a quantity grew, a process died, or training did not continue. A sentence names the cause.
 """
 
 from __future__ import annotations

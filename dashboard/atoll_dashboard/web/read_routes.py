@@ -36,7 +36,7 @@ router = APIRouter(tags=["look"])
 
 
 def feed_of(request: Request) -> RunFeed:
-    """The application's feed. Each request makes it poll more often for a while."""
+    """Returns the application's feed. Each request makes it poll more often for a while."""
     feed: RunFeed = request.app.state.feed
     feed.watched()
     return feed
@@ -169,7 +169,7 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
 
 
 def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
-    """A learner's sort key. Unknown values come last."""
+    """Returns a learner's sort key. Unknown values come last."""
     match sort:
         case "trouble":
             return False, conversion.TROUBLE_FIRST[each.state]

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 PACKAGE = Path(__file__).parent.parent
-# A wheel contains the file; in a checkout it is part of the documentation.
+# A wheel contains the file. In a checkout, it is part of the documentation.
 SOURCES = (PACKAGE / "runbooks.md", PACKAGE.parent.parent / "docs/operate/runbooks.md")
 TEMPLATE = PACKAGE / "page/runbooks.html"
 DOCUMENTATION = "docs/operate/"

@@ -175,7 +175,7 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Li
 
 
 def _together(job: Job, carried: Sequence[LinkLoad]) -> LinkLoad:
-    """Returns the load of the core's own link. Its up_bits_s arrive at the core."""
+    """Returns the load of the core's own link. Here, up_bits_s is the rate that arrives at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
     return LinkLoad(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 

@@ -83,7 +83,7 @@ class Sender:
                 task.add_done_callback(self._ended)
 
     async def _ask(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        # Retries until the fate is known, because a missed refusal would keep the contribution in flight for ever.
+        # Retries until the fate is known, because a missed refusal would keep the contribution in flight forever.
         try:
             await self._offer(track, in_flight)
         finally:

@@ -45,7 +45,7 @@ class Reversal:
     rest: the rest of the step is at most this many times the largest remembered step. The rest is the step without the
     adoption, or in later steps, without the fraction.
 
-    Measured for steps that reverse such a fraction of a judged adoption (256 values are read, seeds from 0):
+    The table was measured with steps that reverse part[0] to part[1] of a judged adoption (256 values, seeds from 0):
 
                  first step: evidence, rest    later step: evidence, rest
         copies   at least 18, at most 2.5      at least 5.9, at most 1.1

@@ -56,7 +56,7 @@ class Track:
     origin: the vector that D is measured from. For float32 parameters, it is the anchor.
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at that moment. Later tokens and steps are outstanding.
-    flying: tokens and steps of the contribution in flight that are still outstanding. None: nothing is in flight.
+    flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
     overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
     restores: how many restores to a checkpoint this process had seen when the anchor arrived. Work from before the
     latest restore is not sent.

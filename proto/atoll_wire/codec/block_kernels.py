@@ -3,9 +3,9 @@
 A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. Adding the product
 to an anchor rounds once, with or without a fused multiply-add, on any machine. Anchors are therefore bit-identical.
 
-`levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values). In a
-block of n values with two codes per byte, byte i has value i in its low half, and value i + (n + 1) // 2 in its high
-half.
+`levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values).
+With two codes per byte, byte i of a block of n values has value i in its low half. Its high half has value
+i + (n + 1) // 2.
 """
 
 from __future__ import annotations

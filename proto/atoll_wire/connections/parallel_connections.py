@@ -131,7 +131,8 @@ class ParallelConnections:
 
     @property
     def together(self) -> int:
-        """Frames per message: several on a quick link, where messages are costly; else 1, so that connections share."""
+        """Frames per message: several on a quick link, where messages are costly, or else 1, so that connections share
+        the frames."""
         quick = self._taken_s < QUICK_S and not self._width.far and self.count == MIN_CONNECTIONS
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that learners handle. The table at the head of outer.proto says how."""
+    """The gRPC statuses that learners handle. The table at the head of outer.proto describes the reactions."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"

@@ -250,7 +250,7 @@ class FrontService(rpc.OuterServicer):
     ) -> AsyncIterator[Route]:
         """Context manager for a call. It ends the call with the shard's status, or with this front's refusal.
 
-        shard: None if not known yet. session: None if a failure of this call says nothing about a session.
+        shard: None if not known yet. session: None if a failure of this call does not concern a session.
         """
         route = Route(shard or self._routes.default)
         try:
