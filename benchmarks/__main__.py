@@ -57,7 +57,7 @@ def of_syncs(report: Report) -> None:
     wire = mine.bytes_per_parameter
     report.rows.append(Row("on the wire, both ways", wire, 0.85, "bytes/parameter and learner", "torchft 4 to 6"))
     most = 3.3 + 150e6 / model
-    beside = f"{mine.core_bytes / 1e6:.0f} MB; the limit is 3.3 x and 150 MB"
+    beside = f"{mine.core_bytes / 1e6:.0f} MB; the limit is 3.3 x plus 150 MB"
     report.rows.append(Row("core's peak memory, 4 learners", mine.core_bytes / model, most, "x float32 model", beside))
     report.rows.append(Row("learner's extra memory", mine.learner_bytes / model, 2.5, "x float32 model"))
 
@@ -122,7 +122,9 @@ def main() -> None:
     """Measures, prints a table, and writes the rows as JSON and as a plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
-    parser.add_argument("--plot", type=Path, default=Path("build/bench.svg"), help="a plot of the rows")
+    parser.add_argument(
+        "--plot", type=Path, default=Path("build/bench.svg"), help="write a plot of the rows to this file"
+    )
     parser.add_argument("--only", choices=tuple(PARTS))
     arguments = parser.parse_args()
     console, report = Console(), Report()
@@ -133,7 +135,9 @@ def main() -> None:
             try:
                 part(report)
             except subprocess.CalledProcessError as error:
-                report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
+                report.not_measured.append(
+                    {"name": name, "reason": f"{error.cmd[0]} ended with status {error.returncode}"}
+                )
             except SystemExit as error:  # the conditions for this part were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
     table = Table("what", "value", "limit", "unit", "context", "")

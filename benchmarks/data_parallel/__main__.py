@@ -70,19 +70,21 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=whole_number, default=4)
-    parser.add_argument("--seconds", type=positive_seconds, help="ends the job after the current step")
+    parser.add_argument(
+        "--seconds", type=positive_seconds, help="seconds after which the job ends, at the end of a step"
+    )
     parser.add_argument(
         "--tokens",
         type=whole_number,
-        help="of all ranks; ends the job, and its learning rate's schedule (default: a schedule of 4M)",
+        help="tokens of all ranks after which the job and its learning rate schedule end (default schedule: 4M)",
     )
     parser.add_argument(
-        "--mtbf", type=positive_seconds, help="mean seconds between failures of the job; default: no failures"
+        "--mtbf", type=positive_seconds, help="mean seconds between failures of the job (default: no failures)"
     )
     parser.add_argument(
-        "--kills", type=seconds_and_ranks, help='seconds and rank of each failure, not random ones: "12.5:2,40:0"'
+        "--kills", type=seconds_and_ranks, help='failures to use instead of random ones, as SECONDS:RANK: "12.5:2,40:0"'
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of failures, model and text")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the failures, the model and the text")
     parser.add_argument("--checkpoint-steps", type=whole_number, default=50, help="steps between checkpoints")
     parser.add_argument("--preset", default="tiny", choices=("tiny", "25m", "124m"))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -90,7 +92,7 @@ def _options() -> argparse.Namespace:
     if options.seconds is None and options.tokens is None:
         parser.error("the job would never end: give --seconds or --tokens")
     if options.kills is not None and options.mtbf is not None:
-        parser.error("--kills and --mtbf both say when to kill: give one")
+        parser.error("--kills and --mtbf cannot be combined: give only one of them")
     if any(kill.rank >= options.ranks for kill in options.kills or ()):
         parser.error(f"--kills names an unknown rank: give 0 to {options.ranks - 1}")
     if options.json is not None:
@@ -163,18 +165,18 @@ def _table(summary: dict[str, Any]) -> Table:
     table = Table("what", "figure", title="synchronous job")
     table.add_row("job", f"{settings['ranks']} ranks, {settings['preset']}, {summary['steps']:,} steps in the model")
     table.add_row("validation loss", f"{summary['validation_loss']:.3f}")
-    table.add_row("killed on the way", f"{summary['kills']} ranks, and the job with each")
+    table.add_row("killed during training", f"{summary['kills']} ranks; the job restarted each time")
     table.add_row("goodput", f"{summary['goodput']:.3f}")
     table.add_row("... without interpreter starts", f"{summary['goodput_without_interpreter_start']:.3f}")
     table.add_row("tokens", f"{summary['tokens_trained']:,} trained, {summary['tokens_lost']:,} of them lost")
     if restarts:
         mean_s = sum(restarts) / len(restarts)
         table.add_row("from kill to useful step", f"{mean_s:.1f} s on average, {max(restarts):.1f} s at most")
-    table.add_row("rank-seconds provisioned", f"{summary['provisioned_s']:.0f}")
+    table.add_row("provisioned rank-seconds", f"{summary['provisioned_s']:.0f}")
     table.add_row("... useful", f"{summary['useful_s']:.0f}")
     for cause, seconds in lost_s.items():
         table.add_row(f"... {cause.replace('_', ' ')}", f"{seconds:.1f}")
-    table.add_row("seconds", f"{summary['seconds']:.0f}, after {summary['first_start_s']:.1f} of the first start")
+    table.add_row("seconds", f"{summary['seconds']:.0f}, after a first start of {summary['first_start_s']:.1f}")
     return table
 
 

@@ -164,7 +164,7 @@ class Job:
                 raise JobError(f"rank {rank.number} ended with status {code}: {lines[-1] if lines else 'empty log'}")
         heard = max(rank.life.last_seen_age_s for rank in self._ranks)
         if time.monotonic() - heard > SILENCE_S:
-            raise JobError(f"no rank has recorded anything for {SILENCE_S:.0f} s: take a smaller --preset")
+            raise JobError(f"no rank has reported progress for {SILENCE_S:.0f} s: use a smaller --preset")
 
     def _ask_to_stop(self) -> bool:
         """Asks the ranks to end after the current step.
@@ -181,7 +181,7 @@ class Job:
         self._ranks[kill.rank].end()
         self._end_all()
         self.history.kills.append(Kill(at_s, kill.rank))
-        self._note(f"SIGKILL to rank {kill.rank}: all {len(self._ranks)} are started again")
+        self._note(f"SIGKILL to rank {kill.rank}: all {len(self._ranks)} ranks restart")
         self._next_kill = next(self._kills, None)
 
     def _end_all(self) -> None:

@@ -57,9 +57,14 @@ def main() -> None:
     """Trains from the last checkpoint to the last step, or until the parent asks it to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--stop-asked", type=Path, required=True, help="the parent makes it: end after this step")
+    parser.add_argument(
+        "--stop-asked",
+        type=Path,
+        required=True,
+        help="file that the parent creates to end this rank after its current step",
+    )
     parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--meeting", type=Path, required=True, help="a file of this start alone")
+    parser.add_argument("--meeting", type=Path, required=True, help="file through which the ranks of one start meet")
     parser.add_argument("--preset", required=True)
     for name in ("--rank", "--ranks", "--tokens", "--seed", "--checkpoint-steps"):
         parser.add_argument(name, type=int, required=True)

@@ -88,15 +88,15 @@ def main() -> None:
     arguments = parser.parse_args()
     found = cost(arguments.size)
     without, through = map(statistics.median, found.cpu_s)
-    print(f"CPU seconds of a sync: {without:.2f} without a front, {through:.2f} through one", end=" ")
-    print(f"({statistics.median(found.front_cpu_s):.2f} its own): {through / without - 1:+.0%} (limit +25 %)")
-    print(f"wall-clock: {statistics.median(found.wall_s[0]):.2f} s, {statistics.median(found.wall_s[1]):.2f} s")
-    print(f"a front's memory: at most {found.sync_bytes / 1e6:.0f} MB in syncs", end=", ")
-    print(f"{found.crowd_bytes / 1e6:.0f} MB with {CROWD} learners (limit 200)")
+    print(f"CPU seconds per sync: {without:.2f} without a front, {through:.2f} with one", end=" ")
+    print(f"({statistics.median(found.front_cpu_s):.2f} in the front): {through / without - 1:+.0%} (limit +25 %)")
+    print(f"wall-clock: {statistics.median(found.wall_s[0]):.2f} s vs. {statistics.median(found.wall_s[1]):.2f} s")
+    print(f"memory of a front: at most {found.sync_bytes / 1e6:.0f} MB during syncs", end=", ")
+    print(f"{found.crowd_bytes / 1e6:.0f} MB with {CROWD} learners (limit 200 MB)")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
     if through > (1 + MAX_MORE) * without or max(found.sync_bytes, found.crowd_bytes) > MAX_BYTES:
-        raise SystemExit("a front costs more than its limit")
+        raise SystemExit("a front exceeds its CPU or memory limit: see the figures above")
 
 
 if __name__ == "__main__":

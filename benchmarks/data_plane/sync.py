@@ -107,7 +107,7 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
             if number and merged != learners * FRAGMENTS:
-                raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions came into their rounds")
+                raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions were merged in their rounds")
             wall = max(one["ended"] for one in told) - began
             found.append(Sync(wall, used, core_used, front_used, moved))
         (place / "leave").touch()
@@ -128,7 +128,7 @@ def wait(islands: list[Child], marks: list[Path]) -> None:
             if child.process.poll() not in {None, 0}:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         if time.monotonic() > deadline:
-            raise SystemExit(f"{marks[0].name} did not come within {MAX_WAIT_S:.0f} s")
+            raise SystemExit(f"{marks[0].name} did not appear within {MAX_WAIT_S:.0f} s")
         time.sleep(0.01)
 
 
@@ -157,10 +157,10 @@ def main() -> None:
     for sync in measured.syncs:
         parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
         print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s, of which {parts}")
-    print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, {measured.median(lambda s: s.cpu_s):.2f} s")
+    print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, CPU {measured.median(lambda s: s.cpu_s):.2f} s")
     print(f"{measured.bytes_per_parameter:.3f} bytes per parameter and learner, both ways")
-    print(f"core's peak {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
-    print(f"learner's extra {measured.learner_bytes / 4 / measured.parameters:.2f} x")
+    print(f"core's peak memory {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
+    print(f"learner's extra memory {measured.learner_bytes / 4 / measured.parameters:.2f} x")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(asdict(measured), indent=2) + "\n")
 

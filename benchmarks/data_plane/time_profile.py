@@ -63,7 +63,9 @@ def record(learners: int) -> tuple[str, Counter[str]]:
         with subprocess.Popen([py_spy, "record", *options, "--", *sync], stdout=subprocess.DEVNULL) as recording:
             used = _watch(recording)
         if recording.returncode:
-            raise SystemExit(f"py-spy ended with status {recording.returncode}: may this user trace its processes?")
+            raise SystemExit(
+                f"py-spy ended with status {recording.returncode}: check that this user may trace its own processes"
+            )
         return out.read_text(), used
 
 
@@ -131,7 +133,7 @@ def main() -> None:
         table.add_row(*place, f"{share:.1%}")
     Console().print(table)
     for name, seconds in used.most_common(12):
-        print(f"{seconds:8.1f} s of threads named {name}")
+        print(f"{seconds:8.1f} s in threads named {name}")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps({"samples": whole, "rows": rows}, indent=1) + "\n")
 

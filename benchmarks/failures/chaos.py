@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--mtbf", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--tokens", type=int, default=12_000_000, help="tokens of the learning rate's schedule, in both"
+        "--tokens", type=int, default=12_000_000, help="length of the learning rate schedule in tokens, for both sides"
     )
     parser.add_argument("--json", type=Path, dest="json_path")
     options = parser.parse_args()
@@ -68,7 +68,7 @@ def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
         ("goodput", f"{atoll['goodput']:.4f}", f"{ddp['goodput']:.4f}"),
         ("", bar(atoll["goodput"]), bar(ddp["goodput"])),
         (
-            "  ... interpreter starts left out",
+            "  ... without interpreter starts",
             f"{_apart(atoll):.4f}",
             f"{ddp['goodput_without_interpreter_start']:.4f}",
         ),

@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=4_000_000)
-    parser.add_argument("--seconds", type=float, default=190.0, help="period in which the kills happen")
+    parser.add_argument("--seconds", type=float, default=190.0, help="seconds over which the kills are spread")
     parser.add_argument(
         "--standby", action="store_true", help="run a second core with --standby in both runs of a pair"
     )
@@ -213,12 +213,12 @@ def table(rows: list[dict[str, Any]]) -> Table:
         ("longest step(), ms", lambda p: f"{1e3 * p['killed']['longest_step_s']:.1f}"),
         ("  ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
         ("  ... of CPU time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
-        ("  ... plain computing as long as each", lambda p: f"{1e3 * p['killed']['longest_plain_s']:.1f}"),
+        ("  ... of plain computation of the same length", lambda p: f"{1e3 * p['killed']['longest_plain_s']:.1f}"),
         ("      ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_plain_s']:.1f}"),
         ("longest gap between inner steps, ms", lambda p: f"{1e3 * p['killed']['longest_gap_s']:.0f}"),
         ("  ... with an idle process", lambda p: f"{1e3 * p['undisturbed']['longest_gap_s']:.0f}"),
         ("  ... ratio", lambda p: f"{ratio(p):.2f}"),
-        ("core start to serving, s, at most", lambda p: f"{max(p['killed']['serving_s'], default=0):.2f}"),
+        ("longest start of the core, s", lambda p: f"{max(p['killed']['serving_s'], default=0):.2f}"),
         ("validation loss", lambda p: f"{p['killed']['validation_loss']:.4f}"),
         ("  ... undisturbed", lambda p: f"{p['undisturbed']['validation_loss']:.4f}"),
         ("  ... change", lambda p: f"{100 * change(p):+.2f} %"),

@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--between", type=float, default=8.0, help="mean seconds between a start and the next kill")
-    parser.add_argument("--history", type=int, default=0, help="earlier contributions in the ledger")
+    parser.add_argument("--history", type=int, default=0, help="number of earlier contributions in the ledger")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
@@ -223,7 +223,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 serving_s = time.monotonic() - began
                 found.append({"serving_s": serving_s, "merges": status.merges})
                 console.print(
-                    f"start {number + 1}: {serving_s:.2f} s; {status.merges - before} merges since the last, "
+                    f"start {number + 1}: {serving_s:.2f} s; {status.merges - before} merges since the last start, "
                     f"{status.merges} in all",
                     highlight=False,
                 )

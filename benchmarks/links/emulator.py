@@ -73,7 +73,7 @@ def device(namespace: str, name: str) -> int:
     here, there = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
         if libc.setns(there, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered")
+            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered: run as root")
         tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
     finally:

@@ -224,7 +224,7 @@ def main() -> None:
     """Measures and prints. Raises SystemExit if a front fetched more or less than one copy, or the cut did not end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seeds", type=int, default=3, help="seeds, each with a run over regions and two over loopback"
+        "--seeds", type=int, default=3, help="number of seeds; each has a run over regions and two over loopback"
     )
     parser.add_argument("--steps", type=int, default=1500, help="inner steps per run, summed over learners")
     parser.add_argument("--cut-steps", type=int, default=2000, help="inner steps of the run with a cut; 0: no such run")
@@ -245,7 +245,7 @@ def main() -> None:
     if arguments.cut_steps:
         keep("cut", over_regions(0, arguments.cut_steps, cut=True))
         if found["cut"][0].pace is None:
-            raise SystemExit("the run ended before the cut did: give more --cut-steps")
+            raise SystemExit("the run ended before the cut did: raise --cut-steps")
     for kind in ("regions", "again"):
         differences = [one.loss - other.loss for one, other in zip(found[kind], found["loopback"], strict=True)]
         print(f"loss, {kind} - loopback: {statistics.mean(differences):+.4f} {differences}")
@@ -255,11 +255,11 @@ def _tell(kind: str, one: Outcome) -> None:
     print(f"{kind}, seed {one.seed}: loss {one.loss:.4f}, {one.merged} merged, {one.seconds:.0f} s", flush=True)
     if one.copies:
         copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
-        print(f"  copies by front: {copies}; over its link, up and down: {one.link_bytes}", flush=True)
+        print(f"  copies by front: {copies}; link bytes, up and down: {one.link_bytes}", flush=True)
     if one.pace is not None:
-        print(f"  cut off: {one.pace:.2f} of the expected steps, {one.merged_after} merged after it", flush=True)
+        print(f"  cut off: {one.pace:.2f} of the expected steps, {one.merged_after} merged after the cut", flush=True)
     if any(not COPIES[0] <= share <= COPIES[1] for share in one.copies.values()):
-        raise SystemExit("a front fetched more or less than one copy")
+        raise SystemExit("a front did not fetch exactly one copy of each update: see the figures above")
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def main() -> None:
     for rates in found:
         raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
         print(f"{rates.congestion}: uploads {statistics.median(rates.uploads):.0f} Mbit/s of {MBIT:.0f}", end="; ")
-        print(f"{rates.quick:.0f} over a fast link; raw TCP by connections {raw}")
+        print(f"{rates.quick:.0f} over a fast link; raw TCP by number of connections: {raw}")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(list(map(asdict, found)), indent=2) + "\n")
 

@@ -201,7 +201,7 @@ def _watched(
         if sum(done) > newest:
             newest, moved_at = sum(done), time.monotonic()
         if time.monotonic() - moved_at > STALL_S:
-            raise SystemExit(f"no learner made a step in {STALL_S:.0f} s, after {done}: {ranks[0].tail()}")
+            raise SystemExit(f"no learner made a step in {STALL_S:.0f} s (steps so far: {done}): {ranks[0].tail()}")
         if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
             both = [json.loads(counts.read_text()) for counts in place.counts.values()]
             seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end belongs to home
@@ -259,9 +259,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbit", type=float, nargs="+", default=[2.0, 5.0, 20.0, 50.0, 125.0])
     parser.add_argument("--step-s", type=float, default=0.25)
-    parser.add_argument("--steps", type=int, default=30, help="steps of DistributedDataParallel at each rate")
+    parser.add_argument("--steps", type=int, default=30, help="number of DistributedDataParallel's steps at each rate")
     parser.add_argument(
-        "--minutes", type=float, default=20.0, help="how long it trains at the first rate, for the loss"
+        "--minutes",
+        type=float,
+        default=20.0,
+        help="minutes that DistributedDataParallel trains at the first rate, for its loss",
     )
     parser.add_argument("--atoll-steps", type=int, default=480)
     parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates at which only Atoll trains")

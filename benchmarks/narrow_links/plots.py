@@ -39,7 +39,7 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
     steps = axes.secondary_xaxis("top", functions=scale)
     steps.set_xticks([scale[0](gbit) for gbit in rates], [f"{scale[0](gbit):.3g}" for gbit in rates])
     steps.minorticks_off()
-    steps.set_xlabel("the same at 2 Gbit/s: step time assumed, s")
+    steps.set_xlabel("equivalent step time at 2 Gbit/s, s")
     axes.spines["right"].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})

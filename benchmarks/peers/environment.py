@@ -37,4 +37,4 @@ def last_error(said: str) -> str:
     """Returns the last line of pip's output that begins with "ERROR:", or else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["no output"])[-1]

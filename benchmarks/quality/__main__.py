@@ -20,11 +20,14 @@ def main() -> None:
     """Trains missing runs, unless --report is given, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=[*(group.name for group in GROUPS), "budgets"], help="only these groups"
+        "--only",
+        action="append",
+        choices=[*(group.name for group in GROUPS), "budgets"],
+        help="group to train; you may repeat this option",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds per variant, at most")
-    parser.add_argument("--workers", type=int, default=2, help="parallel runs, of one thread each")
-    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--seeds", type=int, default=3, help="largest number of seeds per variant")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel runs, each with one thread")
+    parser.add_argument("--report", action="store_true", help="write the report without training")
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.only or group.name in options.only]
     console = Console(width=200)

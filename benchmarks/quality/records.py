@@ -99,8 +99,8 @@ def _run(recipe: Recipe) -> dict[str, Any]:
     corpus = data.load(None, recipe.model.context)
     if corpus.sha256 != CORPUS:
         raise RecordError(
-            f"the standard library here has sha256 {corpus.sha256[:12]}, the records are of {CORPUS[:12]} "
-            "(CPython 3.11.7): use that Python"
+            f"this Python's standard library has SHA-256 {corpus.sha256[:12]}, but the records used {CORPUS[:12]}: "
+            "use CPython 3.11.7"
         )
     return {"corpus": corpus.sha256, **train(recipe, corpus)}
 
@@ -109,7 +109,9 @@ def commit() -> str:
     """Returns the commit of the code, for records. Raises RecordError if the code has uncommitted changes."""
     changed = _git("status", "--porcelain", "--", *CODE)
     if changed:
-        raise RecordError(f"{changed.split()[-1]} has uncommitted changes, and records name a commit: commit it first")
+        raise RecordError(
+            f"{changed.split()[-1]} has uncommitted changes, but each record names a commit: commit the file first"
+        )
     return _git("rev-parse", "--short", "HEAD")
 
 

@@ -21,7 +21,9 @@ class DashboardSettings(Certificates):
     listen: Annotated[Address, Field(description="Address of the page. Port 0: any free port.")] = "127.0.0.1:7080"
     plaintext: Annotated[
         bool,
-        Field(description="Allow plain HTTP on an address other than loopback. Anyone who can reach it can read."),
+        Field(
+            description="Allow plain HTTP beyond loopback. Anyone who can reach the address can read the run's state."
+        ),
     ] = False
     hosts: Annotated[
         tuple[str, ...],

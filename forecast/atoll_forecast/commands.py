@@ -40,17 +40,17 @@ def goodput_command(
         typer.Option(min=1, max=100_000_000, help="Chips of one fleet [Table 1: 150,000 to 2,400,000]."),
     ] = None,
     learners: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal parts [8].")
+        int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal shares [8].")
     ] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip and year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
-    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause of a learner that loses a slice.")] = 18.0,
-    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice returns.")] = 2.0,
-    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice returns.")] = 3600.0,
+    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice fails.")] = 18.0,
+    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice returns.")] = 2.0,
+    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean seconds until a slice returns.")] = 3600.0,
     repair_shape: Annotated[
         float, typer.Option(min=0.2, max=10, help="Weibull shape of repairs; 1: exponential.")
     ] = 1.0,
-    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Restart of a job that is not elastic.")] = 76.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Restart time of an inelastic job, in s.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
@@ -96,14 +96,14 @@ def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
     from atoll_forecast.paper.claims import bandwidth_claims
 
     finding = "Decoupled int4 training needs 0.4 % of the link of data-parallel training, Atoll 0.3 %"
-    _claims("Links, 5B parameters, steps of a second", finding, bandwidth_claims(), json_path, plot)
+    _claims("Links for 5B parameters and steps of 1 s", finding, bandwidth_claims(), json_path, plot)
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
     """Extra compute for half of the training: training time relative to a run without extra compute."""
     from atoll_forecast.paper.claims import scavenging_claims
 
-    title = "Extra compute for half of the tokens: time relative to none"
+    title = "Training time with extra compute for half of the tokens, relative to no extra compute"
     finding = "Extra compute shortens a decoupled run; data-parallel training gains only from +300 %"
     _claims(title, finding, scavenging_claims(), json_path, plot)
 
@@ -117,21 +117,21 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 
 
 def plan_command(
-    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Trained parameters of the model, such as 12e9.")],
+    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Number of trained parameters, such as 12e9.")],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
     region: Annotated[
-        list[str], typer.Option(help="A region, see above. Repeat the option for more regions.", metavar="REGION")
+        list[str], typer.Option(help="A region (see above). You may repeat this option.", metavar="REGION")
     ] = DEFAULT_REGIONS,
     between_failures_h: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Mean hours between failures of one learner; 0: none.")
+        float, typer.Option(min=0, max=1e6, help="Mean hours between failures of one learner. 0: no failures.")
     ] = 0.0,
     repair_min: Annotated[
         float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")
     ] = 10.0,
     core_mbit: Annotated[
-        float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: unlimited.")
+        float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
-    fragments: Annotated[int, typer.Option(min=0, max=256, help="Number of fragments P; 0: 24.")] = 0,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
     values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[
         Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
@@ -146,7 +146,7 @@ def plan_command(
     import math
 
     if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
-        raise UserError("an option is nan: give a number")
+        raise UserError("an option's value is nan: give a number")
 
     from atoll_server.cli.tables import console
 
@@ -185,7 +185,7 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
         made = Region(name, int(learners), float(mbit) * 1e6, float(trip_ms) / 1e3, *map(float, price))
     except (ValueError, TypeError) as error:
         raise UserError(
-            f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
+            f'--region "{text}" is invalid: give NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], such as eu:2:1000:30:0.09'
         ) from error
     if not NAME.fullmatch(name):
         raise UserError(f'--region "{text}": use only letters, digits, - and _ in the name')

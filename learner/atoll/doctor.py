@@ -84,11 +84,12 @@ class DoctorSettings(Certificates):
     directory: Annotated[
         Path | None, Field(description="Directory in which a core would store a run."), Option(name="dir")
     ] = None
-    name: Annotated[str, Field(description="Name that the learner would join with.")] = ""
+    name: Annotated[str, Field(description="Name under which the learner would join.")] = ""
     size: Annotated[
         Size | None,
         Field(
-            description="Compare the reference model of this size with the run's. Other models: atoll.doctor.of_model."
+            description="Compare the reference model of this size with the run's model. "
+            "For other models, use atoll.doctor.of_model."
         ),
     ] = None
 
@@ -155,7 +156,10 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
             what = f"the front at {learner.address} answers, but {error.details()}"
             yield _bad(what, f"start the core at {core}, or correct the front's --core")
             return
-        yield _bad(f"{learner.address} does not answer like Atoll: {error.details()}", _fix(error, learner))
+        yield _bad(
+            f"the server at {learner.address} does not answer like an Atoll core or front: {error.details()}",
+            _fix(error, learner),
+        )
 
 
 def check_disk(directory: Path) -> Iterator[Finding]:
@@ -181,7 +185,7 @@ def check_disk(directory: Path) -> Iterator[Finding]:
     room = (
         "a core needs 52 bytes per parameter (snapshots, first parameters) and room for pending work: free some space"
     )
-    yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free at {directory}", room)
+    yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free in {directory}", room)
     quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"
     yield _judged(rate >= SLOW_DISK_MB, f"the disk writes and syncs {rate:.0f} MB/s", quick)
 
@@ -204,7 +208,7 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
         with socket.create_connection((host, port), timeout=10.0):
             yield Finding(Severity.GOOD, f"port {port} is open")
     except OSError as error:
-        fix = "start a core or front there, or open the port in all firewalls on the way"
+        fix = "start a core or front there, or open the port in all firewalls between the machines"
         yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", fix)
 
 
@@ -226,8 +230,8 @@ def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
         good = mine.days_left >= DAYS
         yield _judged(good, f"the certificate of {mine.identity} is valid for {mine.days_left:.1f} days", renew)
     if learner.name and not allows_name(mine.identity, f"{Role.LEARNER.value}/{learner.name}"):
-        text = f"the certificate belongs to {mine.identity}, but the learner is called {learner.name}"
-        yield _bad(text, f"issue one: atoll certs issue learner {learner.name}")
+        text = f"the certificate belongs to {mine.identity}, but the learner's name is {learner.name}"
+        yield _bad(text, f"issue a certificate: atoll certs issue learner {learner.name}")
 
 
 def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:

@@ -151,7 +151,7 @@ class Learner:
         known = self._counters
         self._agreed = ranks.agree(0, GO_ON, known.run_tokens, known.total_tokens, fragments)
         if not self._agreed.adopt:
-            raise problem or LearnerError("rank 0 could not join the run: see the error of rank 0")
+            raise problem or LearnerError("rank 0 could not join the run: see rank 0's error")
         self._layout = self._layout or plan(parameters.tensors, self._agreed.adopt[0])
         ranks.spread(parameters.values)
 
@@ -267,7 +267,7 @@ class Learner:
             self._decide(0)
         counters.paused = False
         if self._agreed.request == STOP:
-            raise self._failure() or LearnerError("rank 0 stopped: see the error of rank 0")
+            raise self._failure() or LearnerError("rank 0 stopped: see rank 0's error")
         if self._agreed.request == RESTORE:
             self._restore()
         self._adopt(self._agreed.adopt)

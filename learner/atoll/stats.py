@@ -180,7 +180,7 @@ def whole(tokens: SupportsIndex) -> int:
         count = -1
     if not 0 <= count <= MAX_TOKENS:
         raise LearnerError(
-            f"step(tokens={tokens!r}) is not an integer from 0 to {MAX_TOKENS}: pass the number of tokens of this step"
+            f"step() got tokens={tokens!r}, which is not an integer from 0 to {MAX_TOKENS}: pass this step's tokens"
         )
     return count
 
@@ -191,7 +191,7 @@ def number(loss: SupportsFloat) -> float:
         return float(loss.detach() if hasattr(loss, "detach") else loss)
     except (TypeError, ValueError) as error:
         raise LearnerError(
-            f"step(loss=...) got a {type(loss).__name__} that is not one number: pass one number, or omit loss"
+            f"step() got a loss of type {type(loss).__name__}, not one number: pass one number, or omit loss"
         ) from error
 
 

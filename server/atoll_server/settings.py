@@ -52,7 +52,7 @@ class RunSettings(Settings):
     """Settings that all of a run's learners share. The core keeps them with the run and sends them in Join replies."""
 
     command: ClassVar[str] = "core"
-    panel: ClassVar[str] = "Run settings (kept with the run; a new value replaces the kept one)"
+    panel: ClassVar[str] = "Run settings (stored with the run; a new value replaces the stored one)"
 
     inner_steps: Annotated[int, Field(ge=1, le=100_000, description="H: inner steps between syncs of a fragment.")] = 24
     fragments: Annotated[
@@ -82,18 +82,20 @@ class RunSettings(Settings):
     ] = 25  # early pseudo-gradients point in different directions
     outer_cool_down: Annotated[
         float,
-        Field(ge=0, le=1, description="Last fraction of --total-tokens, in which outer steps become plain means."),
+        Field(ge=0, le=1, description="Final fraction of --total-tokens, over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
         int, Field(ge=0, le=1 << 60, description="Tokens that all learners together will train. 0: unknown.")
     ] = 0
     norm_limit: Annotated[
         float,
-        Field(ge=0, le=1e6, description="Refuse contributions above this many times the usual norm. 0: none."),
+        Field(ge=0, le=1e6, description="Refuse contributions above this many times the usual norm. 0: no limit."),
     ] = 100.0
     clip_norm: Annotated[
         float,
-        Field(ge=0, le=1e6, description="Scale larger contributions down to this many times the usual norm. 0: none."),
+        Field(
+            ge=0, le=1e6, description="Scale larger contributions down to this many times the usual norm. 0: no limit."
+        ),
     ] = 10.0
     codec: Annotated[Codec, Field(description="Encoding of values in both directions.")] = Codec.INT4
     # Retention is kept with the run, so that a start without these options deletes no data.
@@ -102,7 +104,9 @@ class RunSettings(Settings):
     )
     record: Annotated[
         bool,
-        Field(description="Keep every payload, so that the run can be replayed. --no-record deletes them."),
+        Field(
+            description="Keep every payload, so that the run can be replayed. --no-record deletes the kept payloads."
+        ),
     ] = False
 
     def heat(self, tokens: int) -> float:
@@ -163,7 +167,7 @@ class ServerLimits(Settings):
     calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls of all kinds.")] = 16_384
     message_bytes: Annotated[
         Bytes,
-        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message that is received; Atoll splits larger ones."),
+        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message that is accepted; Atoll splits larger ones."),
     ] = MESSAGE_BYTES
 
 
@@ -171,11 +175,13 @@ class Limits(ServerLimits):
     """A core's limits. A call above a limit ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
 
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
-    tensors: Annotated[int, Field(ge=1, le=TENSORS, description="The model's trainable tensors.")] = TENSORS
+    tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
-    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="The model's trainable parameters.")] = 1 << 36
+    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = 1 << 36
     tokens: int = 1 << 50  # limit on a learner's reported tokens, and on its reported steps
-    model_bytes: Annotated[Bytes, Field(ge=1, le=1 << 50, description="Size of the first parameters' file.")] = 1 << 40
+    model_bytes: Annotated[
+        Bytes, Field(ge=1, le=1 << 50, description="Largest size of the first parameters' file.")
+    ] = 1 << 40
     spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
     ] = 64 << 30
@@ -190,13 +196,21 @@ class Limits(ServerLimits):
     receipts: int = 10_000  # limit on the receipts in one answer
     contents_bytes: Annotated[
         Bytes,
-        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read others from disk."),
+        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read the rest from disk."),
     ] = 32 << 20
     update_cache_bytes: Annotated[
-        Bytes, Field(ge=0, le=1 << 50, description="Memory for published updates; at least 0.4 bytes per parameter.")
+        Bytes,
+        Field(
+            ge=0,
+            le=1 << 50,
+            description="Memory for published updates. The core uses at least 0.4 bytes per parameter.",
+        ),
     ] = 48 << 20
     update_cache_versions: Annotated[
-        int, Field(ge=1, le=4096, description="Updates kept per fragment; a learner further behind fetches it whole.")
+        int,
+        Field(
+            ge=1, le=4096, description="Updates kept per fragment; a learner further behind fetches the whole fragment."
+        ),
     ] = UPDATES_KEPT
     upload_idle_s: Annotated[
         float, Field(gt=0, le=86_400, description="Seconds until an upload without a frame loses its reservation.")
@@ -217,7 +231,9 @@ class CoreSettings(Serving):
 
     directory: Annotated[Path, Field(description="Directory of the run."), Option(name="dir")]
     listen: Annotated[
-        tuple[str, ...], Field(description="Addresses to serve at. Port 0: any free port."), Option(metavar="HOST:PORT")
+        tuple[str, ...],
+        Field(description="Addresses to listen on. Port 0: any free port."),
+        Option(metavar="HOST:PORT"),
     ] = ("127.0.0.1:7070",)
     init: Annotated[
         Path | None,
@@ -229,7 +245,11 @@ class CoreSettings(Serving):
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
     snapshot_every_s: Annotated[
         float,
-        Field(gt=0, description="Longest time between snapshots in seconds; earlier ones keep restarts fast."),
+        Field(
+            gt=0,
+            description="Longest time between snapshots, in seconds. "
+            "The core may take one earlier to keep restarts fast.",
+        ),
     ] = 120.0
     wan_budget_gb: Annotated[
         float,

@@ -69,7 +69,7 @@ def test_an_environment_that_is_there_is_not_made_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("said", "line"),
-    [("ERROR: first\nERROR: no such\nnotice\n", "ERROR: no such"), ("a\nb\n", "b"), ("", "it said nothing")],
+    [("ERROR: first\nERROR: no such\nnotice\n", "ERROR: no such"), ("a\nb\n", "b"), ("", "no output")],
 )
 def test_the_last_error_is_the_one_told(said, line):
     assert last_error(said) == line

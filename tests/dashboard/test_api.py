@@ -69,7 +69,10 @@ def test_regions_learners_and_fragments(lived_in: House):
     one = lived_in.look("learners/eu-1")
     assert one["loss"] > 0
     assert one["region"] == "eu"
-    assert lived_in.ask("learners/nobody") == (404, {"detail": 'this run has no learner "nobody"'})
+    assert lived_in.ask("learners/nobody") == (
+        404,
+        {"detail": 'this run has no learner "nobody": `atoll status` lists its learners'},
+    )
     fragments = lived_in.look("fragments?limit=3")
     assert fragments["total"] == 4
     assert sum(each["parameters"] for each in lived_in.look("fragments")["items"]) == 2896

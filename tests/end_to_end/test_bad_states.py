@@ -118,7 +118,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, but this version reads 6: use the version that made it")
+@bad("has schema 99, but this version reads 6: use the version that wrote it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
@@ -177,12 +177,12 @@ def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
-@bad("of atoll plans another layout for the run's tensors: use the version that began the run")
+@bad("of Atoll computes another layout for the run's tensors: use the version that began the run")
 def layout_has_another_fingerprint(directory: Path) -> None:
     set_meta(directory, "fingerprint", "00")
 
 
-@bad("the clock of this machine is behind the run", recovers=True)
+@bad("this machine's clock is behind the run", recovers=True)
 def clock_went_back_since_the_last_start(directory: Path) -> None:
     from atoll_server.storage.rows import LearnerRow
 
@@ -385,7 +385,7 @@ def test_verify_finds_a_ledger_with_random_bytes_in_its_middle(template, tmp_pat
 def test_verify_refuses_while_a_core_uses_the_directory(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=8)
-        with pytest.raises(UserError, match=r"a core uses .*: stop it, or check a copy"):
+        with pytest.raises(UserError, match=r"a core uses .*: stop the core, or check a copy"):
             verify(running.directory)
 
 

@@ -70,12 +70,12 @@ def test_connection_problems_are_named_with_their_remedy(eu, papers):
     assert "is not HOST:PORT" in what
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("a")), "b"))
     assert any(
-        "the learner is called b" in what and cure.endswith("atoll certs issue learner b") for what, cure in found
+        "the learner's name is b" in what and cure.endswith("atoll certs issue learner b") for what, cure in found
     )
     assert not bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("fleet.*")), "fleet.1"))
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.expired("old"))))
     assert any("has expired" in what for what, _ in found)
-    assert any("does not answer like Atoll" in what for what, _ in found)
+    assert any("does not answer like an Atoll core or front" in what for what, _ in found)
     [(what, cure)] = bad(LearnerToCheck(eu.address, TransportSecurity()))
     assert "--tls" in cure
     (papers.learner("torn") / "cert.pem").unlink()
@@ -87,7 +87,9 @@ def test_a_front_without_its_core_is_told_from_a_server_that_is_not_atoll(tmp_pa
     address = f"127.0.0.1:{free_port()}"
     with front(tmp_path, address, "--tls", str(papers.front)) as alone:
         [(what, cure)] = bad(LearnerToCheck(alone.address, TransportSecurity(papers.learner("a"))))
-    assert what.startswith(f"the front at {alone.address} answers, but the core at {address} does not answer it (")
+    assert what.startswith(
+        f"the front at {alone.address} answers, but the core at {address} does not answer the front ("
+    )
     assert cure == f"start the core at {address}, or correct the front's --core"
 
 

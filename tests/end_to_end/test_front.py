@@ -79,12 +79,12 @@ def test_a_front_keeps_a_connection_that_works_although_its_first_attempts_faile
         eventually(lambda: refused(eu) >= 3)  # the call that broke, and attempts over later connections
         it.start()
         eventually(lambda: learner.stats().connected)
-        dialled, reconnects = eu.child.log.read_text().count("dialling again"), learner.stats().reconnects
+        dialled, reconnects = eu.child.log.read_text().count("reconnecting"), learner.stats().reconnects
         merged, long_enough = learner.stats().merged, time.monotonic() + AGAIN_S + 1.0
         eventually(lambda: time.monotonic() > long_enough and learner.stats().merged > merged)
         over.append(True)
         trainee.done()
-        assert eu.child.log.read_text().count("dialling again") == dialled
+        assert eu.child.log.read_text().count("reconnecting") == dialled
         assert learner.stats().reconnects == reconnects
 
 

@@ -56,7 +56,7 @@ def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_
         done = atoll("status", "--server", alone.address)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        f"error: the front at {alone.address} answers, but the core at {address} does not answer it ("
+        f"error: the front at {alone.address} answers, but the core at {address} does not answer the front ("
     )
     assert done.stderr.endswith(
         f"): start it with `atoll core --listen {address} --dir DIR`, or correct the front's --core\n"

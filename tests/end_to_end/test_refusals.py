@@ -191,12 +191,12 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"learner": "x" * 65}, INVALID, ["1 to 64"]),
         ({"region": "r" * 65}, INVALID, ["64 printable"]),
         ({"protocol": 99}, grpc.StatusCode.FAILED_PRECONDITION, ["protocol 99"]),
-        ({"run": "another"}, grpc.StatusCode.FAILED_PRECONDITION, ["run another is not here"]),
+        ({"run": "another"}, grpc.StatusCode.FAILED_PRECONDITION, ["not another: correct the server address"]),
         ({"tensors": []}, INVALID, ["0 tensors"]),
         ({"tensors": tensors(nn.Linear(3, 3))}, grpc.StatusCode.FAILED_PRECONDITION, ["a different model", 'missing "0.weight"']),
         ({"tensors": [pb.Tensor(name="n", shape=[1 << 60], dtype="float32", kind=1)]}, INVALID, ["parameters: at most"]),
         ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
-        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["is too long"]),
+        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["has too long a name"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["too many dimensions"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not declare its kind of merge"]),
     ],
@@ -334,5 +334,5 @@ def test_a_message_of_no_frames_or_of_too_many_is_refused(running, count):
         frames = [frame for message in messages for frame in message.frames]
         return [messages[0], pb.PushRequest(frames=(frames * count)[:count])]
 
-    with running.outer() as stub, refused(running, INVALID, f"{count} frames in one message"):
+    with running.outer() as stub, refused(running, INVALID, f"a message has {count} frames"):
         Hand(stub, f"crowded-{count}").push(sends=at_once)

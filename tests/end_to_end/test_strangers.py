@@ -331,7 +331,7 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
                 (directory / file).write_bytes((new / file).read_bytes())
         for process in (eu, it):
             eventually(lambda process=process: "using new certificates" in process.child.log.read_text())
-        eventually(lambda: "the certificates have changed: dialling again" in eu.child.log.read_text())
+        eventually(lambda: "the certificates have changed: reconnecting" in eu.child.log.read_text())
         merged = it.status().contributions.merged
         eventually(lambda: it.status().contributions.merged > merged + 2, timeout_s=60)
         eventually(lambda: trainee.learner.stats().connected)

@@ -56,7 +56,7 @@ def test_a_learner_says_once_that_it_compiles_kernels(core, monkeypatch):
     monkeypatch.setattr("atoll.agent.thread.segments.warm_up", compile_two)
     with capture_logs() as lines, Loop(core.address).learner:
         pass
-    assert [line["event"].partition(":")[0] for line in lines].count("preparing kernels") == 1
+    assert [line["event"].partition(":")[0] for line in lines].count("compiling kernels") == 1
 
 
 def test_work_goes_out_is_merged_and_comes_back(core):

@@ -48,7 +48,7 @@ def test_a_ledger_on_a_read_only_disk_needs_no_further_files(path, monkeypatch):
 def test_unreadable_files_give_a_reason(path, tmp_path):
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION - 1}")
-    with pytest.raises(LedgerError, match="use the version that made it"):
+    with pytest.raises(LedgerError, match="use the version that wrote it"):
         _runs(path)
     path.write_bytes(b"")
     with pytest.raises(LedgerError, match="it is empty"):

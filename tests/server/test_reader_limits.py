@@ -1,4 +1,4 @@
-"""A stalled reader keeps few versions in memory, and is told to fetch again."""
+"""A stalled reader keeps few versions in memory, and is told to fetch the newest version."""
 
 from __future__ import annotations
 

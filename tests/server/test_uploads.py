@@ -234,7 +234,7 @@ def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
         world = World(tmp_path)
         upload = world.offer()
         world.uploads.expire(1e9)
-        with pytest.raises(Refused, match=r"given up: send it again.* kbit/s; .*--codec int4") as refused:
+        with pytest.raises(Refused, match=r"given up; send it again.* kbit/s; .*--codec int4") as refused:
             await world.take(upload)
         assert refused.value.status is Status.UNAVAILABLE
         await world.take(world.offer())
@@ -351,7 +351,7 @@ def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
     async def run() -> None:
         world = World(tmp_path, learner_spool_bytes=2 * len(PAYLOAD))
         world.shard.contributions.pending_bytes["a"] = 2 * len(PAYLOAD)
-        with pytest.raises(Refused, match=r"that wait for their merge \(limit ") as caught:
+        with pytest.raises(Refused, match=r"that wait for a merge \(limit ") as caught:
             world.offer()
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
         world.shard.contributions.pending_bytes["a"] = len(PAYLOAD)

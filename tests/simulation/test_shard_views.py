@@ -378,7 +378,7 @@ def test_a_shard_that_comes_back_from_a_backup_is_followed_from_there():
 
 @pytest.mark.parametrize("far", [(1, 2, 3), (1,), (1, 3, 4), ()])
 def test_shards_that_do_not_have_each_fragment_once_are_refused_in_one_line(far):
-    refused(far, "localhost:2", "do not hold each of the run's 4 fragments once")
+    refused(far, "localhost:2", "do not hold each of the 4 fragments exactly once")
 
 
 def test_a_shard_is_not_called_in_plain_text_over_a_network():

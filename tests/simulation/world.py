@@ -151,7 +151,7 @@ class World:
             older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
             if any(self.network.open(method, caller=island.process) > 1 for method in STANDING):
                 raise Violation(9, f"calls are left open: {self._leaks()}")
-            if island.error is not None and older is not None and "is connected now" in str(island.error):
+            if island.error is not None and older is not None and "is already connected" in str(island.error):
                 self.islands[name] = older  # it was back before the new one could take its place
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:

@@ -27,5 +27,5 @@ def said(cache: Path) -> str:
 
 
 def test_compiling_is_logged_once_and_only_if_the_cache_lacks_a_kernel(tmp_path: Path):
-    assert said(tmp_path).count("preparing kernels: the first start on a machine") == 1
+    assert said(tmp_path).count("compiling kernels: this takes about half a minute") == 1
     assert said(tmp_path) == ""

@@ -120,7 +120,7 @@ class RunFeed:
         except TransportSecurityError as error:
             self._away(str(error))
         except LinkLost:
-            self._away("the connection to the core was closed: the dashboard dials again")
+            self._away("the connection to the core was closed: the dashboard reconnects")
         except Exception:
             log.exception("the core's answer is invalid")
             self._away("the core's answer is invalid (the log has details): run one version of Atoll everywhere")

@@ -3,7 +3,7 @@
 /** The model can have gigabytes. With a ticket, the browser downloads it, and no URL contains the token. */
 function download({ url }) {
   const link = document.createElement("a");
-  if (!/^api\/model\?/.test(url)) throw new Error("the download link is not one of this dashboard");
+  if (!/^api\/model\?/.test(url)) throw new Error("the download link does not belong to this dashboard: reload the page");
   link.href = url;
   link.download = "";
   document.body.append(link);

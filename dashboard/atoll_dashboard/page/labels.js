@@ -24,7 +24,7 @@ export function causeWords(cause) {
 /** "3 live, 1 silent". */
 export function stateWords(learners) {
   const parts = STATES.filter((state) => learners[state] > 0).map((state) => `${learners[state]} ${state}`);
-  return parts.join(", ") || "no learner";
+  return parts.join(", ") || "no learners";
 }
 
 export function total(learners) {

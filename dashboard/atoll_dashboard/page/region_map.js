@@ -145,7 +145,7 @@ function makeIsland(item) {
   const up = s("text", { class: "rates" });
   const down = s("text", { class: "rates rates-down" });
   const rates = s("g", { "aria-hidden": "true" }, up, down);
-  const node = s("g", { role: "group", "aria-label": `Region ${regionName(item.region.region)}` }, link, s("g"), rates);
+  const node = s("g", { role: "group", "aria-label": `${item.region.region ? "Region " : ""}${regionName(item.region.region)}` }, link, s("g"), rates);
   node.steady = roving(node, "a");
   return node;
 }
@@ -155,7 +155,7 @@ function updateIsland(node, item) {
   const [link, dots, rates] = node.children;
   set(node, "class", (region.learners.silent ?? 0) > 0 ? "place troubled" : "place");
   const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
-  const name = `${region.others ? "The" : "Region"} ${regionName(region.region)}: ${stateWords(region.learners)}; up `
+  const name = `${region.others ? "The " : region.region ? "Region " : ""}${regionName(region.region)}: ${stateWords(region.learners)}; up `
     + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
   set(link, "href", region.others ? "#learners" : regionLink(region.region));
   set(link, "aria-label", name);

@@ -11,7 +11,7 @@ export function makeTable({ caption, columns, key, sort, onsort }) {
   );
   const empty = h("p", { class: "empty", hidden: true });
   const scroller = h(
-    "div", { class: "scroller", role: "group", "aria-label": `${caption}: scrolls`, tabindex: 0 }, table,
+    "div", { class: "scroller", role: "group", "aria-label": `${caption}, scrollable`, tabindex: 0 }, table,
   );
   const node = h("div", { class: "table" }, scroller, empty);
   if (sort) showSort(sort);

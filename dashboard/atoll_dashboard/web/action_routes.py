@@ -142,7 +142,7 @@ async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/checkpoint")
 async def checkpoint(action: ActionRequest) -> ActionDone:
-    """Takes a snapshot. The response comes when it is durable."""
+    """Takes a snapshot. The response follows when the snapshot is durable."""
     taken = await action.core.take_checkpoint(action.token)
     return ActionDone(said=f"checkpoint {taken.id} is durable: {taken.size_bytes / 1e6:.1f} MB")
 

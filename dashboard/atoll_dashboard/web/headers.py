@@ -42,7 +42,7 @@ class Headers:
             return
         body = await _body(receive) if scope["method"] not in {"GET", "HEAD"} else []
         if body is None:
-            await PlainTextResponse(f"the request is larger than {MAX_BYTES} bytes\n", 413)(scope, receive, send)
+            await PlainTextResponse(f"the request exceeds {MAX_BYTES} bytes: send less\n", 413)(scope, receive, send)
             return
 
         async def read() -> Message:

@@ -79,7 +79,7 @@ async def learner(feed: FeedOfRequest, name: str) -> Learner:
     """One learner; 404 for an unknown name."""
     found = feed.learner(name)
     if found is None:
-        raise HTTPException(404, f'this run has no learner "{name[:80]}"')
+        raise HTTPException(404, f'this run has no learner "{name[:80]}": `atoll status` lists its learners')
     return found
 
 

@@ -39,7 +39,7 @@ def _numbers() -> list[Panel]:
               f"max(atoll_learner_lost_seconds{{{WHO}}})", steps(GREEN, (600, YELLOW), (3600, RED))),
         value("Loss", "The learner's latest training loss.", "none", f"max(atoll_learner_loss{{{WHO}}})", steps(BLUE),
               decimals=3),
-        value("Step time", "Time of an inner step, smoothed.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
+        value("Step time", "Smoothed time of an inner step.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
               steps(BLUE)),
         value("Inner steps", "Inner steps of all the learner's incarnations.", "none", here, steps(BLUE)),
         value("Blocked in step()", "Share of the last 15 minutes inside Learner.step().", "percentunit",
@@ -66,7 +66,7 @@ def _seen() -> list[Panel]:
               {"{{learner}}": lost}, most=1),
         lines("Blocked in step()", "Share of the learner's time inside Learner.step().", "percentunit",
               {"{{learner}}": rate.format("blocked_seconds")}),
-        lines("Step time", "Time of an inner step, smoothed.", "s",
+        lines("Step time", "Smoothed time of an inner step.", "s",
               {"{{learner}}": f"max by (learner) (atoll_learner_step_seconds{{{WHO}}})"}),
     ]  # fmt: skip
 
@@ -83,16 +83,16 @@ def _told() -> list[Panel]:
     return [
         states("Connection", "Whether the learner was connected to its front or core, over time.",
                f"max by (learner) (atoll_local_connected{{{WHO}}})", "{{learner}}", connected, span=24, height=4),
-        lines("Where its time goes", "Share of the learner's time in inner steps, in step(), and in pauses.",
+        lines("Where the learner's time goes", "Share of the learner's time in inner steps, in step(), and in pauses.",
               "percentunit", spent, stacked=True),
-        lines("Its contributions", "Merged and refused contributions per minute.", "none", fates, stacked=True),
+        lines("Contributions", "Merged and refused contributions per minute.", "none", fates, stacked=True),
         lines("In flight", "Contributions that are neither merged nor refused yet, and the number of reconnects.",
               "none", {"in flight": f"max(atoll_local_pending{{{WHO}}})",
                        "reconnects": f"max(atoll_local_reconnects_total{{{WHO}}})"}),
-        lines("Payloads", "Payload bytes per second that the learner counts. whole: whole fragments, both ways.", "Bps",
+        lines("Payloads", "Payload bytes per second, counted by the learner. whole: whole fragments, both ways.", "Bps",
               {"{{direction}}": wire, "front: {{direction}}": front}),
         lines("Memory", "Resident memory of the learner process.", "bytes",
               {"memory": f'process_resident_memory_bytes{{job="learner"}} {its}'}),
-        lines("CPUs", "Number of CPUs that the learner uses.", "none",
+        lines("CPUs", "Number of CPUs in use by the learner.", "none",
               {"CPUs": f'rate(process_cpu_seconds_total{{job="learner"}}[$__rate_interval]) {its}'}),
     ]  # fmt: skip

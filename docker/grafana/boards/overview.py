@@ -27,7 +27,8 @@ def _at_a_glance() -> list[Panel]:
     """Returns the panels with current values, coloured by thresholds."""
     return [
         value("Core",
-              "State of the core. Learners keep training while it is down, and wait while the run is paused.", "none",
+              "State of the core. Learners keep training while the core is down, and wait while the run is paused.",
+              "none",
               "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
               mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
         value("Live learners", "Learners that are making inner steps.", "none",
@@ -42,10 +43,10 @@ def _at_a_glance() -> list[Panel]:
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("WAN cost per month",
-              "Cost of 30 days at the rate of the last day and the price above. Red: more than 1000 USD.",
+              "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
               steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
-        value("WAN budget used", "Bytes of 30 days at the rate of the last day, as a share of --wan-budget-gb.",
+        value("WAN budget used", "Bytes of 30 days at the last day's rate, as a share of --wan-budget-gb.",
               "percentunit",
               "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
               steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),
@@ -59,7 +60,7 @@ def _learners() -> Panel:
     columns = [
         Column("state", parts.rank("learner, region"), colored=True, mappings=parts.state_words()),
         Column("last heard", f"1000 * {heard}", "dateTimeAsIso"),
-        Column("last message, age", f"time() - {heard}", "s"),
+        Column("age of last message", f"time() - {heard}", "s"),
         Column("lost in this time range", f"clamp_min(max by (learner) (delta({lost}[$__range])), 0)", "s"),
         Column("lost in the run", f"max by (learner) ({lost})", "s"),
         Column("loss", "max by (learner) (atoll_learner_loss)", "none", decimals=3),
@@ -95,12 +96,12 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner counts as other, and as "
-              "down once it is back.", "none", lost, stacked=True),
+        lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner's time counts as other, "
+              "and as down once the learner is back.", "none", lost, stacked=True),
         lines("Where a round's time goes", "Mean time of each stage. The core sees an adoption with the learner's next "
               "report.", "s", mean, stacked=True),
-        lines("Why rounds close", "Per minute. all_silent: every learner of the round fell silent. late: a late "
-              "contribution was merged alone.", "none", closed, stacked=True),
+        lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "
+              "late: late work was merged without a round.", "none", closed, stacked=True),
     ]  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def _over_time() -> list[Panel]:
     return [
         states("Learner states", "State of each learner over time.",
                parts.rank("learner"), "{{learner}}", parts.state_words()),
-        lines("Goodput", "Useful share of the provisioned learner-seconds, in 15 minutes and in the whole run.",
+        lines("Goodput", "Useful share of the provisioned learner-seconds, over 15 minutes and over the whole run.",
               "percentunit", {"15 minutes": "run:atoll_goodput:ratio_15m", "the run": "max(atoll_goodput_ratio)"},
               span=12, most=1, limits=steps(RED, (0.8, GREEN))),
         lines("Loss", "Latest training loss of each learner, and the median of live learners.", "none",

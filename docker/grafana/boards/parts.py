@@ -217,7 +217,7 @@ def event(name: str, expr: str, text: str, color: str) -> dashboard.AnnotationQu
 
 def core_started() -> dashboard.AnnotationQuery:
     """Returns an annotation at each start of the core."""
-    return event("the core was started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
+    return event("the core started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
 
 
 def learner_silent(only: str = "") -> dashboard.AnnotationQuery:

@@ -26,13 +26,14 @@ def board() -> Dashboard:
 def _numbers() -> list[Panel]:
     """Returns the panels with current values."""
     return [
-        value("WAN now", "Payload bytes per second of the chosen regions, both ways.", "Bps",
+        value("WAN now", "Payload bytes per second of the selected regions, both ways.", "Bps",
               f"sum(region:atoll_wan_bytes:rate_5m{{{HERE}}})", steps(GREEN)),
-        value("WAN bytes per month", "Payload bytes of all regions in 30 days at the rate of the last day.", "decbytes",
+        value("WAN bytes per month", "Payload bytes of all regions in 30 days at the last day's rate.", "decbytes",
               "run:atoll_wan_bytes:month_1d", steps(GREEN)),
-        value("WAN cost per month", "Cost of these 30 days at the price above. Red: more than 1000 USD.", "currencyUSD",
+        value("WAN cost per month",
+              "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.", "currencyUSD",
               "run:atoll_wan_bytes:month_1d / 1e9 * $price", steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
-        value("WAN budget used", "Bytes of 30 days at the rate of the last day, as a share of --wan-budget-gb.",
+        value("WAN budget used", "Bytes of 30 days at the last day's rate, as a share of --wan-budget-gb.",
               "percentunit",
               "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
               steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),
@@ -64,8 +65,8 @@ def _core() -> list[Panel]:
              {"{{region}}": cost}),
         lines("By codec", "Payload bytes per second by codec. Whole fragments are float32.", "Bps",
               {"{{codec}} {{direction}}": codec}, stacked=True),
-        lines("Compression", "Size of payloads as float32, divided by their size on the wire. Whole fragments are left "
-              "out.", "none", {"{{direction}}": "atoll_compression_ratio"}),
+        lines("Compression", "Size of payloads as float32, divided by their size on the wire. Whole fragments are "
+              "excluded.", "none", {"{{direction}}": "atoll_compression_ratio"}),
         lines("Learners by region", "Number of learners in each region, by state.", "none",
               {"{{region}} {{state}}": there}, stacked=True),
     ]  # fmt: skip
@@ -82,7 +83,7 @@ def _fronts() -> list[Panel]:
         lines("Between fronts and core", "Payload bytes per second over the WAN, by kind.", "Bps",
               {"{{region}} {{direction}} {{kind}}": wan}),
         lines("Between fronts and learners",
-              "Payload bytes per second within regions. Fronts save the difference to the WAN traffic.",
+              "Payload bytes per second within regions. Fronts save the difference between this and the WAN traffic.",
               "Bps", {"{{instance}} {{direction}}": learners}),
         lines("Refused calls", "Calls per second that a front refused, by status.", "none",
               {"{{status}}": "sum by (status) (rate(atoll_front_refused_total[$__rate_interval]))"}),
@@ -90,6 +91,6 @@ def _fronts() -> list[Panel]:
               {"{{instance}}": "max by (instance) (atoll_front_cached_bytes)"}),
         lines("Memory", "Resident memory of each front process.", "bytes",
               {"{{instance}}": 'process_resident_memory_bytes{job="front"}'}),
-        lines("CPUs", "Number of CPUs that each front uses.", "none",
+        lines("CPUs", "Number of CPUs in use by each front.", "none",
               {"{{instance}}": 'rate(process_cpu_seconds_total{job="front"}[$__rate_interval])'}),
     ]  # fmt: skip

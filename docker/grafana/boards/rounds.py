@@ -28,7 +28,7 @@ def quantiles(name: str) -> dict[str, str]:
 def _numbers() -> list[Panel]:
     """Returns the panels with current values."""
     return [
-        value("Merges per minute", "Mean of the last five minutes.", "none",
+        value("Merges per minute", "Mean over the last five minutes.", "none",
               "60 * sum(rate(atoll_merges_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
         value("Rounds at their deadline", "Share of the rounds in the last half hour that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
@@ -69,9 +69,9 @@ def _rounds() -> list[Panel]:
         "Adopt": ("From publication until a learner reports that it has adopted the update.", "adopt"),
     }
     return [
-        lines("Why rounds close", "Per minute. all_silent: every learner of the round fell silent. late: a late "
-              "contribution was merged alone.", "none", closed, stacked=True),
-        lines("Outcome of rounds", "Rounds per minute that were merged, and that lapsed with nothing to merge.", "none",
+        lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "
+              "late: late work was merged without a round.", "none", closed, stacked=True),
+        lines("Outcome of rounds", "Rounds per minute, by outcome. lapsed: the round had nothing to merge.", "none",
               outcome, stacked=True),
         lines("Versions", "Published versions of all fragments. They should stay close together.", "none", versions),
         *(lines(title, text, "s", quantiles(f"atoll_{name}_seconds")) for title, (text, name) in stages.items()),
@@ -85,7 +85,7 @@ def _contributions() -> list[Panel]:
     fates = {"{{fate}}": "60 * sum by (fate) (rate(atoll_contributions_total[$__rate_interval]))"}
     return [
         lines("Contributions by fate",
-              "Contributions per minute. turned_away: not accepted; the learner sends it again later.", "none",
+              "Contributions per minute. turned_away: refused before its upload was complete.", "none",
               fates),
         lines("Pending", "Contributions that are acknowledged but not merged yet.", "none",
               {"pending": "sum(atoll_contributions_pending)"}),
@@ -112,9 +112,9 @@ def _core() -> list[Panel]:
               {"age": "time() - max(atoll_snapshot_timestamp_seconds)"}),
         lines("Memory", "Resident memory of the core process.", "bytes",
               {"{{instance}}": 'process_resident_memory_bytes{job="core"}'}),
-        lines("CPUs", "Number of CPUs that the core uses.", "none",
+        lines("CPUs", "Number of CPUs in use by the core.", "none",
               {"{{instance}}": 'rate(process_cpu_seconds_total{job="core"}[$__rate_interval])'}),
         lines("Restarts",
-              "The core's epoch, which grows with each start, and the seconds that the last start took.", "none",
+              "The core's epoch, which increases with each start, and the duration of the last start.", "none",
               {"epoch": "run:atoll_core_epoch:max", "seconds": "max(atoll_restore_seconds)"}),
     ]  # fmt: skip

@@ -137,9 +137,9 @@ def _warnings(
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
-            remedy = "use" if each.region.name == HOME else "leave it out, or use"
+            remedy = "use" if each.region.name == HOME else "leave the region out, or use"
             yield (
-                f"{each.region.name}: needs {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: "
+                f"{each.region.name}: needs {each.share:.0%} of its link, even with {DILOCO_INNER_STEPS} inner steps: "
                 f"{remedy} fewer learners there, longer steps, or a faster link"
             )
     if trial.rounds < MIN_MERGED:
@@ -155,14 +155,20 @@ def _warnings(
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
-            f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs more"
-            " than 24 raised the loss (docs/benchmarks/paper.md): test it first, or use faster links"
+            f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs H"
+            " above 24 raised the loss (docs/benchmarks/paper.md): test this H first, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
-        yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they recover"
+        yield (
+            f"goodput is {atoll.goodput:.1%}, since learners fail faster than they recover: "
+            "make failures rarer or repairs faster"
+        )
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
-        yield f"{each_s:.0f} contributions per second: no core was measured at this rate: use fewer --fragments"
+        yield (
+            f"the core receives {each_s:.0f} contributions per second, more than was ever measured: "
+            "use fewer --fragments"
+        )
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
         yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has only one core: train fewer parameters"
 
@@ -190,17 +196,17 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
     links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
         (MIN_INNER_STEPS, "the paper's value"),
-        (math.ceil(links), "the least that the links allow"),
-        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the least that covers a round trip"),
+        (math.ceil(links), "the smallest value that the links allow"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the smallest value that covers a round trip"),
         (
             math.ceil(MARGIN * fragments / AT_ONCE),
-            f"the least with which learners answer {fragments} fragments in time",
+            f"the smallest value with which learners answer {fragments} fragments in time",
         ),
-        (math.ceil(_blocked(job) / MAX_BLOCKED), f"the least with step boundaries below {MAX_BLOCKED:.0%}"),
+        (math.ceil(_blocked(job) / MAX_BLOCKED), f"the smallest value with step boundaries below {MAX_BLOCKED:.0%}"),
         key=lambda candidate: candidate[0],
     )
     if needed > DILOCO_INNER_STEPS:
-        return DILOCO_INNER_STEPS, "DiLoCo's value, the largest that is advised"
+        return DILOCO_INNER_STEPS, "DiLoCo's value, the largest recommended"
     return needed, why
 
 

@@ -76,11 +76,11 @@ def _settings(job: Job, plan: Plan) -> Table:
     table = Table(title="Settings", show_header=False)
     rows = [
         ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
-        ("fragments", f"P = {plan.settings.fragments}", "fewer if the tensors do not allow it"),
+        ("fragments", f"P = {plan.settings.fragments}", "fewer if the model has too few tensors"),
         ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round trip may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
         ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one core per run"),
-        ("", f"{cpus(job, plan)} CPUs", "for merges, and one spare"),
+        ("", f"{cpus(job, plan)} CPUs", "for merges, plus one spare"),
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "in addition to model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),
         ("merges", f"{plan.contributions:.0%} of the live learners in each", "other contributions join the next round"),

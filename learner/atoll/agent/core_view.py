@@ -189,5 +189,5 @@ def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
     owned = sorted(fragment for place in places for fragment in place.fragments)
     if owned != list(range(fragments)) or not all(place.fragments for place in places):
         raise LearnerError(
-            f"the core's {len(places)} shards do not hold each of the run's {fragments} fragments once: {NONSENSE}"
+            f"the core's {len(places)} shards do not hold each of the {fragments} fragments exactly once: {NONSENSE}"
         )

@@ -68,7 +68,7 @@ class Sender:
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
         """Drops work from an anchor that the run no longer has, and fetches the fragment whole."""
-        log.info("dropped work from before the run was restored", fragment=track.fragment)
+        log.info("dropped work from before the restore", fragment=track.fragment)
         self._exchange.settle(taken)
         track.whole = track.drop = True
         self._fetch(track)

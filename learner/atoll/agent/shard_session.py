@@ -113,7 +113,7 @@ class ShardSession:
             await shard.link.rest()
         why = "certificates were replaced" if shard.link.stale else "the core does not answer"
         max_wait_s = round(shard.arrivals.max_wait_s(), 1)
-        log.warning(f"{why}: connecting again", learner=shard.session.learner, max_wait_s=max_wait_s)
+        log.warning(f"{why}: reconnecting", learner=shard.session.learner, max_wait_s=max_wait_s)
         shard.connected.clear()  # before the old link closes, so that no new call uses that link
         self._dial_again(shard)
 

@@ -109,7 +109,7 @@ class Chaos:
             self._check()
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"some learners do not train after {READY_S:.0f} s: use --keep DIR, and read the logs there"
+                    f"some learners are not training after {READY_S:.0f} s: use --keep DIR, and read the logs there"
                 )
             time.sleep(TICK_S)
 

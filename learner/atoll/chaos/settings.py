@@ -20,8 +20,12 @@ class ChaosSettings(Settings):
 
     learners: Annotated[int, Field(ge=1, le=64, description="Number of learners.")] = 4
     seconds: Annotated[float, Field(ge=1, description="Seconds to run after all learners have started.")] = 300.0
-    mtbf_s: Annotated[float, Field(ge=0, description="Mean seconds between failures of any learner. 0: none.")] = 60.0
-    core_mtbf_s: Annotated[float, Field(ge=0, description="Mean seconds between failures of the core. 0: none.")] = 0.0
+    mtbf_s: Annotated[
+        float, Field(ge=0, description="Mean seconds between failures of any learner. 0: no failures.")
+    ] = 60.0
+    core_mtbf_s: Annotated[
+        float, Field(ge=0, description="Mean seconds between failures of the core. 0: no failures.")
+    ] = 0.0
     pauses: Annotated[float, Field(ge=0, le=1, description="Share of learner failures that are pauses (SIGSTOP).")] = (
         0.0
     )
@@ -42,7 +46,7 @@ class ChaosSettings(Settings):
     ] = None
     server: Annotated[
         str,
-        Field(description="Address of the --procfile's core."),
+        Field(description="Address of the core in --procfile."),
         Option(metavar="HOST:PORT", panel=WHAT.panel),
     ] = "127.0.0.1:7070"
     size: Annotated[Size, Field(description="Size of the model in parameters. tiny has 1M."), WHAT] = "tiny"

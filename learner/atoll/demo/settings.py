@@ -29,7 +29,8 @@ class DemoSettings(Settings):
     steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700
     kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
     solo: Annotated[
-        bool, Field(description="Afterwards train on the busiest learner's tokens without Atoll, and compare.")
+        bool,
+        Field(description="Afterwards, train without Atoll on as many tokens as the busiest learner, and compare."),
     ] = False
     seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
     data: Annotated[

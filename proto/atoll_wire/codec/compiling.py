@@ -11,7 +11,7 @@ from numba.core import event
 
 log = structlog.get_logger()
 
-MESSAGE = "preparing kernels: the first start on a machine takes half a minute to compile them"
+MESSAGE = "compiling kernels: this takes about half a minute, once per machine"
 
 
 @contextlib.contextmanager

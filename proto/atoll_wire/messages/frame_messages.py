@@ -125,7 +125,7 @@ def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
             tag, at = _length(message, at)
             at = _after(message, at, tag & 7)
         except (_OtherForm, IndexError) as error:
-            raise DecodeError("the message is neither a message with frames nor a Join") from error
+            raise DecodeError("the message is neither a Join nor a message with frames") from error
         if count > most:
             raise DecodeError(f"the message has more than {most} frames, tensors or other fields")
     return message

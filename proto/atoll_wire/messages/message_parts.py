@@ -77,7 +77,7 @@ def _content(message: bytes, at: int) -> memoryview:
     else:
         raise DecodeError("a piece of a message has no length")
     if not 0 < length == len(message) - at - 1:
-        raise DecodeError("a piece of a message differs from its declared length")
+        raise DecodeError("a piece of a message does not have its declared length")
     return memoryview(message)[at + 1 :]
 
 

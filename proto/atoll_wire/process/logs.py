@@ -51,7 +51,7 @@ def configure_unless() -> None:
 def configure(level: str, *, json: bool) -> None:
     """Sets the level and the format. Raises UserError for an unknown level."""
     if level not in LEVELS:
-        raise UserError(f"--log-level {level} does not exist: use one of {', '.join(LEVELS)}")
+        raise UserError(f"--log-level {level} is not a log level: use one of {', '.join(LEVELS)}")
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )

@@ -192,7 +192,7 @@ class Declared:
     @property
     def help(self) -> str:
         """The whole help text: description and range."""
-        several = "May be given several times." if self.several else ""
+        several = "You may repeat this option." if self.several else ""
         return " ".join(filter(None, (self.info.description, several, self.range and f"({self.range})")))
 
     def _shown(self, value: object) -> str:

@@ -58,14 +58,14 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         text = "a learner's name may end in * to cover all names with that prefix"
         raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"; {text}')
     if hosts and SERVES not in USES[role]:
-        raise CertificateError(f"a {role.value} serves no address: leave --host out")
+        raise CertificateError(f"--host is for cores and fronts, but the role is {role.value}: omit --host")
     if not hosts and SERVES in USES[role]:
-        raise CertificateError(f"a {role.value} needs at least one host name: give each of its host names with --host")
+        raise CertificateError(f"a {role.value} needs at least one host name: give each name with --host")
     try:
         trusted = (directory / AUTHORITY).read_bytes()
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"--dir {directory} has no authority: make one with `atoll certs init`") from error
+        raise CertificateError(f"--dir {directory} has no authority: create one with `atoll certs init`") from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "init made it"
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
@@ -131,7 +131,7 @@ def _host(host: str) -> x509.GeneralName:
             return x509.DNSName(host)
         except ValueError as error:
             raise CertificateError(
-                f"--host {host} is neither a host name nor an address: give it without a port"
+                f"--host {host} is neither a host name nor an IP address: give one without a scheme or port"
             ) from error
 
 

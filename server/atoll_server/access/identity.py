@@ -27,7 +27,7 @@ class Caller:
             return
         assert self.role is not None
         mine = f'{self.role.value} "{self.name}"'
-        fix = "give each learner its own certificate: atoll certs issue learner NAME"
+        fix = "give each learner its own certificate (atoll certs issue learner NAME)"
         raise Refused(Status.PERMISSION_DENIED, f'the certificate of {mine} is not for learner "{learner[:80]}": {fix}')
 
 

@@ -33,7 +33,7 @@ class Quotas(Settings):
     `atoll_limited_total` counts waits and refusals by limit.
     """
 
-    panel: ClassVar[str] = "Quotas of one caller"
+    panel: ClassVar[str] = "Quotas per caller"
     prefix: ClassVar[str] = "quota"
 
     window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
@@ -43,10 +43,12 @@ class Quotas(Settings):
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
     fresh_s: float = 1.0  # a call without a first message that is older than this makes room for a new one
-    pushes: Annotated[int, Field(ge=1, le=4096, description="A learner's streams that send contributions.")] = (
-        72  # two for each of 32 connections, and control-only streams
-    )
-    fetches: Annotated[int, Field(ge=1, le=4096, description="A learner's streams that fetch parameters.")] = 72
+    pushes: Annotated[
+        int, Field(ge=1, le=4096, description="Concurrent streams per learner that send contributions.")
+    ] = 72  # two for each of 32 connections, and control-only streams
+    fetches: Annotated[
+        int, Field(ge=1, le=4096, description="Concurrent streams per learner that fetch parameters.")
+    ] = 72
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # uploads of first parameters; a newer upload ends an older one
@@ -56,33 +58,36 @@ class Quotas(Settings):
     frame_bytes: int = (2 << 20) + (64 << 10)  # largest message with frames that may arrive in pieces
     joining_bytes: Annotated[
         Bytes,
-        Field(ge=64 << 10, le=1 << 30, description="Size of a Join, which grows with the model's number of tensors."),
+        Field(ge=64 << 10, le=1 << 30, description="Largest Join; its size grows with the number of tensors."),
     ] = 10 << 20  # a peer may send only one Join in pieces at a time
     assembling: int = 4  # a learner's or peer's messages that may arrive in pieces at a time
-    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="A peer's calls per second.")] = 300.0
-    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="A peer's calls that may arrive at once.")] = 600.0
-    joins_per_s: Annotated[float, Field(gt=0, le=1e6, description="A peer's Joins in pieces per second.")] = (
-        0.5  # the cost of a Join grows with its number of tensors
-    )
+    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second per peer.")] = 300.0
+    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a peer may make at once.")] = 600.0
+    joins_per_s: Annotated[
+        float, Field(gt=0, le=1e6, description="Large Joins (sent in pieces) per second per peer.")
+    ] = 0.5  # the cost of a Join grows with its number of tensors
     joins_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="A peer's Joins in pieces that may arrive at once.")
+        float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send at once.")
     ] = 6.0
     spoilt_per_s: float = 0.5  # a learner's or peer's calls that end because of a wrong checksum
     spoilt_burst: float = 5.0
     messages_per_s: Annotated[
-        float, Field(gt=0, le=1e6, description="A learner's messages per second, over all its streams of one method.")
+        float, Field(gt=0, le=1e6, description="Messages per second per learner, over all its streams of one method.")
     ] = 1000.0
     messages_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="A learner's messages to one method that may arrive at once.")
+        float, Field(ge=1, le=1e6, description="Messages to one method that a learner may send at once.")
     ] = 2000.0
-    reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="A learner's reports per second.")] = (
+    reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="Reports per second per learner.")] = (
         20.0  # a learner sends four per second
     )
-    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="A learner's reports that may arrive at once.")] = (
-        40.0
-    )
+    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports that a learner may send at once.")] = 40.0
     max_wait_s: Annotated[
-        float, Field(ge=0, le=3600, description="Longest wait of a caller above a rate; longer waits are refused.")
+        float,
+        Field(
+            ge=0,
+            le=3600,
+            description="Longest wait of a call above a rate, in seconds; calls that must wait longer are refused.",
+        ),
     ] = 10.0
     stalled_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a caller must read each piece of a reply.")

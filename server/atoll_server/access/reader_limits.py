@@ -72,4 +72,4 @@ class ReaderLimits:
 
 
 def _old(why: str) -> Refused:
-    return Refused(Status.UNAVAILABLE, f"the requested version is old, and {why}: ask again")
+    return Refused(Status.UNAVAILABLE, f"the requested version is old, and {why}: fetch the newest version")

@@ -59,7 +59,7 @@ class OperatorTokens:
         try:
             lines = [line.split() for line in self._path.read_text().splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
-            text = f"--operator-tokens {self._path} cannot be read ({error}): make it with `atoll token NAME`"
+            text = f"--operator-tokens {self._path} cannot be read ({error}): create it with `atoll token NAME`"
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(
@@ -82,7 +82,7 @@ def new(path: Path, name: str) -> str:
             file.write("\n".join([*kept, f"{name} {hashlib.sha256(token.encode()).hexdigest()}"]) + "\n")
         part.replace(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read and written ({error}): give another --file") from error
+        raise SettingsError(f"{path} cannot be read or written ({error}): give another --file") from error
     return token
 
 

@@ -83,7 +83,7 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
-            "this version of atoll plans another layout for the run's tensors: use the version that began the run"
+            "this version of Atoll computes another layout for the run's tensors: use the version that began the run"
         )
     return layout
 
@@ -101,7 +101,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
         values = initial.float32(name)[piece.start : piece.start + piece.length]
         if not np.isfinite(values).all():
             raise TensorFileError(
-                f'the first parameters have values that are not finite in "{name}": start from a sound model'
+                f'the first parameters have values that are not finite in "{name}": use a model with finite values'
             )
         theta[piece.offset : piece.offset + piece.length] = values
         initial.forget()

@@ -51,7 +51,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
     try:
         unlock = disk.lock(directory / "lock")
     except BlockingIOError as error:
-        raise SettingsError(f"a core uses {directory}: stop it, restore, and start it again") from error
+        raise SettingsError(f"a core uses {directory}: stop the core, restore, and start the core again") from error
     except OSError as error:
         raise SettingsError(
             f"{directory} cannot be used ({error.strerror}): give a directory that you may write to"

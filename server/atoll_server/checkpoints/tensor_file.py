@@ -97,7 +97,7 @@ class TensorFile:
             return raw.view("<f2").astype(np.float32)
         if dtype == "BF16":
             return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        raise TensorFileError(f'{self.path}: tensor "{name}" is {dtype}; only F32, BF16 and F16 can be trained')
+        raise TensorFileError(f'{self.path}: tensor "{name}" is {dtype}, which cannot be trained: use F32, BF16 or F16')
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
@@ -110,7 +110,9 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
         size, head = file.size, file.read_at(0, 8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise TensorFileError(f"{path} is not a safetensors file: its header says {length} bytes of {size}")
+            raise TensorFileError(
+                f"{path} is not a safetensors file: its header claims {length} bytes of {size}; use another file"
+            )
         try:
             header: dict[str, Any] = json.loads(file.read_at(8, length))
             metadata = header.pop("__metadata__", {})
@@ -119,7 +121,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
             if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
                 raise ValueError("its tensors overlap")  # otherwise an export, which copies tensors, could be huge
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
+            raise TensorFileError(f"{path} is not a safetensors file: {error}; use another file") from error
     data = disk.map(path) if size > base else np.empty(base, np.uint8)
     return TensorFile(path, entries, metadata, data)
 
@@ -129,9 +131,7 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
     if not all(type(number) is int for number in (*shape, start, stop)):
         raise ValueError(f"shape {shape} and offsets {start}:{stop} must be whole numbers")
     if len(shape) > MAX_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
-        raise ValueError(
-            "a tensor has too many dimensions, or invalid ones"
-        )  # their product could take hours to compute
+        raise ValueError("a tensor has too many or invalid dimensions")  # their product could take hours to compute
     count = math.prod(shape)
     if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot have the offsets {start}:{stop}")

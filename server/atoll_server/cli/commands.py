@@ -95,7 +95,7 @@ def pause_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Reason, which is shown to learners and operators.")] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Reason to show to learners and operators.")] = "no reason given",
 ) -> None:
     """Pause the run until `atoll resume`. Learners wait in step(), and no round opens. A restarted core stays paused."""
     from atoll_server.cli.operator_client import pause
@@ -119,7 +119,7 @@ def receipts_command(
     insecure_plaintext: Plaintext = False,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
+        typer.Option("--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
     ] = None,
     learner: Annotated[str, typer.Option(help="Show only contributions of this learner.")] = "",
     fate: Annotated[str, typer.Option(help="Show only contributions with this fate: pending, merged or refused.")] = "",
@@ -143,10 +143,11 @@ def evict_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Reason, which is recorded and shown to the learner.")] = "by an operator",
-    undo: Annotated[bool, typer.Option("--undo", help="Let it join again.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason to record and to show to the learner.")] = "by an operator",
+    undo: Annotated[bool, typer.Option("--undo", help="Let the learner join again.")] = False,
     tokens: Annotated[
-        int | None, typer.Option(min=0, help="Number of its reported tokens to keep, if its reports were false.")
+        int | None,
+        typer.Option(min=0, help="Number of the learner's reported tokens to keep, if its reports were false."),
     ] = None,
 ) -> None:
     """Evict a learner. It stops, and its name cannot join again. The core refuses its pending contributions."""
@@ -174,7 +175,9 @@ def checkpoint_list(
     insecure_plaintext: Plaintext = False,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"),
+        typer.Option(
+            "--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"
+        ),
     ] = None,
 ) -> None:
     """List the snapshots on a core's disk. You can restore each of them."""
@@ -252,7 +255,7 @@ def checkpoint_export(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
+            "--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
         ),
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Write the first parameters (version 0).")] = False,
@@ -311,7 +314,7 @@ def replay_command(
             print("to evaluate the result, write the model with --out PATH")
     else:
         print(
-            f"{done.merges:,} merges repeated, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
+            f"{done.merges:,} merges repeated, all with the ledger's checksums; the final parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
         if not done.snapshot:
             print("no snapshot could be read: the merges were compared with the ledger's checksums only")

@@ -104,7 +104,9 @@ class _WhatIf:
             name, equals, value = change.partition("=")
             name = name.strip().replace("-", "_")
             if not equals or name not in WHAT_IF:
-                raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
+                raise SettingsError(
+                    f'--set "{change}" is invalid: give NAME=VALUE, where NAME is one of {", ".join(WHAT_IF)}'
+                )
             if name in given:
                 raise SettingsError(f"--set {name} is given twice: give each name once")
             given[name] = value.strip()

@@ -35,7 +35,8 @@ def read_run(
         meta = run_ledger.get_meta(db)
         if generation is not None and not 1 <= generation <= meta["generation"]:
             raise SettingsError(
-                f"--generation {generation} does not exist: the run in {directory} has 1 to {meta['generation']}"
+                f"--generation {generation} does not exist: the run in {directory} has generations 1 to "
+                f"{meta['generation']}"
             )
         run = restore(db, Origin.of(meta, generation), directory, from_start=from_start)
         if check:

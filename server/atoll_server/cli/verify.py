@@ -46,13 +46,13 @@ def _unused(directory: Path) -> Iterator[None]:
     try:
         unlock = DISK.share(directory / "lock")
     except BlockingIOError as error:
-        raise SettingsError(f"a core uses {directory}: stop it, or check a copy of the directory") from error
+        raise SettingsError(f"a core uses {directory}: stop the core, or check a copy of the directory") from error
     except (FileNotFoundError, NotADirectoryError):
         yield  # no core has used it
         return
     except OSError as error:
         raise SettingsError(
-            f"{directory} cannot be read ({error.strerror}): use a user that may read its files"
+            f"{directory} cannot be read ({error.strerror}): run the command as a user that may read its files"
         ) from error
     try:
         yield

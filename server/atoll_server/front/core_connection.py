@@ -62,7 +62,7 @@ class CoreConnection:
 
     def _again(self, why: str) -> None:
         """Dials new connections for all later calls. On the old ones, waiting calls end and transfers continue."""
-        log.warning(f"{why}: dialling again", core=self.address)
+        log.warning(f"{why}: reconnecting", core=self.address)
         self._retire()
         self._open()
 

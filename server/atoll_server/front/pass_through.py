@@ -51,7 +51,7 @@ def _passing(
             caller(context)
             shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
             if token_needed and not shown:
-                text = "operators need a token at this front: give --token, or call the core"
+                text = "operators need a token to use this front: give --token, or call the core"
                 raise Refused(Status.PERMISSION_DENIED, text)
             with core_connection.link.carriers.use() as connection:
                 channel: Any = connection.channel
@@ -82,7 +82,7 @@ def _passing(
 
 async def _end_without_core(context: Context, address: str, why: str) -> NoReturn:
     """Ends a call that the core did not answer. The caller learns which core that is."""
-    text = f"the core at {address} does not answer it ({why})"
+    text = f"the core at {address} does not answer the front ({why})"
     await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))
 
 

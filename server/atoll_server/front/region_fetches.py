@@ -66,7 +66,7 @@ class RegionFetches:
                         raise Refused(Status.UNAVAILABLE, text) from error
                 except CacheFullError as error:
                     if begun:
-                        text = "this front has no memory for this fetch at present: fetch again"
+                        text = "this front has no free memory for this fetch: try again later"
                         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                     break
         async for reply in self._relay(request):
@@ -113,7 +113,7 @@ class RegionFetches:
             reply = await call.read()
         shard.link.answered(self._routes.clock.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
-            raise Refused(Status.UNAVAILABLE, "the core replied without a header: fetch again")
+            raise Refused(Status.UNAVAILABLE, "the core sent a reply without a header: fetch again")
         shard.sessions.answered(request.session, self._routes.clock.monotonic())
         return reply.header
 

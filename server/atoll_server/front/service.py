@@ -187,11 +187,13 @@ class FrontService(rpc.OuterServicer):
             try:
                 request = await wait.first(requests, "a Push stream")
                 if not isinstance(request, pb.PushRequest) or request.frames:
-                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream must begin with a header alone")
+                    raise Refused(
+                        Status.INVALID_ARGUMENT, "the first message of a Push stream must be a header without frames"
+                    )
                 header = request.header
                 self._may(context, header.session.learner)
                 name = contribution_name(header.session, header.fragment, header.seq)
-                log.debug("passing on", contribution=name, cycle=header.cycle)
+                log.debug("forwarding a contribution", contribution=name, cycle=header.cycle)
                 link = route.to(self._routes.owner(header.session, header.fragment))
                 pool = link.quick if header.control_only else link.carriers
                 with (
@@ -205,7 +207,7 @@ class FrontService(rpc.OuterServicer):
                         while (reply := await wait.next(aiter(call))) is not None:
                             moved()
                             if reply.HasField("receipt"):
-                                log.debug("answered by the core", contribution=name)
+                                log.debug("the core answered", contribution=name)
                             yield reply
             finally:
                 await discard_rest(requests)
@@ -313,11 +315,14 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
             "frames arrived over a stream that was declared control_only: send them over another stream",
         )
     if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-        text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
+        text = f"a message has {len(brought)} frames: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
         raise Refused(Status.INVALID_ARGUMENT, text)
     for frame in brought:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
-            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} is not one of the {header.frames} declared")
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f"frame {frame.index} does not fit the header: send only the {header.frames} declared frames",
+            )
         if crc32c(frame.payload) != frame.crc32c:
             raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not match its checksum: send it again")
     return sum(len(frame.payload) for frame in brought)

@@ -17,15 +17,17 @@ class FrontSettings(Serving):
 
     command: ClassVar[str] = "front"
 
-    core: Annotated[Address, Field(description="The core that calls are passed on to.")]
+    core: Annotated[Address, Field(description="Address of the core.")]
     listen: Annotated[
-        tuple[str, ...], Field(description="Addresses to serve at. Port 0: any free port."), Option(metavar="HOST:PORT")
+        tuple[str, ...],
+        Field(description="Addresses to listen on. Port 0: any free port."),
+        Option(metavar="HOST:PORT"),
     ] = ("127.0.0.1:7071",)
     region: Annotated[str, Field(description="Name of the region in metrics.")] = ""
-    audit_log: Annotated[Path | None, Field(description="File for refusals, as JSON lines.")] = None
+    audit_log: Annotated[Path | None, Field(description="File that records refusals as JSON lines.")] = None
     cache_mib: Annotated[
         int,
-        Field(ge=1, description="Memory for updates and whole fragments; larger items are not cached."),
+        Field(ge=1, description="Memory for cached updates and whole fragments; larger items are not cached."),
     ] = 48
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()

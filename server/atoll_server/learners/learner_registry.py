@@ -188,7 +188,7 @@ class LearnerRegistry:
         if entry.occupied(now):
             raise Refused(
                 Status.ALREADY_EXISTS,
-                f'a learner named "{name}" is connected now: give each learner its own name, '
+                f'a learner named "{name}" is already connected: give each learner its own name, '
                 "or stop the other learner first",
             )
         if self._older(entry, age_s, wall):  # if the other process's Join was delayed, this one only seems older
@@ -199,7 +199,9 @@ class LearnerRegistry:
         """Raises Refused if a process changes its region, or if there are too many regions."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
-            text = f'learner "{name}" is in region "{entry.region}", which a process cannot change: start a new one'
+            text = (
+                f'learner "{name}" is in region "{entry.region}", which its process cannot change: start a new process'
+            )
             raise Refused(Status.INVALID_ARGUMENT, text)
         if entry is not None and entry.region == region and entry.account.left_at is None:
             return

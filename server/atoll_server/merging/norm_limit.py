@@ -115,8 +115,8 @@ class NormLimiter:
         if self._norm_limit and times > self._norm_limit:
             return NormVerdict(
                 refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps (limit "
-                f"{self._norm_limit:g}): this learner's training has drifted too far; "
-                "it continues from the others' parameters"
+                f"{self._norm_limit:g}): the learner's training has drifted too far; "
+                "the learner continues from the others' parameters"
             )
         if self._clip_norm and times > self._clip_norm:
             return NormVerdict(scale=self._clip_norm / times)

@@ -150,7 +150,7 @@ class Syncer:
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
                 rounds.cycle += 1  # a separate cycle, for which no learner is asked
                 effects += self._close(
-                    index, CloseNow(Cause.LATE, "contributions came late, without a grace window"), present
+                    index, CloseNow(Cause.LATE, "late contributions are merged without a round"), present
                 )
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
@@ -176,7 +176,7 @@ class Syncer:
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
-            return CloseNow(cause, "no learner is expected")
+            return CloseNow(cause, "no learner is expected to answer")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
             return CloseNow(Cause.ALL_ANSWERED, "every live learner has answered")

@@ -84,7 +84,9 @@ class InterruptibleWait:
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
         """Returns a stream's first message. Raises Refused if the stream is empty."""
         if (request := await self.next(requests)) is None:
-            raise Refused(Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty")
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty: send a header"
+            )
         return request
 
     def _check(self) -> None:

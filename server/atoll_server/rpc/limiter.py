@@ -193,7 +193,10 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
         """Context manager that holds a slot among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} of your calls already wait (the limit): call again later, or open fewer streams"
+            text = (
+                f"{peer.waiting} calls of this caller are already waiting (the limit): call again later, or open "
+                "fewer streams"
+            )
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -208,9 +211,8 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.waiting -= 1
         try:
             if oldest is not None:
-                text = (
-                    f"{self.quotas.first_calls * peer.trusted} calls are open without a first message: send one at once"
-                )
+                most = self.quotas.first_calls * peer.trusted
+                text = f"{most} calls are open without a first message: send each call's first message at once"
                 oldest.end(self.over("first_message", text))
             yield
         finally:
@@ -315,7 +317,9 @@ class _Inward:
             read = self._method.handler.request_deserializer
             return raw if read is None else read(raw)
         except DecodeError as error:
-            raise Refused(Status.INVALID_ARGUMENT, f"not a message of {self._method.name}: {error}") from error
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"the message is invalid for {self._method.name}: {error}"
+            ) from error
 
     async def _raw(self) -> bytes | None:
         raw = await self._next()

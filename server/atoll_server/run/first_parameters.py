@@ -113,7 +113,8 @@ class StagedFile:
         self.received += len(chunk)
         if self.received > self.size_bytes:
             raise Refused(
-                Status.INVALID_ARGUMENT, f"the first parameters exceed the declared {self.size_bytes} bytes: send again"
+                Status.INVALID_ARGUMENT,
+                f"the first parameters exceed the declared {self.size_bytes} bytes: send them again",
             )
         self._digest.update(chunk)
         self._file.write(chunk)
@@ -130,7 +131,7 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or bytes changed: send again",
+                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or some changed: send again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)
@@ -195,7 +196,8 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
         raise Refused(Status.FAILED_PRECONDITION, reason)
     if not 0 < size_bytes <= most:
         raise Refused(
-            Status.INVALID_ARGUMENT, f"the first parameters have {size_bytes} bytes: at most {most} are accepted"
+            Status.INVALID_ARGUMENT,
+            f"the first parameters have {size_bytes} bytes: at most {most} are accepted (--limit-model-bytes)",
         )
     needed = size_bytes + 24 * layout.parameters
     free = disk.free_bytes(directory)

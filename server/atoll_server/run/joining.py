@@ -63,7 +63,9 @@ class Joining:
         run = self._run
         if request.run and request.run != run.run_id:
             raise Refused(
-                Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core serves run {run.run_id}"
+                Status.FAILED_PRECONDITION,
+                f"this core serves run {run.run_id}, not {request.run}: correct the server address or restart "
+                "the learner",
             )
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
@@ -192,7 +194,9 @@ class Joining:
         if lease is None or lease.entry is not process.entry:
             raise Refused(Status.UNAVAILABLE, "another learner is sending the first parameters: join again and wait")
         if staging is not None and lease.upload is not staging:
-            raise Refused(Status.UNAVAILABLE, "a newer call of this learner sends the first parameters: this call ends")
+            raise Refused(
+                Status.UNAVAILABLE, "a newer call of this learner is sending the first parameters: this call ends"
+            )
         return lease
 
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
@@ -267,21 +271,25 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
     if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the model has {tied} names of tied tensors: at most {limits.tensors} are accepted",
+            f"the model has {tied} names of tied tensors: at most {limits.tensors} are accepted (--limit-tensors)",
         )
     for tensor in request.tensors:
         names = (tensor.name, *tensor.tied_names)
         if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MAX_DIMENSIONS:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f'the name of tensor "{tensor.name[:80]}" is too long, or it has too many dimensions',
+                f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions: shorten or reshape it',
             )
         if tensor.kind not in MERGE_KINDS:
-            raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not declare its kind of merge')
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f'tensor "{tensor.name}" does not declare its kind of merge: use the same version of Atoll',
+            )
     parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
     if parameters > limits.parameters:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the model has {parameters} trainable parameters: at most {limits.parameters} are accepted",
+            f"the model has {parameters} trainable parameters: at most {limits.parameters} are accepted "
+            "(--limit-parameters)",
         )
     return tuple(map(tensor_spec, request.tensors))

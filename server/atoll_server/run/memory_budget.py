@@ -45,7 +45,7 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""
-    where = "--memory-gib gives" if memory_bytes else "this machine has"
+    where = "but --memory-gib gives" if memory_bytes else "but this machine has"
     return (
         f"the model has {parameters} trainable parameters: its core needs {needed / 2**30:.1f} GiB of memory, "
         f"{where} {given / 2**30:.1f}; use a larger machine, or train fewer parameters"

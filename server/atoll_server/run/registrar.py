@@ -176,7 +176,7 @@ class Registrar:
             return self.shards[number]
         if isinstance(self.state, Waiting):
             raise _without_parameters()
-        raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)}")
+        raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)} shards")
 
     def places(self) -> list[pb.ShardPlace]:
         """Returns the place of each shard. All are at this process's own address."""

@@ -27,7 +27,8 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     """Records a report. most: limit on a learner's tokens and on its steps. Raises Refused above a limit."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(
-            Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more tokens or steps than the limit, {most}'
+            Status.INVALID_ARGUMENT,
+            f'learner "{entry.name}" reports more tokens or steps than {most} (the limit): check step(tokens=...)',
         )
     if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
         raise Refused(
@@ -52,7 +53,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
-            "a learner reports more than it can have trained: check it; if its report is false, evict it with --tokens",
+            "a learner reports more than it can have trained: check the learner, or evict it with --tokens",
             learner=entry.name,
             reported=seen.tokens,
             counted=spent.tokens,

@@ -49,7 +49,7 @@ def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
     """
     for name in ("spool", "snapshots", STAGING):
         if (path := directory / name).exists() and not path.is_dir():
-            raise SettingsError(f"{path} cannot be used (it is no directory): restore a backup")
+            raise SettingsError(f"{path} cannot be used (it is not a directory): restore a backup")
     disk, journal = ReadOnlyDisk(), Journal()
     meta = run_ledger.get_meta(db)
     check_protocol(meta)

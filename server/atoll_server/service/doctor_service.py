@@ -37,14 +37,19 @@ class DoctorService(rpc.DoctorServicer):
                 while (request := await self._next(requests)) is not None:
                     up, down = up + len(request.padding), down + request.wanted_bytes
                     if max(up, down) > MAX_BYTES:
-                        raise Refused(Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MAX_BYTES >> 20} MiB")
+                        raise Refused(
+                            Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MAX_BYTES >> 20} MiB: request less"
+                        )
                     yield self._answer()
                     for left in range(request.wanted_bytes, 0, -PIECE_BYTES):
                         yield pb.ProbeReply(padding=bytes(min(left, PIECE_BYTES)))
         except Refused as refused:
             await abort(context, refused)
         except TimeoutError:
-            await abort(context, Refused(Status.RESOURCE_EXHAUSTED, f"a probe takes at most {LONGEST_S:.0f} s"))
+            await abort(
+                context,
+                Refused(Status.RESOURCE_EXHAUSTED, f"a probe takes at most {LONGEST_S:.0f} s: use a faster link"),
+            )
         finally:
             await discard_rest(requests)
 

@@ -47,7 +47,7 @@ async def keep_gauges(
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
             metrics.fold(run.registry.regions(), MAX_REGIONS)
         except Exception:
-            log.exception("the run could not be read for Prometheus: the last values stay")
+            log.exception("the metrics could not be updated: Prometheus sees the previous values")
         await asyncio.sleep(EVERY_S)
 
 

@@ -117,7 +117,9 @@ class OuterService(rpc.OuterServicer):
             request = await wait.first(requests, "a Push stream")
             if isinstance(request, pb.PushRequest):
                 if request.ByteSize() > HEADER_BYTES:
-                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream must begin with a header alone")
+                    raise Refused(
+                        Status.INVALID_ARGUMENT, "the first message of a Push stream must be a header without frames"
+                    )
                 header = request.header
             process = self._session(context, header.session)
             shard, _ = self._run.owner(header.fragment)
@@ -163,7 +165,7 @@ class OuterService(rpc.OuterServicer):
                     "frames arrived over a stream that was declared control_only: send them over another stream",
                 )
             if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-                text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
+                text = f"a message has {len(brought)} frames: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
                 raise Refused(Status.INVALID_ARGUMENT, text)
             await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)

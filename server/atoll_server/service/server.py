@@ -102,7 +102,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             core.failed.result()
     except (OSError, sqlite3.Error) as error:
         raise CoreFailed(
-            f"the disk failed ({error}): nothing acknowledged is lost; free space or repair it, then restart the core"
+            f"the disk failed ({error}): no acknowledged work is lost; fix the disk, then restart the core"
         ) from error
     finally:
         beating.cancel()

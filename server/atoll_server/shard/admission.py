@@ -17,12 +17,12 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
     """Raises Refused for a header that is invalid in this run."""
     most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
-        raise _malformed(header, f"uses codec {header.codec}, but the run uses {run_codec.name}")
+        raise _malformed(header, f"uses codec {header.codec}, but the run uses {run_codec.name}: use the run's codec")
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
             f"declares {header.frames} frames and {header.size_bytes} bytes; the fragment has {len(fragment.frames)} "
-            f"frames of at most {most} bytes in total",
+            f"frames of at most {most} bytes in total: use the same version of Atoll on both sides",
         )
     if not (0 < header.tokens <= MAX_TOKENS and 0 < header.steps <= MAX_STEPS) or len(header.digest) != 32:
         raise _malformed(
@@ -31,7 +31,7 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
             "at least one token, at least one step and 32 bytes are needed",
         )
     if header.seq > MAX_NUMBER:
-        raise _malformed(header, f"has a seq above {MAX_NUMBER}")
+        raise _malformed(header, f"has a seq above {MAX_NUMBER}: use a smaller seq")
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:

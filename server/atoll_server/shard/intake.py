@@ -59,7 +59,7 @@ class Intake:
             raise upload.refused()
         for frame in frames:
             if frame.index >= upload.part.frames:
-                text = f"frame {frame.index} of {upload.key} does not exist: it has {upload.part.frames} frames"
+                text = f"frame {frame.index} of {upload.key} does not exist: the upload has {upload.part.frames} frames"
                 raise Refused(Status.INVALID_ARGUMENT, text)
         writing = asyncio.create_task(self._write(upload, frames, now))
         refused = await asyncio.shield(writing)  # the last frame is written even if its stream breaks now

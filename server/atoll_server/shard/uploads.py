@@ -183,7 +183,7 @@ class Uploads:
         underway = sum(upload.part.size_bytes for upload in self._underway.values() if upload.key.learner == learner)
         mine = underway + pending_bytes
         if mine and mine + size_bytes > self._limits.learner_spool_bytes:
-            text = f'learner "{learner}" has {mine} bytes that wait for their merge'
+            text = f'learner "{learner}" has {mine} bytes of contributions that wait for a merge'
             limit = f"limit {self._limits.learner_spool_bytes}, --limit-learner-spool-bytes"
             raise Refused(Status.RESOURCE_EXHAUSTED, f"{text} ({limit}): try again later")
         try:
@@ -258,8 +258,8 @@ class Uploads:
                 frame_bytes = upload.part.size_bytes // upload.part.frames
                 kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
-                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, so it was given up: send it again. A "
-                    f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run with "
+                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s: the upload was given up; send it again. "
+                    f"A frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run with "
                     "--codec int4"
                 )
                 self.drop(upload, Refused(Status.UNAVAILABLE, text))

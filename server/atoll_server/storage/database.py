@@ -112,7 +112,7 @@ def _schema(db: sqlite3.Connection) -> int:
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if (found := _schema(db)) != SCHEMA_VERSION:
         raise LedgerError(
-            f"{path} has schema {found}, but this version reads {SCHEMA_VERSION}: use the version that made it"
+            f"{path} has schema {found}, but this version reads {SCHEMA_VERSION}: use the version that wrote it"
         )
 
 

@@ -97,7 +97,7 @@ class LedgerWriter:
                 log.info("the disk has free space again", waited_s=round(took, 1))
                 self.full = False
             elif took > SLOW_S:
-                log.warning("the disk is slow: a commit took long and delayed acknowledgements", took_s=round(took, 1))
+                log.warning("the disk is slow: a commit delayed acknowledgements", took_s=round(took, 1))
             for (_, done), result in zip(group, results, strict=True):
                 if not done.done():
                     done.set_result(result)

@@ -89,7 +89,9 @@ class PayloadWriter:
             if index in self.received or self._closed:
                 return False
             if self.received_bytes + len(payload) > self.size_bytes:
-                raise FrameError(f"{self.key} sends more than its declared {self.size_bytes} bytes")
+                raise FrameError(
+                    f"{self.key} sends more than its declared {self.size_bytes} bytes: send it again with a new seq"
+                )
             if self._file is None:
                 self._file = self.disk.create(self.path)
             try:
@@ -115,7 +117,9 @@ class PayloadWriter:
         """Compares a complete file with the declared size and digest. Raises FrameError."""
         table = [self.received[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
-            raise FrameError(f"the frames of {self.key} differ from the size or digest in its header")
+            raise FrameError(
+                f"the frames of {self.key} differ from the size or digest in its header: send it again with a new seq"
+            )
 
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
         """Makes the file durable under its final name. Runs in a worker thread.

@@ -110,7 +110,7 @@ class EventLog:
         if not self._refused or now - self._refused_at < REFUSED_EVERY_S:
             return
         what = "contribution was" if self._refused == 1 else "contributions were"
-        text = f"{self._refused} {what} refused: see `atoll receipts` or the core's log"
+        text = f"{self._refused} {what} refused or turned away: see `atoll receipts` and the core's log"
         self._add(Kind.REFUSED, text, now)
         self._refused = 0
         self._refused_at = now

@@ -39,6 +39,6 @@ class Journal:
                     raise
                 self.faults += 1
                 log.exception(
-                    "a journal entry was not shown, and training continues: report this as a fault of Atoll",
+                    "a journal entry could not be shown, and training continues: report this bug",
                     entry=type(entry).__name__,
                 )

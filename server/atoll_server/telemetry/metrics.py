@@ -29,7 +29,7 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful learner-seconds / provisioned learner-seconds of the run"),
     ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not discarded"),
-    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds since the first Join, with downtime"),
+    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds since the first Join, including downtime"),
     ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds that were not useful, by cause"),
     ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Merged tokens / trained tokens, as a mean over parameters"),
     ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as reported"),
@@ -49,7 +49,7 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
         "atoll_learner_info",
         GaugeMetricFamily,
         ("learner", "region", "state"),
-        "1 for each learner, with its region and state",
+        "1 for the learner's current region and state",
     ),
     ("atoll_learner_inner_steps", CounterMetricFamily, ("learner",), "Inner steps over all incarnations"),
     ("atoll_learner_tokens", CounterMetricFamily, ("learner",), "Tokens trained over all incarnations"),
@@ -60,19 +60,19 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
         "atoll_learner_heard_timestamp_seconds",
         GaugeMetricFamily,
         ("learner",),
-        "When the core last received a message from the learner",
+        "Time of the learner's last message to the core",
     ),
     (
         "atoll_learner_lost_seconds",
         GaugeMetricFamily,
         ("learner",),
-        "Provisioned time that was not useful, over all causes",
+        "Provisioned time that was not useful, from all causes",
     ),
     ("atoll_spool_bytes", GaugeMetricFamily, (), "Spool space that payloads use or reserve"),
     ("atoll_ledger_bytes", GaugeMetricFamily, (), "Size of the ledger's file and its write-ahead log"),
     ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
-    ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "When the newest snapshot was taken"),
-    ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from this core's start until it could serve"),
+    ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "Time of the newest snapshot"),
+    ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from the core's start until it served"),
     ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which each start increases by one"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
@@ -138,14 +138,14 @@ class Metrics(Collector):
         self.merge_seconds = _seconds("atoll_merge_seconds", "Time from a round's close until its merge is computed", r)
         self.publish_seconds = _seconds("atoll_publish_seconds", "Time from a computed merge to its publication", r)
         self.adopt_seconds = _seconds(
-            "atoll_adopt_seconds", "Time from publication to a learner's adoption, without skipped versions", r
+            "atoll_adopt_seconds", "Time from publication to a learner's adoption, excluding skipped versions", r
         )
         self.staleness = Histogram(
             "atoll_staleness_outer_steps", "Staleness at merge", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
             "atoll_contribution_weight",
-            "Weight of merged contributions, as a part of an outer step",
+            "Weight of merged contributions, as a fraction of an outer step",
             registry=r,
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )

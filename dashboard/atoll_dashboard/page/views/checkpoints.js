@@ -32,7 +32,7 @@ export function checkpointsView(section, actions) {
   );
   const page = poller(
     (signal) => get(["checkpoints"], {}, signal),
-    (answer) => table.update(answer, "There is no checkpoint yet."),
+    (answer) => table.update(answer, "No checkpoint yet."),
     (error) => table.fail(error.message), EVERY_MS,
   );
   return {

@@ -32,7 +32,7 @@ export function learnersView(section) {
   let asked = { region: "", state: "", search: "", sort: "trouble", descending: false, offset: 0 };
   const regions = choice("Region", "All regions", [], (region) => change({ region, offset: 0 }));
   const states = choice("State", "All states", STATES, (state) => change({ state, offset: 0 }));
-  const named = search("Search a learner", (words_) => change({ search: words_, offset: 0 }));
+  const named = search("Search learners", (words_) => change({ search: words_, offset: 0 }));
   const trouble = h("button", { type: "button", onclick: () => sortBy("trouble") }, "Trouble first");
   const table = makeTable({ caption: "Learners", columns, key: (each) => each.learner, onsort: sortBy });
   const pager = makePager("learners", LIMIT, (offset) => change({ offset }));
@@ -40,7 +40,7 @@ export function learnersView(section) {
     h("div", { class: "filters" }, regions.node, states.node, named.node, trouble), table.node, pager.node,
   );
   const page = poller((signal) => get(["learners"], { ...asked, limit: LIMIT }, signal), (answer) => {
-    table.update(answer.items, "No learner matches.");
+    table.update(answer.items, "No matching learners.");
     pager.update(answer);
   }, (error) => table.fail(error.message), EVERY_MS);
 

@@ -25,7 +25,7 @@ export function receiptsView(section) {
     h("div", { class: "pager" }, newest, back),
   );
   const page = poller((signal) => get(["receipts"], { ...asked, limit: LIMIT }, signal), (answer) => {
-    table.update(answer.items, "No receipt matches.");
+    table.update(answer.items, "No matching receipts.");
     older = answer.before;
     showAsked();
   }, (error) => table.fail(error.message), EVERY_MS);
