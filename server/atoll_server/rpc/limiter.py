@@ -193,10 +193,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
         """Context manager that holds a slot among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = (
-                f"{peer.waiting} calls of this caller are already waiting (the limit): call again later, or open "
-                "fewer streams"
-            )
+            text = f"{peer.waiting} calls of this caller already wait (the limit): call later, or open fewer streams"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
