@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.quality import plots
 from benchmarks.quality.grid import BUDGETS, GROUPS, SEEDS
 from benchmarks.quality.records import RECORDS, Records, make
-from benchmarks.quality.report import budget_table, gaps, lines, table
+from benchmarks.quality.report import budget_table, gaps, headline, lines, table
 
 REPORT = RECORDS / "README.md"
 
@@ -48,13 +48,14 @@ def main() -> None:
 
 def write(path: Path, records: Records) -> None:
     """Writes the report: a table and a plot per group. path: the Markdown file."""
-    parts = [HEAD]
+    compared = gaps(BUDGETS, records)
+    cited = {(gap.budget.size, gap.budget.steps): headline(gap) for gap in compared}
+    parts = [TITLE, *(cited[budget] for budget in CITED if budget in cited), HEAD]
     for group in GROUPS:
         found = lines(group, records)
         if len(found) > 1:
             plots.losses(group, found, path.with_name(f"{group.name}.svg"))
             parts += [table(group, found), f"![{group.title}]({group.name}.svg)\n"]
-    compared = gaps(BUDGETS, records)
     if compared:
         plots.gaps(compared, path.with_name("budgets.svg"))
         parts += [
@@ -65,8 +66,11 @@ def write(path: Path, records: Records) -> None:
     path.write_text("\n".join(parts))
 
 
-HEAD = """# Quality: what the records say
+CITED = (("180k", 3000), ("180k", 1000))  # the README cites the gaps of these budgets: size, inner steps
 
+TITLE = "# Quality: what the records say\n"
+
+HEAD = """
 `make quality` writes this report. The folder `runs` has a file for each table, with the runs that no earlier table
 uses. [budgets.json](runs/budgets.json) has the runs that only the last table uses. Each run includes its settings and
 its commit.

@@ -92,6 +92,18 @@ def budget_table(found: Sequence[Gap]) -> str:
     return "\n".join([*rows, ""])
 
 
+def headline(gap: Gap) -> str:
+    """The gap of one budget as a sentence with its setup."""
+    one, other = (statistics.mean(pair[side] for pair in gap.losses) for side in (0, 1))
+    fleet = gap.fleet
+    count, steps = len(gap.losses), fleet.steps / fleet.settings.inner_steps
+    return (
+        f"With {fleet.tokens / 1e6:.1f}M tokens and {gap.budget.size} parameters, four learners' loss was {other:.4f}, "
+        f"vs. {one:.4f} for data-parallel training: {spread(gap.behind, '+.2f')} % "
+        f"({count} seed{'s' * (count > 1)}, {steps:.0f} outer steps)."
+    )
+
+
 def lines(group: Group, records: Records) -> list[Line]:
     """Returns one line per variant that has a record."""
     first = {recipe.seed: records.read(recipe) for recipe in group.variants[0].seeds()}

@@ -186,6 +186,8 @@ def test_a_budget_compares_the_best_of_each_side(tmp_path):
     (gap,) = report.gaps([budget], runs)
     assert gap.behind == pytest.approx([10.0, 20.0]), "rates are those of the first seed"
     assert "| +15.00 ± 5.00 % | 2 | 2, 2 |" in report.budget_table([gap])
+    said = report.headline(gap)
+    assert "loss was 2.3000, vs. 2.0000 for data-parallel training: +15.00 ± 5.00 % (2 seeds, " in said
     assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
 
 
