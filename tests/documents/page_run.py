@@ -4,7 +4,7 @@ The text before a fence may name its terminal ("Terminal 2 runs a learner"), and
 fence whose last command serves or trains until Ctrl-C keeps its terminal, and the page continues when this command
 reports that it runs. At the end of the page, each terminal gets Ctrl-C, and each command must exit without an error.
 
-`python -m tests.documents.page_run PAGE DIRECTORY` runs a page in a copy of the checkout. It must run in a network and
+`python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in a network and
 mount namespace of its own: the pages' ports are then free, and their host names lead to this machine.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.documents.fences import Fence, fences
+from tests.documents.fences import ROOT, Fence, fences
 from tests.documents.installed import PACKAGES
 
 LASTING = re.compile(r"atoll (core|front|dashboard|learner)\b(?!.*(--help|&))")
@@ -32,6 +32,7 @@ THERE = re.compile(r"^atoll \w+ serves |standby: this core takes over|\bjoined\b
 STOP = re.compile(r"[Pp]ress\s+Ctrl-C\s+in\s+terminals?\s+(\d)(?:\s+(?:to|and)\s+(\d))?")
 TERMINAL = re.compile(r"\b[Tt]erminal\s+(\d)\b")
 WAIT_S, END_S = 600.0, 120.0
+PLACE = Path("/mnt")  # where a page finds its checkout, so that compiled kernels fit the next page, too
 HOSTS = "127.0.0.1 localhost core.example.com front.eu.example.com\n"
 PIP = 'pip() { python3 -m tests.documents.installed "$@"; }\n'  # the installed packages replace the download
 BEFORE = {  # pages about a run that exists: what starts this run
@@ -97,8 +98,10 @@ class PageRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del kind, error, trace
+        del kind, trace
         for terminal in self.terminals:
+            if error is not None:
+                print(f"{terminal.fence}:\n{terminal.text()}", file=sys.stderr, flush=True)
             terminal.signal(signal.SIGKILL)
             terminal.process.wait()
 
@@ -119,7 +122,7 @@ class PageRun:
         """
         self._make_room(fence)
         words = fence.text if whole else fence.script
-        command = ["bash", "-e", "-o", "pipefail", "-c", PIP + words]
+        command = ["bash", "-e", "-c", PIP + words]
         if fence.language == "python":
             script = self.directory / f"fence_{fence.line}.py"
             script.write_text(fence.text)
@@ -140,7 +143,6 @@ class PageRun:
         else:
             code = process.wait(WAIT_S)
             assert code == 0, f"{fence} ended with {code}:\n{fence.text}\n{terminal.text()}"
-        print(terminal.text(), file=sys.stderr, flush=True)
         return terminal.text()
 
     def _make_room(self, fence: Fence) -> None:
@@ -173,7 +175,8 @@ def prepared(directory: Path) -> dict[str, str]:
     path = f"{directory / 'venv/bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "PYTHON"))}
     packages = {PACKAGES: sysconfig.get_path("purelib"), "PYTHONPATH": ":".join(code)}
-    return kept | packages | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    kernels = {"NUMBA_CACHE_DIR": str(ROOT / "build/page-kernels")}
+    return kept | packages | kernels | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def installed(directory: Path, environment: Mapping[str, str]) -> None:
@@ -190,14 +193,15 @@ def main(page: str, directory: Path) -> None:
     (directory / "hosts").write_text(HOSTS)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "--bind", directory / "hosts", "/etc/hosts"], check=True)
-    environment = prepared(directory)
-    here = list(fences(directory / page))
+    subprocess.run(["mount", "--bind", directory, PLACE], check=True)
+    environment = prepared(PLACE)
+    here = list(fences(ROOT / page))
     if any("make " in fence.text for fence in here if fence.language == "bash" and not fence.reason):
-        installed(directory, environment)
+        installed(PLACE, environment)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with PageRun(directory, environment) as run:
+    with PageRun(PLACE, environment) as run:
         if page in BEFORE:
-            run.run(next(fence for fence in fences(directory / BEFORE[page]) if fence.language == "bash"))
+            run.run(next(fence for fence in fences(ROOT / BEFORE[page]) if fence.language == "bash"))
         run.page(here)
 
 

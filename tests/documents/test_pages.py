@@ -55,7 +55,7 @@ def test_a_page_runs_as_written(page: str, tmp_path: Path):
         pytest.skip(f"{page} is not run: its ports and host names need user namespaces, which this machine refuses")
     checkout = copied(tmp_path / "atoll")
     command = [*NAMESPACES, sys.executable, "-m", "tests.documents.page_run", page, str(checkout)]
-    with subprocess.Popen(command, cwd=checkout, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             _, errors = process.communicate()
         finally:
@@ -103,7 +103,7 @@ def copied(to: Path) -> Path:
     there = [name for name in listed.stdout.split(b"\0") if name and (ROOT / os.fsdecode(name)).exists()]
     to.mkdir()
     subprocess.run(
-        ["xargs", "-0", "cp", "--no-dereference", "--parents", "-t", str(to)],
+        ["xargs", "-0", "cp", "--no-dereference", "--preserve=timestamps", "--parents", "-t", str(to)],
         cwd=ROOT,
         input=b"\0".join(there),
         check=True,
