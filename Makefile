@@ -60,7 +60,7 @@ test-k8s: $(READY) ## test the chart with Helm's own engine, and the overlays
 	@$(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)
 
 test-compose: $(READY) ## test docker/compose.yaml on the engine that DOCKER_HOST names
-	@$(BIN)/python -m pytest -m compose tests/compose $(ARGS)
+	@$(BIN)/python -m pytest -m compose tests/compose tests/documents $(ARGS)
 
 docs: $(READY) ## build the documentation site in build/site, without external resources
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
+import json
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
@@ -14,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.core import TyperGroup
 
 from tests.documents.fences import PAGES, ROOT, Fence, all_fences
@@ -55,6 +59,27 @@ def test_commands_and_options_exist(fence: Fence):
         if words[0] == "atoll":
             unknown = unknown_words(words[1:])
             assert not unknown, f"{fence}: {' '.join(words)}: {unknown}"
+
+
+@pytest.mark.parametrize("fence", all_fences("bash"), ids=str)
+def test_files_services_and_targets_for_docker_and_helm_exist(fence: Fence):
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    targets = re.findall(r"^FROM .* AS (\S+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    for words in calls(fence.text):
+        files = [word for word in words[1:] if re.match(r"(docker|k8s)/", word)]
+        assert all((ROOT / file).exists() for file in files), f"{fence}: {files}"
+        if words[:2] == ["docker", "compose"]:
+            services = [word for word in words[2:] if re.match(r"(core$|certs$|(front|learner|relay)-)", word)]
+            assert {word.partition("=")[0] for word in services} <= set(compose), f"{fence}: {services}"
+        if words[:2] == ["docker", "build"]:
+            target = words[words.index("--target") + 1]
+            assert target in targets or target.startswith("$"), f"{fence}: {target}"
+
+
+@pytest.mark.parametrize("fence", all_fences("yaml", "json", "toml", "ini"), ids=str)
+def test_data_parses(fence: Fence):
+    parse = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
+    (parse.get(fence.language) or configparser.ConfigParser(interpolation=None).read_string)(fence.text)
 
 
 def test_a_wrong_option_and_a_wrong_command_are_found():

@@ -1,0 +1,104 @@
+"""What the pages' tests do not run, and why: this file is the one place for all pages.
+
+Every other bash and python fence of README.md and docs/ runs. Fences and commands that are named here are still parsed:
+test_fences.py checks their options, files, services and imports. `python -m tests.documents.not_run` prints the list.
+"""
+
+from __future__ import annotations
+
+DOCKER = "needs Docker; runs if DOCKER_HOST names an engine"
+DOCKER_ALONE = "needs Docker and a run that is deployed with it"
+CLUSTER = "needs a Kubernetes cluster"
+ROOT = "needs root and systemd"
+MACHINES = "needs Docker and a second machine"
+
+# The first word of a command -> why this command is not run on any page.
+COMMANDS = {
+    "docker": DOCKER_ALONE,
+    "kubectl": CLUSTER,
+    "helm": CLUSTER,
+    "sudo": ROOT,
+    "journalctl": ROOT,
+    "grpcurl": "needs grpcurl, which is not among the tests' packages",
+}
+
+# A page -> a line of a fence -> why this whole fence is not run.
+FENCES = {
+    "docs/benchmarks/paper.md": {
+        'make bench-wan ARGS="--alone 0.5 --json out.json --plot out.svg"': "needs root, and takes hours",
+    },
+    "docs/guides/plan.md": {
+        "docker compose -f docker/compose.yaml -f plan-compose.yaml up --build": "needs Docker and runs until Ctrl-C",
+    },
+    "docs/guides/training-loops.md": {
+        "from transformers import Trainer, TrainerCallback": "needs transformers; test_forking.py runs the callback",
+        "import lightning": "needs lightning; test_forking.py runs the callback",
+        "masters = lambda: zip(optimizer.model_params, optimizer.master_params)": "needs an optimizer with masters",
+    },
+    "docs/operate/backups.md": {
+        "docker compose stop core": DOCKER,
+    },
+    "docs/operate/deploy.md": {
+        "docker compose up --build --detach --wait": DOCKER,
+        "for part in core front learner dashboard; do": DOCKER,
+        "docker network create eu": MACHINES,
+        "docker logs --tail 50 core                                  # on the core's machine": MACHINES,
+        "kubectl port-forward --namespace atoll service/atoll-core 7070 &": CLUSTER,
+        "docker compose --file docker/compose.yaml --profile gpu up --detach   # one more learner, on this "
+        "machine's GPU": "needs Docker and a GPU",
+        "learner = atoll.Learner(": "a part of a script for an image of yours",
+        "helm rollback atoll --namespace atoll": "needs Docker and a cluster, and a newer version",
+    },
+    "docs/operate/runbooks.md": {
+        "atoll checkpoint verify --dir run                        # on the core's machine, while no core runs: "
+        "damaged files": "needs a run that failed; backups.md runs these commands",
+        "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
+            "needs a region with certificates; deploy.md runs such a region"
+        ),
+        "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west": (
+            "needs a region with certificates; deploy.md runs such a region"
+        ),
+        "atoll doctor --server core.example.com:7070 --tls certs/front-eu": (
+            "needs a region with certificates; deploy.md runs such a region"
+        ),
+        "atoll certs show certs/learner-eu-west": "needs a region with certificates; security.md runs this command",
+    },
+    "docs/operate/security.md": {
+        "docker compose run --rm certs                         # the Compose demo: renews all of them": (
+            "needs a cluster and Docker"
+        ),
+    },
+    "docs/reference/python.md": {
+        "from atoll.doctor import LearnerToCheck, check_connection, of_model, print_findings": (
+            "needs a model and an optimizer of yours"
+        ),
+    },
+}
+
+
+def reason(page: str, text: str) -> str:
+    """Why a fence is not run as a whole; empty if it runs."""
+    named = FENCES.get(page, {})
+    return next((named[line] for line in text.splitlines() if line in named), "")
+
+
+def split(script: str) -> tuple[str, list[tuple[str, str]]]:
+    """The part of a script that runs, and its other commands with their reasons."""
+    kept, left = list[str](), list[tuple[str, str]]()
+    for command in script.replace("\\\n", "\\\0").splitlines(keepends=True):
+        word = command.split(maxsplit=1)[0] if command.strip() else ""
+        if word in COMMANDS:
+            left.append((command.replace("\0", "\n"), COMMANDS[word]))
+        else:
+            kept.append(command.replace("\0", "\n"))
+    return "".join(kept), left
+
+
+if __name__ == "__main__":
+    from tests.documents.fences import all_fences
+
+    for fence in all_fences("bash", "python"):
+        if fence.reason:
+            print(f"{fence}: {fence.reason}")
+        for command, why in fence.commands_left:
+            print(f"{fence}: `{command.strip()}`: {why}")
