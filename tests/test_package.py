@@ -48,9 +48,10 @@ def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
     assert "core" in helped.stdout
     missing = subprocess.run([binary / "atoll", "demo"], capture_output=True, text=True, check=False, env=clean)
     assert missing.returncode == 1
-    assert missing.stderr.startswith("error: atoll demo needs torch and psutil and numba and zstandard: pip install")
+    needs = "error: atoll demo needs torch, psutil, numba and zstandard: run pip install '.[learner]'"
+    assert missing.stderr.startswith(needs)
     without = subprocess.run([binary / "atoll", "core", "--dir", "x"], capture_output=True, text=True, env=clean)
-    assert without.stderr.startswith("error: atoll core needs numba and zstandard: pip install '.[server]'")
+    assert without.stderr.startswith("error: atoll core needs numba and zstandard: run pip install '.[server]'")
     front = [binary / "atoll", "front", "--core", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
     _serves(front, "atoll front serves 127.0.0.1:", clean)
     subprocess.run([*pip, f"{wheel}[server]"], check=True)

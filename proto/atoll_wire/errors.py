@@ -21,7 +21,6 @@ def need(subcommand: str, extra: str, *packages: str) -> None:
     """Raises MissingPackage if any of these packages is not installed. extra: the extra that installs them."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        text = (
-            f"atoll {subcommand} needs {' and '.join(missing)}: run pip install '.[{extra}]' in Atoll's source folder"
-        )
+        listed = " and ".join((", ".join(missing[:-1]), missing[-1])) if missing[1:] else missing[0]
+        text = f"atoll {subcommand} needs {listed}: run pip install '.[{extra}]' in Atoll's source folder"
         raise MissingPackage(text)
