@@ -115,12 +115,12 @@ def _all_train(stack: Stack) -> list[dict]:
 def test_the_dashboard_shows_the_run_and_acts_with_an_operators_token(stack, up):
     until(lambda: stack.page("run")["learners"]["live"] == 4)
     assert {each["region"] for each in stack.page("regions")} == set(REGIONS)
-    assert stack.page("run")["acts"]
+    assert stack.page("run")["actions"]
     with pytest.raises(urllib.error.HTTPError) as refused:
-        stack.page("acts/checkpoint", token="nonsense")
+        stack.page("actions/checkpoint", token="nonsense")
     assert refused.value.code == 401
     token = stack.compose("exec", "-T", "core", "cat", "/etc/atoll/operator/token").strip()
-    assert "is durable" in stack.page("acts/checkpoint", token=token)["said"]
+    assert "is durable" in stack.page("actions/checkpoint", token=token)["said"]
 
 
 @pytest.mark.parametrize("service", ["core", "relay-eu", "front-us", "learner-ap", "prometheus", "dashboard"])
