@@ -73,14 +73,17 @@ def test_fences_for_docker_run_as_written(page: str, tmp_path: Path):
     checkout = copied(tmp_path / "atoll")
     restores = page.endswith("backups.md")  # this page's commands run in docker/, on the demo that runs
     down = ["docker", "compose", "--profile", "*", "down", "--volumes"]
-    with PageRun(checkout / "docker" if restores else checkout, prepared(checkout)) as run:
+    # The engine need not reach a registry: Prometheus is Debian's, as in tests/compose.
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    engine = {"COMPOSE_FILE": "compose.yaml:compose.test.yaml", "PYTHON_VERSION": version}
+    with PageRun(checkout / "docker" if restores else checkout, prepared(checkout) | engine) as run:
         try:
             if restores:
                 run.run(Fence(page, 0, "bash", "docker compose up --build --detach --wait"), whole=True)
             for fence in mine:
                 run.run(fence, whole=True)
         finally:
-            subprocess.run(down, cwd=checkout / "docker", check=False)
+            subprocess.run(down, cwd=checkout / "docker", env=os.environ | engine, check=False)
 
 
 def test_a_fence_that_fails_is_found(tmp_path: Path):

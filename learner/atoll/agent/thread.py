@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import structlog
@@ -33,6 +33,7 @@ from atoll.stats import Counters
 log = structlog.get_logger()
 
 LOOP_CLOSED = "Event loop is closed"
+WORKERS = 4  # threads for encoding, decoding and disk; each works on one fragment at a time
 ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
 
 
@@ -115,6 +116,7 @@ class Agent:
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         self._loop.set_exception_handler(ignore_known_grpc_errors)
+        self._loop.set_default_executor(_started_workers())
         if self._leaving:
             return
         with compiling_is_logged():
@@ -164,6 +166,14 @@ class Agent:
                     self._main.cancel()
 
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())
+
+
+def _started_workers() -> ThreadPoolExecutor:
+    """Returns a pool whose threads have all started, so that a learner's thread count does not depend on its load."""
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll worker")
+    meeting = threading.Barrier(WORKERS)
+    wait([pool.submit(meeting.wait) for _ in range(WORKERS)])
+    return pool
 
 
 def _interpreter_ends() -> bool:
