@@ -43,8 +43,8 @@ test-newest-grpc: $(READY) ## test gRPC calls with the newest grpcio and protobu
 test-root: $(READY) ## run tests that need root: they make file systems and network namespaces
 	@$(BIN)/python -m pytest -m root $(ARGS)
 
-test-observe: $(READY) ## test alerts and the page with promtool, Prometheus and Chromium (Debian's prometheus and chromium)
-	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard $(ARGS)
+test-observe: $(READY) ## test alerts, the page and systemd units (needs Debian's prometheus, chromium and systemd)
+	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard tests/documents $(ARGS)
 
 pictures: $(READY) ## take pictures of the dashboard for README and docs (needs Debian's chromium)
 	@$(BIN)/python -m tests.dashboard.pictures

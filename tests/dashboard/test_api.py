@@ -69,9 +69,9 @@ def test_regions_learners_and_fragments(lived_in: House):
     one = lived_in.look("learners/eu-1")
     assert one["loss"] > 0
     assert one["region"] == "eu"
-    assert lived_in.ask("learners/nobody") == (
+    assert lived_in.ask("learners/absent") == (
         404,
-        {"detail": 'this run has no learner "nobody": `atoll status` lists its learners'},
+        {"detail": 'this run has no learner "absent": `atoll status` lists its learners'},
     )
     fragments = lived_in.look("fragments?limit=3")
     assert fragments["total"] == 4
@@ -135,8 +135,8 @@ def test_actions_need_an_operators_token_and_the_core_records_the_operator(lived
         assert status == 401, told
         assert "token" in told["detail"]
     assert lived_in.look("learners/eu-2")["state"] == "live"
-    status, told = lived_in.action("evict", learner="nobody")
-    assert (status, told["detail"]) == (404, 'this run has no learner "nobody": `atoll status` lists its learners')
+    status, told = lived_in.action("evict", learner="absent")
+    assert (status, told["detail"]) == (404, 'this run has no learner "absent": `atoll status` lists its learners')
     assert lived_in.action("evict", learner="eu-2", reason="night") == (200, {"said": "eu-2 was evicted"})
     lived_in.trainees["eu-2"].join(20)
     assert "was evicted (night)" in str(lived_in.trainees["eu-2"].error)

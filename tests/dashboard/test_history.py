@@ -19,7 +19,7 @@ def test_a_history_thins_out_and_keeps_its_ends():
     assert history.column("a") == list(history.at), "a column stays beside its times"
     assert history.column("late")[0] is None
     assert history.column("late")[-1] == 1.0
-    assert history.column("nobody") == [None] * len(history.at)
+    assert history.column("absent") == [None] * len(history.at)
     steps = [later - earlier for earlier, later in zip(history.at, history.at[1:], strict=False)]
     assert max(steps) <= 3 * min(steps), "evenly"
 
@@ -42,7 +42,7 @@ def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
         rates.add(float(second), {"a": 5.0 * second, "b": 100.0 if second < 25 else 150.0})
     assert rates.rate("a") == 5.0
     assert rates.rate("b") == 5.0
-    assert rates.rate("nobody") == 0.0
+    assert rates.rate("absent") == 0.0
     rates.add(30.5, {"a": 152.5, "new": 21.0})
     assert rates.grown("new") == 21.0
     rates.add(31.0, {"a": 100.0})

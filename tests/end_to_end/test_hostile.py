@@ -111,7 +111,7 @@ def test_a_fronts_cached_items_need_a_valid_session(home, eu):
         wanted = pb.FetchRequest(session=it.session, fragment=0, whole=True)
         assert len(list(it.stub.Fetch(wanted, timeout=20))) > 1
         eventually(lambda: eu.figures()["atoll_front_cached_bytes"] > 0)  # counted once the last frame was passed on
-        for change in ({"token": b"guessed"}, {"learner": "nobody"}, {"generation": 7}, {"run": "another"}):
+        for change in ({"token": b"guessed"}, {"learner": "absent"}, {"generation": 7}, {"run": "another"}):
             other = pb.FetchRequest()
             other.CopyFrom(wanted)
             for name, value in change.items():

@@ -143,7 +143,7 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
         stays.done()
         eventually(lambda: running.status().contributions.pending == 0)  # merged when all have left
         assert receipts("--dir", str(running.directory), "--fate", "pending") == []
-    unknown = atoll("evict", "nobody", "--server", running.address)
+    unknown = atoll("evict", "absent", "--server", running.address)
     assert unknown.returncode == 1
 
 

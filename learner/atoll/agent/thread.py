@@ -171,7 +171,7 @@ class Agent:
 def _started_workers() -> ThreadPoolExecutor:
     """Returns a pool whose threads have all started, so that a learner's thread count does not depend on its load."""
     pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll worker")
-    meeting = threading.Barrier(WORKERS)
+    meeting = threading.Barrier(WORKERS, timeout=ENDING_S)  # if a thread cannot start, the others must not wait
     wait([pool.submit(meeting.wait) for _ in range(WORKERS)])
     return pool
 

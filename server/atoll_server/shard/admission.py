@@ -28,7 +28,7 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
         raise _malformed(
             header,
             f"declares {header.tokens} tokens, {header.steps} steps and a digest of {len(header.digest)} bytes: "
-            "at least one token, at least one step and 32 bytes are needed",
+            f"send 1 to {MAX_TOKENS} tokens, 1 to {MAX_STEPS} steps and a digest of 32 bytes",
         )
     if header.seq > MAX_NUMBER:
         raise _malformed(header, f"has a seq above {MAX_NUMBER}: use a smaller seq")

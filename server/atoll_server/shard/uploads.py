@@ -173,7 +173,8 @@ class Uploads:
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
             waits_for.append(newest.receipt.seq)
         if waits_for:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
+            text = f"contribution {key} must wait: {waits_for[0]} is still pending: send it after that one's receipt"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
         if self._refused_in.get((key.learner, key.fragment)) == cycle:
             text = f"contribution {key} must wait, since this round refused the previous one: send it in the next round"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
