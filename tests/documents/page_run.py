@@ -35,6 +35,10 @@ WAIT_S, END_S = 900.0, 120.0  # the demo takes four minutes on two idle CPUs
 PLACE = Path("/mnt")  # where a page finds its checkout, so that compiled kernels fit the next page, too
 HOSTS = "127.0.0.1 localhost core.example.com front.eu.example.com\n"
 PIP = 'pip() { python3 -m tests.documents.installed "$@"; }\n'  # the installed packages replace the download
+PRINTS = {  # a page -> what its commands must have printed
+    "README.md": r"^[1-9]\d+ contributions merged$",
+    "docs/start.md": r" [1-9]\d+ contributions merged$",
+}
 BEFORE = {  # pages about a run that exists: what starts this run
     "docs/operate/runbooks.md": "docs/operate/monitoring.md",
 }
@@ -202,6 +206,9 @@ def main(page: str, directory: Path) -> None:
         if page in BEFORE:
             run.run(next(fence for fence in fences(ROOT / BEFORE[page]) if fence.language == "bash"))
         run.page(here)
+        printed = "\n".join(terminal.text() for terminal in run.terminals)
+        wanted = PRINTS.get(page, "")
+        assert re.search(wanted, printed, re.MULTILINE), f"{page} printed nothing that fits {wanted}"
 
 
 if __name__ == "__main__":
