@@ -67,7 +67,7 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MAX_EVENTS:
-        raise UserError(f"about {events:.2g} failures are too many to simulate: give fewer --hours")
+        raise UserError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): give fewer --hours")
     if chips is None and learners is not None:
         raise UserError("--learners needs --chips: give the chips of the fleet")
     if chips is not None:

@@ -27,7 +27,10 @@ BACK_S = 120.0  # at the end, limit on the time until the core answers again
 
 
 def run_chaos(settings: ChaosSettings) -> None:
-    """Runs chaos and prints the summary. Raises DemoError if a process ends by itself. Ctrl-C ends every child."""
+    """Runs a local deployment with the failures of `settings`, and prints a summary. Ctrl-C ends every child.
+
+    Raises DemoError if a process ends by itself.
+    """
     console = Console()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)

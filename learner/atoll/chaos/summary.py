@@ -13,7 +13,7 @@ CAUSES = {
     "joining": "joining: fetching the run's parameters",
     "blocked": "blocked in step()",
     "thrown_away": "work thrown away",
-    "other": "other: first reports, leaving",
+    "other": "other: before the first report, or while leaving",
 }
 
 

@@ -7,7 +7,7 @@ error stays in L, so there is no error buffer. Adopting A' after D was taken:
     q in flight, refused, or none L' = A' - D            ("rebase"; "overwrite" sets D = 0)
     q too stale                   L' = A'                (D = 0: the work is given up)
 
-Up to rounding, therefore: sum of inner displacement = sum of own merged q + (A - L) + abandoned work. For parameters
+Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) + given-up work. For parameters
 that are not float32, D is measured from the stored value. The origin o = stored(L') + (A' - L') replaces A. Otherwise
 the rounding of A' would be sent as work.
 """

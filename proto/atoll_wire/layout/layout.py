@@ -99,7 +99,7 @@ class FragmentLayout:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Consecutive frames of one fragment, with their values as one vector. One owner takes and adopts all of them.
+    """Consecutive frames of one fragment, with their values as one vector. One learner process takes and adopts them.
 
     first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
     in the run's vector, and with their numbers in the fragment.

@@ -27,8 +27,8 @@ from atoll_server.storage.spool import Spool, SpoolError, StoredPayload
 def verify(directory: Path) -> None:
     """Prints one line per part, and a warning for damage that a start survives.
 
-    Raises UserError for damage with which a core does not start, or stops at its next merge. Pages of the ledger count
-    as such damage, even if a start does not read them.
+    Raises UserError for damage with which a core does not start, or stops at its next merge. A damaged page of the
+    ledger counts too, even if a start does not read it.
     """
     with _unused(directory):
         try:
