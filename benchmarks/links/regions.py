@@ -246,7 +246,7 @@ def main() -> None:
         keep("cut", over_regions(0, arguments.cut_steps, cut=True))
         if found["cut"][0].pace is None:
             raise SystemExit("the run ended before the cut did: raise --cut-steps")
-    for kind in ("regions", "again"):
+    for kind in ("regions", "again") if arguments.seeds else ():
         differences = [one.loss - other.loss for one, other in zip(found[kind], found["loopback"], strict=True)]
         print(f"loss, {kind} - loopback: {statistics.mean(differences):+.4f} {differences}")
 
@@ -258,7 +258,9 @@ def _tell(kind: str, one: Outcome) -> None:
         print(f"  copies by front: {copies}; link bytes, up and down: {one.link_bytes}", flush=True)
     if one.pace is not None:
         print(f"  cut off: {one.pace:.2f} of the expected steps, {one.merged_after} merged after the cut", flush=True)
-    if any(not COPIES[0] <= share <= COPIES[1] for share in one.copies.values()):
+    # After a long cut, learners are many versions behind. They fetch whole fragments in place of the missed updates.
+    least = {region: 0.0 if one.pace is not None and region == REGIONS[-1] else COPIES[0] for region in one.copies}
+    if any(not least[region] <= share <= COPIES[1] for region, share in one.copies.items()):
         raise SystemExit("a front did not fetch exactly one copy of each update: see the figures above")
 
 
