@@ -99,7 +99,7 @@ def test_lookaheads_slow_weights_are_recognised_and_follow():
 def test_unnamed_slow_weights_end_the_learner_some_steps_after_adoptions():
     model = mlp()
     with (
-        pytest.raises(LearnerError, match="slow or averaged weights"),
+        pytest.raises(LearnerError, match="averaged weights"),
         Watched(model, Lookahead(model.parameters(), 0.05, hidden=True), others=0.5) as it,
     ):
         it.rounds(60)
