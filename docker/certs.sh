@@ -1,5 +1,5 @@
 # Makes the demo's certificate authority once, and new certificates at each start. Running processes reload them.
-# Here a region's front and learners share a volume. In production each process has only its own certificate, and no
+# Here, a region's front and learners share a volume. In production, each process has only its own certificate, and no
 # process has the authority's key.
 cd /certs/authority
 [ -e ca-key.pem ] || atoll certs init --dir .

@@ -53,7 +53,7 @@ class DashboardSettings(Certificates):
             raise SettingsError(text)
         for host in self.hosts:
             if ":" in host or "/" in host:
-                raise SettingsError(f"--host {host} is not a host name: give the name without scheme and port")
+                raise SettingsError(f"--host {host} is not a host name: give the name without a scheme or port")
         if not (self.token.isascii() and self.token.isprintable()):
             raise SettingsError("--token contains invalid characters: give the token that `atoll token` printed")
 

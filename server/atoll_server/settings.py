@@ -69,7 +69,7 @@ class RunSettings(Settings):
         Field(ge=0, lt=1, description="gamma: fraction of the slack that a round waits after its quorum. 0: no wait."),
     ] = 0.8
     staleness_exponent: Annotated[
-        float, Field(ge=0, le=10, description="a: factor staleness^-a on the weight of a late contribution.")
+        float, Field(ge=0, le=10, description="a: the weight of a late contribution is multiplied by staleness^-a.")
     ] = 0.5
     max_staleness: Annotated[
         int, Field(ge=0, le=1_000_000, description="Largest accepted staleness, in outer steps.")

@@ -150,7 +150,7 @@ class FakeCore(rpc.OuterServicer):
     def Initialise(self, requests, context):
         self._may("Initialise", context)
         tensors = {n: t.float().numpy().reshape(-1) for n, t in load(b"".join(r.chunk for r in requests)).items()}
-        assert self.layout is not None, "joining comes first"
+        assert self.layout is not None, "the learner must join first"
         for fragment in self.layout.fragments:
             parts = [tensors[self.layout.tensors[p.tensor].name][p.start : p.start + p.length] for p in fragment.pieces]
             self.theta.append(np.concatenate(parts).astype(np.float32))

@@ -96,9 +96,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 
 def test_a_trainable_parameter_without_an_optimizer_is_an_error_with_remedies():
     model = Teaching()
-    with pytest.raises(
-        LearnerError, match=r'"head.weight" and 1 more requires gradients, .*list.*requires_grad_.*unshared='
-    ):
+    with pytest.raises(LearnerError, match=r'updates "head.weight" and 1 more: .*list.*requires_grad_.*unshared='):
         Parameters(model, sgd(model.student))
 
 

@@ -204,7 +204,7 @@ def test_a_second_contribution_waits_while_the_first_becomes_durable(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         _, waiting = await world.finishing()
-        with pytest.raises(Refused, match="must wait: 1 is still pending") as refused:
+        with pytest.raises(Refused, match="must wait, since seq 1 is still pending") as refused:
             world.offer(seq=2)
         assert refused.value.status is Status.RESOURCE_EXHAUSTED  # so the learner sends it again
         world.ledger.may_commit.set()

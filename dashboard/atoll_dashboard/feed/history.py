@@ -62,14 +62,14 @@ class Rates(Generic[K]):
     def grown(self, name: K) -> float:
         """Returns how much a sum grew within the window.
 
-        A new sum counts from 0. If a sum fell (a restarted core): 0.
+        A new sum counts from 0. If a sum fell, as after a restart of the core, the result is 0.
         """
         if len(self._seen) < 2:
             return 0.0
         return max(0.0, self._seen[-1][1].get(name, 0.0) - self._seen[0][1].get(name, 0.0))
 
     def span_s(self) -> float:
-        """Returns the seconds between the oldest and the newest sums. This is about the window, once it is full."""
+        """Returns the seconds between the oldest and the newest sums: about window_s once the window is full."""
         return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
 
     def rate(self, name: K) -> float:

@@ -242,7 +242,7 @@ class Checkpoint(BaseModel):
     taken_at: float
     merges: int
     size_bytes: int
-    generation: int  # that took it
+    generation: int  # the generation that took it
 
 
 class Event(BaseModel):

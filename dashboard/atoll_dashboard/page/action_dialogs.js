@@ -1,6 +1,6 @@
 // The confirmation dialog of each operator action.
 
-/** The model can have gigabytes. With a ticket, the browser downloads it, and no URL contains the token. */
+/** The model can be several gigabytes in size. With a ticket, the browser downloads it, and no URL contains the token. */
 function download({ url }) {
   const link = document.createElement("a");
   if (!/^api\/model\?/.test(url)) throw new Error("the download link does not belong to this dashboard: reload the page");
@@ -63,7 +63,7 @@ export const checkpoint = () => ({
 export const model = () => ({
   action: "download-ticket",
   title: "Download the model?",
-  words: ["The browser saves the current published model as one safetensors file, 4 bytes per parameter."],
+  words: ["The browser saves the current published model as one safetensors file, with 4 bytes per parameter."],
   yes: "Yes, download",
   body: () => ({}),
   then: download,

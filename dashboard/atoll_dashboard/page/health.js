@@ -74,7 +74,7 @@ function silence(region, now) {
   const dead = silent === here;
   const where = region.region ? `region ${region.region}` : regionName("");
   const long = longest > 0 ? ` for ${about(longest)}` : "";
-  let words = `${plural(silent, "learner")} of ${where} silent, the longest${long}`;
+  let words = `${plural(silent, "learner")} in ${where} silent, the longest${long}`;
   let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
   if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
   else if (silent === 1 && since.length > 0) {

@@ -58,7 +58,7 @@ export function startFeed(listener, onCore) {
     if (document.hidden) return;
     const quiet = seconds() - Math.max(heardAt, openedAt);
     if (quiet > QUIET_S) {
-      broken("the dashboard sends nothing");
+      broken("the dashboard has stopped sending data");
       open();
     } else if (source.readyState === EventSource.CLOSED && seconds() - openedAt > AGAIN_S) {
       open(); // browsers do not reconnect after other answers, such as a proxy's 502

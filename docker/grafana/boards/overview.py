@@ -46,7 +46,7 @@ def _at_a_glance() -> list[Panel]:
               "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
               steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
-        value("WAN budget used", "Bytes of 30 days at the last day's rate, as a share of --wan-budget-gb.",
+        value("WAN budget used", "Bytes in 30 days at the last day's rate, as a share of --wan-budget-gb.",
               "percentunit",
               "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
               steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),
@@ -98,8 +98,8 @@ def _why() -> list[Panel]:
     return [
         lines("Lost learners, by cause", "Learner-seconds lost per second. A silent learner's time counts as other, "
               "and as down once the learner is back.", "none", lost, stacked=True),
-        lines("Where a round's time goes", "Mean time of each stage. The core sees an adoption with the learner's next "
-              "report.", "s", mean, stacked=True),
+        lines("Where a round's time goes", "Mean time of each stage. The core learns of an adoption from the "
+              "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "
               "late: late work was merged without a round.", "none", closed, stacked=True),
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def _numbers() -> list[Panel]:
         value("WAN cost per month",
               "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.", "currencyUSD",
               "run:atoll_wan_bytes:month_1d / 1e9 * $price", steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
-        value("WAN budget used", "Bytes of 30 days at the last day's rate, as a share of --wan-budget-gb.",
+        value("WAN budget used", "Bytes in 30 days at the last day's rate, as a share of --wan-budget-gb.",
               "percentunit",
               "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
               steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),

@@ -1,4 +1,4 @@
-"""PURE: estimates for other methods to train a job: data-parallel training, and the original DiLoCo."""
+"""PURE: estimates for other methods of training: data-parallel training, and the original DiLoCo."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """PURE: the rate that a link must carry, by the paper's accounting, with the paper's bits or Atoll's coded bits.
 
-A step of T seconds consists of T/3 forward and 2T/3 backward. Data-parallel training sends gradients in 128 buckets,
-evenly during the backward pass, over one first-in first-out link. Between M data centres, each link carries 2 (1 - 1/M)
-times the payload. The step ends with the last bucket. The time spent waiting for it is a stall.
+A step of T seconds consists of a forward pass of T/3 and a backward pass of 2T/3. Data-parallel training sends
+gradients in 128 buckets, evenly during the backward pass, over one first-in first-out link. Between M data centres,
+each link carries 2 (1 - 1/M) times the payload. The step ends with the last bucket. The time spent waiting for it is a
+stall.
 """
 
 from __future__ import annotations

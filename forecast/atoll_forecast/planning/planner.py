@@ -155,7 +155,7 @@ def _warnings(
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
-            f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs H"
+            f"H = {settings.inner_steps}: losses have been measured only up to {KNOWN_INNER_STEPS}, and in short runs H"
             " above 24 raised the loss (docs/benchmarks/paper.md): test this H first, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
@@ -166,7 +166,7 @@ def _warnings(
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
         yield (
-            f"the core receives {each_s:.0f} contributions per second, more than was ever measured: "
+            f"the core receives {each_s:.0f} contributions per second, more than has ever been measured: "
             "use fewer --fragments"
         )
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:

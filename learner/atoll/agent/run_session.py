@@ -134,7 +134,7 @@ class RunSession:
         if not self._said_away:
             self._said_away = True
             self._counters.reconnects += self._entered
-            text = "lost the core: training continues" if self._entered else "waiting for the core"
+            text = "lost the connection to the core: training continues" if self._entered else "waiting for the core"
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
@@ -271,7 +271,7 @@ class RunSession:
         """Lets training begin once all fragments have arrived. Then waits until cancelled."""
         if not self._entered:
             await self._fetcher.all_here()
-            assert self.core.layout is not None, "joining comes first"
+            assert self.core.layout is not None, "the learner must join first"
             self._entered = True
             self._on_ready(self.core.layout)
         await asyncio.Event().wait()

@@ -67,7 +67,7 @@ class Sender:
         task.add_done_callback(self._ended)
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
-        """Drops work from an anchor that the run no longer has, and fetches the fragment whole."""
+        """Drops work from an anchor that the run no longer has, and fetches the whole fragment."""
         log.info("dropped work from before the restore", fragment=track.fragment)
         self._exchange.settle(taken)
         track.whole = track.drop = True

@@ -71,7 +71,9 @@ class ShardSession:
                 failures = 0 if self._shard.connected.is_set() else failures
                 self._shard.connected.clear()
             if not failures:
-                log.warning("lost a shard: its fragments wait", server=self._shard.link.address, error=why)
+                log.warning(
+                    "lost the connection to a shard: its fragments wait", server=self._shard.link.address, error=why
+                )
             self._counters.connected = False
             self._counters.last_error = why
             await asyncio.sleep(backoff_s(failures, random.Random()))  # noqa: S311 - jitter

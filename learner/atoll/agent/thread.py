@@ -92,7 +92,7 @@ class Agent:
         """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
-            with contextlib.suppress(RuntimeError):  # the loop closed in between
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)

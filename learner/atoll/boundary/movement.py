@@ -33,7 +33,7 @@ LATER_STEPS = 3.0  # steps after the first are examined if they exceed this many
 # Largest difference between a reversal and the adoption, relative to the adoption. FIRST_REST: before the first step.
 REST, FIRST_REST = 0.4, 0.25
 EPSILON = float(np.finfo(np.float32).eps)
-VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not chance
+VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not due to chance
 
 
 @dataclass(frozen=True, slots=True)

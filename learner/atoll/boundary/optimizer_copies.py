@@ -1,6 +1,6 @@
 """Applies adoptions to an optimizer's copies of the parameters: float32 masters, slow or averaged weights.
 
-An optimizer that steps its own copies and writes them to the parameters would undo each adoption at its next step.
+An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
 Copies in the state of the learner's optimizers are detected: tensors with a parameter's shape and nearly its values.
 Users must name other copies.
 """

@@ -76,8 +76,8 @@ class Parameters:
             )
         if forgotten:
             raise LearnerError(
-                f"{_listed(forgotten)} requires gradients, but none of the learner's optimizers updates it: pass all "
-                "optimizers as a list, freeze the parameter with requires_grad_(False), or name it in unshared="
+                f"no optimizer of the learner updates {_listed(forgotten)}: pass all optimizers as a list, freeze the "
+                "parameters with requires_grad_(False), or name them in unshared="
             )
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
@@ -92,8 +92,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} became trainable after the learner was entered, so it is not shared: before "
-                "entering, give the optimizer all parameters that it will train, or name them in unshared="
+                f"{_listed(names)} became trainable after the learner was entered, and will not be "
+                "shared: give the optimizer all parameters before you enter the learner, or name them in unshared="
             )
         self._size = self._optimizers_size()
 

@@ -112,7 +112,8 @@ class Chaos:
             self._check()
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"some learners are not training after {READY_S:.0f} s: use --keep DIR, and read the logs there"
+                    f"some learners did not start training within {READY_S:.0f} s: "
+                    "use --keep DIR, and read the logs there"
                 )
             time.sleep(TICK_S)
 
@@ -152,7 +153,7 @@ class Chaos:
         time.sleep(TICK_S)
 
     def _check(self) -> None:
-        """Raises DemoError if a process ended that chaos did not kill."""
+        """Raises DemoError if a process ended although chaos did not kill it."""
         for name, child in self._alive.items():
             status = child.process.poll()
             if name not in self._again and (status not in {None, 0} or (status == 0 and name == CORE)):

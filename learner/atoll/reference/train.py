@@ -57,7 +57,7 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
 
 
 def train(settings: TrainSettings, joining: JoinSettings) -> None:
-    """Trains as one learner until the run has its total tokens, max_steps are done, or SIGTERM or SIGINT arrives.
+    """Trains as one learner until the run reaches its total tokens, max_steps are done, or SIGTERM or SIGINT arrives.
 
     The learning rate schedule follows the core's --total-tokens. If the core has no total, the rate stays at its peak.
     With `slow_down` above 1, the learner pauses after each step and trains at 1/slow_down of full speed.
@@ -91,7 +91,7 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
         batches = _batches(settings, corpus, joining.name, first)
         steps = 0
         if not learner.total_tokens:
-            log.warning("the core has no --total-tokens: training continues until stopped, at the peak learning rate")
+            log.warning("the core has no --total-tokens: training continues at the peak rate until it is stopped")
         while (done := _done(learner)) < 1.0 and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
             rate = learning_rate(settings.learning_rate, done, steps)

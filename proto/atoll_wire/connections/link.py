@@ -137,7 +137,7 @@ class Link:
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
-        """Records how long an answer took that did not wait behind a frame. after_s: in seconds."""
+        """Records the duration of an answer that did not wait behind a frame. after_s: in seconds."""
         self.up.answered(after_s)
         self.down.answered(after_s)
 

@@ -49,13 +49,13 @@ class ConnectionCount:
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
-        """Records how long an answer took that did not wait behind a frame, in seconds.
+        """Records the duration, in seconds, of an answer that did not wait behind a frame.
 
         The shortest is the round trip.
         """
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
-            self.idle()  # the round trip only seemed long, because both sides were busy
+            self.idle()  # earlier round trips seemed long only because both sides were busy
         elif self.far and not self._leapt:
             self.lanes = FAR_CONNECTIONS
             self._changed = True
@@ -173,7 +173,7 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Records how long an answer took that did not wait behind a frame. after_s: in seconds."""
+        """Records the duration of an answer that did not wait behind a frame. after_s: in seconds."""
         self._width.answered(after_s)
         self._widen()
 

@@ -66,11 +66,11 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
         raise CertificateError(f"--dir {directory} has no authority: create one with `atoll certs init`") from error
-    assert isinstance(signer, ec.EllipticCurvePrivateKey), "init made it"
+    assert isinstance(signer, ec.EllipticCurvePrivateKey), "made by init"
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} belongs to no authority in {AUTHORITY}: add its certificate there"
+            f"{directory / AUTHORITY_KEY} belongs to no authority in {AUTHORITY}: add the authority's certificate there"
         )
     authority = own[0]
     key, subject = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = 2  # versions of one thing per learner, since its streams may begin before and after a merge
+MAX_OF_ONE = 2  # versions of one thing per learner, whose streams may begin before and after a merge
 MAX_OLD = 8  # old versions, over all things, that are kept only for their readers
 
 

@@ -70,7 +70,10 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Reads these from the run's values in the ledger. generation: None for the current one. Raises LedgerError."""
+        """Reads the origin from the run's values in the ledger. generation: None for the current one.
+
+        Raises LedgerError.
+        """
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
 

@@ -54,7 +54,7 @@ class SnapshotWriter:
 
     def add(self, fragment: int, state: FragmentState) -> None:
         """Appends the next fragment, whose state must not change during the call."""
-        assert self._file is not None, "begin comes first"
+        assert self._file is not None, "call begin first"
         for part in PARTS:
             write_data(self._file, getattr(state, part))
         self.versions[fragment] = state.version
@@ -63,7 +63,7 @@ class SnapshotWriter:
 
     def finish(self) -> None:
         """Makes the file durable under its final name."""
-        assert self._file is not None, "begin comes first"
+        assert self._file is not None, "call begin first"
         self._file.sync()
         crash_points.point("snapshot.synced")
         self._file.close()

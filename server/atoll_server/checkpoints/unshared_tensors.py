@@ -51,7 +51,7 @@ def warning_of(export: Path) -> str:
 def listed(metadata: object) -> list[str]:
     """Returns the names in a file's metadata.
 
-    Returns none if the list is invalid, because a learner may have written any text.
+    An invalid list gives no names, because the text comes from a learner.
     """
     if not isinstance(metadata, Mapping):
         return []

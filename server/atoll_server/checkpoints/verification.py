@@ -1,4 +1,4 @@
-"""Verifies, while the core serves, data that a start does not read: the run's history and its first parameters."""
+"""Verifies the run's history and first parameters while the core serves, since a start does not read them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OperatorTarget:
 
 @contextlib.contextmanager
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
-    """Context manager for a stub for a core.
+    """Context manager that yields a stub for calls to a core.
 
     Raises OperatorError if the core is unreachable or refuses the call. Raises TransportSecurityError if a certificate
     is unusable.
@@ -102,7 +102,7 @@ def pause(remote: OperatorTarget, reason: str) -> None:
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner. With an empty reason, lets it join again. tokens: its number of reported tokens to keep."""
+    """Evicts a learner. With an empty reason, lets it join again. tokens: how many of its reported tokens to keep."""
     with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")

@@ -1,4 +1,4 @@
-"""Checks, without a core and without a change, whether a core can start from a run's directory."""
+"""Checks whether a core can start from a run's directory. It needs no core, and changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(directory: Path) -> None:
         try:
             with ledger_of(directory, unused=True) as db:
                 _Check(db, directory).all()
-        except DAMAGE as error:  # a changed row may also raise errors of Python
+        except DAMAGE as error:  # a corrupt row may also raise Python errors
             if isinstance(error, UserError):
                 raise
             raise LedgerError(f"{directory} is damaged ({error}): restore it from a backup") from error
@@ -42,7 +42,7 @@ def verify(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(directory: Path) -> Iterator[None]:
-    """Context manager that keeps every core from taking the directory."""
+    """Context manager that prevents any core from taking the directory."""
     try:
         unlock = DISK.share(directory / "lock")
     except BlockingIOError as error:

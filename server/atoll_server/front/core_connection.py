@@ -53,9 +53,9 @@ class CoreConnection:
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection: the other connections may be dead too.
 
-        Keeps a link that is new, or was first answered just now. Attempts from before the core served may still fail,
-        and gRPC makes these connections again. The decision is immediate: a later one would cut connections that have
-        worked since the failure.
+        Keeps a link that is new or has just received its first answer. Attempts from before the core served may still
+        fail, and gRPC repeats them. The decision is immediate: a later one would cut connections that have worked since
+        the failure.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")

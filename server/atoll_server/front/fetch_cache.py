@@ -49,7 +49,7 @@ class CachedFetch:
         self.messages = [b""] * count
         self._make_room = make_room
         self._coming: set[int] = set()  # indices of frames that are being fetched
-        self._error: Callable[[], Exception] = CorruptFetchError  # makes the error of the last failed fetch
+        self._error: Callable[[], Exception] = CorruptFetchError  # returns the error of the last failed fetch
         self._news = asyncio.Event()
 
     @property

@@ -11,7 +11,7 @@ MOST = 16_384
 
 
 class KnownSessions:
-    """Sessions that a shard has accepted. Another token, run or generation makes another session."""
+    """Sessions that a shard has accepted. A different token, run or generation means a different session."""
 
     def __init__(self) -> None:
         self._answered_at: OrderedDict[bytes, float] = OrderedDict()

@@ -81,7 +81,7 @@ def _passing(
 
 
 async def _end_without_core(context: Context, address: str, why: str) -> NoReturn:
-    """Ends a call that the core did not answer. The caller learns which core that is."""
+    """Ends a call that the core did not answer. The caller receives the core's address."""
     text = f"the core at {address} does not answer the front ({why})"
     await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))
 

@@ -286,7 +286,7 @@ class FrontService(rpc.OuterServicer):
 
 @asynccontextmanager
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
-    """Context manager that runs `sending` while the body awaits the call's replies. The end of one ends the other.
+    """Context manager that runs `sending` while the body awaits the call's replies. When one ends, so does the other.
 
     Raises the error of `sending` if this error ended the call.
     """
@@ -306,7 +306,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
     """Returns the size of a message's payloads in bytes.
 
-    Raises Refused for frames that are invalid or beyond this header.
+    Raises Refused for frames that are invalid or that this header does not declare.
     """
     brought = frame_messages.frames_in(request)
     if header.control_only:

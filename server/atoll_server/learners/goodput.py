@@ -2,9 +2,9 @@
 
 Provisioned time runs from a name's first Join until the learner leaves or the run ends. It includes downtime, but not
 deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits reported
-times: a learner cannot have trained for longer than it was joined. A process was frozen during a silence that its steps
-do not explain. Tokens of a dead incarnation count only if the core acknowledged them. Times are wall-clock seconds,
-since accounts outlive a core process.
+times: a learner cannot have trained for longer than it was joined. If a process's steps do not explain a silence, the
+process counts as frozen during it. Tokens of a dead incarnation count only if the core acknowledged them. Times are
+wall-clock seconds, since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class IncarnationCounters:
     def thrown_away_s(self, accepted: float | None = None) -> float:
         """Returns the stepping time of tokens that will never be merged.
 
-        accepted: a dead incarnation's acknowledged tokens; None for a living one, whose further tokens may follow.
+        accepted: a dead incarnation's acknowledged tokens; None for a living one, which may send more.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:

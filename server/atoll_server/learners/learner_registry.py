@@ -46,7 +46,7 @@ class RegistryEntry:
     nonces: list[int]
     account: TimeAccount
     session: int = 0  # number of the valid session; 0: the learner left, or did not join since this core started
-    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof of its life
+    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
     due_since: float | None = None  # monotonic seconds of a Join while connected, after which it must reopen its calls
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))

@@ -5,10 +5,10 @@ the last counted work. The excess counts later, as time passes. A learner's own 
 - If there are other learners and none of them has trained yet, tokens are held back. They count as soon as another
   learner has a rate. If a learner is alone, all its tokens count.
 - A contribution's tokens count if they were counted for its learner and were not in its earlier contributions to this
-  fragment. A contribution may overtake the report. Further tokens therefore count for the time since the last report.
-  They count at the learner's own rate, or at the others' rate if the learner has none.
+  fragment. A contribution may arrive before the report. Further tokens therefore count for the time since the last
+  report. They count at the learner's own rate, or at the others' rate if the learner has none.
 - A weight grows with the tokens per step, which count up to the larger of two limits. One is MIXED times the others'
-  tokens per step. At the other, the learner, at its own step rate, trains FASTER times the others' tokens per second.
+  tokens per step. At the other limit, the learner's own step rate gives FASTER times the others' tokens per second.
 - In a merge, a learner's weight is at most FASTER times the others' median weight.
 
 Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest

@@ -133,7 +133,7 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """Makes Nesterov's step on one block, in place. Afterwards, `combined` has theta' - theta_pub, to be published."""
+    """Makes Nesterov's step on one block, in place. Afterwards, `combined` is theta' - theta_pub, for publication."""
     lr = rates[0]
     decay = rates[1]
     push = rates[2]

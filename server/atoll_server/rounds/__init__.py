@@ -1,4 +1,4 @@
-"""The syncer, a pure state machine that decides when rounds open and close, and which weights a merge has.
+"""The syncer, a pure state machine that decides when rounds open and close, and which weights a merge uses.
 
 It has no clock, IO or threads. `syncer_events` lists its inputs and outputs.
 

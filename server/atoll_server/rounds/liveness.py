@@ -122,7 +122,7 @@ class LearnerLiveness:
     def live(self, now: float) -> bool:
         """Returns whether rounds wait for this learner.
 
-        It makes steps, woke, or announced a pause and still reports.
+        They wait if it makes steps, has just woken, or announced a pause and still reports.
         """
         if self.gone:
             return False
@@ -137,7 +137,7 @@ class LearnerLiveness:
     def expected(self, now: float) -> bool:
         """Returns whether the learner may still contribute.
 
-        It is live, or it joined, woke or stopped a short time ago.
+        It may if it is live, or if it joined, woke or stopped recently.
         """
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
@@ -199,7 +199,7 @@ class LiveLearners:
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
         """Returns the learners at `now`.
 
-        Visits each once, so that an event's cost does not grow with the open rounds.
+        Visits each learner once, so that an event's cost does not grow with the number of open rounds.
         """
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]

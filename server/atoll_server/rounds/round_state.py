@@ -75,12 +75,12 @@ class RoundState:
 
     def age(self, version: int) -> float:
         """Returns the outer steps up to a version. A merge of few learners is a fraction of an outer step."""
-        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # each version beyond adds 1
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # others: 1 per version
         return self.ages[near] + (version - near)
 
     def staleness(self, base_version: int) -> float:
         """Returns the outer steps from a base version to the newest version."""
-        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters must equal 1
+        return round(self.age(self.version) - self.age(base_version), 6)  # makes four quarters exactly 1
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
         """Records that a learner has no contribution for the open round. Ignored if `cycle` is another round's."""

@@ -1,4 +1,4 @@
-"""PURE: decides when rounds open and close, and which weights a merge has. It has no clock, IO or threads.
+"""PURE: decides when rounds open and close, and which weights a merge uses. It has no clock, IO or threads.
 
 Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - A fragment is idle, open (a round collects contributions), or merging. It never has two rounds at a time.

@@ -155,7 +155,7 @@ async def end(
     meant: bool = True,
     more: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """Ends a call with a status. meant: marks it as deliberate, so that callers do not blame the connection.
+    """Ends a call with a status. meant: marks the status as deliberate, so that callers do not blame the connection.
 
     more: further trailing metadata.
     """

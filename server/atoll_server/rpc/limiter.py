@@ -349,7 +349,7 @@ class _Inward:
 
 
 class _Outward:
-    """The context for a service. It splits replies into pieces, and ends calls whose reader stalls."""
+    """The context that a service gets. It splits replies into pieces, and ends calls whose reader stalls."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate

@@ -132,7 +132,8 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or some changed: send again",
+                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or some changed: "
+                "send them again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)

@@ -148,7 +148,7 @@ class Joining:
 
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
         """Returns the run's layout. Raises Refused if the learner's model differs."""
-        assert self._run.layout is not None, "a lease or a shard comes with a layout"
+        assert self._run.layout is not None, "a run with a lease or a shard has a layout"
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(
@@ -160,7 +160,7 @@ class Joining:
             raise Refused(
                 Status.FAILED_PRECONDITION,
                 f'learner "{request.learner[:80]}" has different values in frozen parameters: load the run\'s values, '
-                "or list tensors that each learner changes (a teacher) in Learner(unshared=)",
+                "or list tensors that each learner changes itself, such as a teacher's, in Learner(unshared=)",
             )
         return self._run.layout
 
@@ -169,7 +169,7 @@ class Joining:
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
         """Begins the lease holder's upload of the first parameters. Raises Refused."""
         lease = self._held(process)
-        assert self._run.layout is not None, "a lease comes with a layout"
+        assert self._run.layout is not None, "a run with a lease has a layout"
         directory = self._settings.directory
         first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
         made = StagedFile(directory, header.size_bytes, header.sha256, self._disk)

@@ -24,7 +24,7 @@ class Contributions:
     """One generation's contributions. accepted, merged, refused: number of contributions since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: this shard's fragments, which keep their pending contributions. parameters: the model's number."""
+        """fragments: this shard's fragments, which keep their pending contributions. parameters: the model's."""
         self._fragments = fragments
         self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
         self._parameters = parameters

@@ -29,8 +29,8 @@ class Readers:
         """Context manager for a fragment's newest durable state.
 
         During the block, only its theta_pub is certain not to change.
-        reader: a learner, which may read few versions at a time; None for a reader that finishes soon. Raises Refused
-        if the state does not become available within MAX_WAIT_S.
+        reader: a learner, which may read only a few versions at a time; None for a reader that finishes soon. Raises
+        Refused if the state does not become available within MAX_WAIT_S.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):

@@ -173,7 +173,7 @@ class Uploads:
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
             waits_for.append(newest.receipt.seq)
         if waits_for:
-            text = f"contribution {key} must wait: {waits_for[0]} is still pending: send it after that one's receipt"
+            text = f"contribution {key} must wait, since seq {waits_for[0]} is still pending: wait for its receipt"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         if self._refused_in.get((key.learner, key.fragment)) == cycle:
             text = f"contribution {key} must wait, since this round refused the previous one: send it in the next round"

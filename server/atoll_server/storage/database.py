@@ -1,6 +1,6 @@
 """SQLite for the ledger: the schema, opening a database, and errors for damage and a full disk.
 
-It uses a write-ahead log with synchronous=FULL, so that a transaction is on the disk when its commit returns.
+The ledger uses a write-ahead log with synchronous=FULL, so that a transaction is on the disk when its commit returns.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Disk:
         return _locked(os.open(path, os.O_CREAT | os.O_RDWR, 0o640), fcntl.LOCK_EX)
 
     def share(self, path: Path) -> Callable[[], None]:
-        """Takes a shared lock on an existing file, without a write; returns a function that releases it.
+        """Takes a shared lock on an existing file without writing to it. Returns a function that releases the lock.
 
         Raises BlockingIOError while another process holds an exclusive lock.
         """
@@ -74,7 +74,7 @@ class Disk:
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """Maps a file, which must not be empty. An access reads the accessed bytes."""
+        """Maps a file, which must not be empty. Bytes are read when they are accessed."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
@@ -118,9 +118,9 @@ DISK = Disk()
 
 
 class ReadOnlyDisk(Disk):
-    """The machine's disk for code that restores a run without a change: names stay as they are.
+    """The machine's disk, for code that restores a run without changing its directory.
 
-    Nothing is removed, made or made durable. Writes of files are not expected, and fail.
+    Removals, new directories and syncs have no effect. Writing a file fails, since no caller should write.
     """
 
     def make_directory(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # key of the run's value with the beginning of each generation after the first
+META = "generations"  # key of the run's value that holds the beginning of each generation after the first
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 

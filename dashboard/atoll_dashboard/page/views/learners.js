@@ -24,7 +24,7 @@ const columns = [
   figures("Loss", (each) => decimal(each.loss, 3), { sort: "loss" }),
   figures("Steps", (each) => count(each.steps), { sort: "steps", minor: true }),
   figures("Tokens", (each) => short(each.tokens), { minor: true }),
-  figures("Heard", (each) => `${span(each.last_seen_age_s)} ago`, { sort: "heard" }),
+  figures("Last message", (each) => `${span(each.last_seen_age_s)} ago`, { sort: "heard" }),
   words("Rounds wait for", (each) => clipped(each.waiting_for, 80), { minor: true, wide: true }),
 ];
 
