@@ -293,7 +293,7 @@ class Learner:
         self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:
-        """Returns RESTORE if other code than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
+        """Returns RESTORE if code other than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()

@@ -813,7 +813,7 @@ class DoctorServicer(object):
     """
 
     def Probe(self, request_iterator, context):
-        """Replies to each request at once with the requested padding, in several messages.
+        """Replies to each request immediately with the requested padding, in several messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

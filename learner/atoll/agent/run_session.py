@@ -308,7 +308,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ called by the agent
 
     def submit(self, taken: Submission) -> None:
-        """Starts to send a pseudo-gradient. Returns at once."""
+        """Starts to send a pseudo-gradient. Returns immediately."""
         self._sender.send(self.core.tracks[taken.fragment], taken)
 
     async def say_goodbye(self) -> None:

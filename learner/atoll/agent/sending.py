@@ -51,7 +51,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
-        """Starts to send a pseudo-gradient, unless it was handed over before. Returns at once."""
+        """Starts to send a pseudo-gradient, unless it was handed over before. Returns immediately."""
         if taken.received:
             return
         taken.received = True
@@ -179,7 +179,7 @@ class Sender:
                 self.end(track, merged=False)
 
     def end(self, track: FragmentTrack, *, merged: bool) -> None:
-        """Records the fate of the contribution in flight. Refused work can be sent again at once."""
+        """Records the fate of the contribution in flight. Refused work can be sent again immediately."""
         assert track.in_flight is not None, "only a flight can end"
         in_flight, track.in_flight = track.in_flight, None
         self._acknowledged(in_flight)

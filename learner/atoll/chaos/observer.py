@@ -19,7 +19,7 @@ ASK_S = 1.0
 
 @dataclass(slots=True)
 class KillRecord:
-    """A kill and the recovery from it, in seconds. A value is None until this phase has ended.
+    """A kill and the recovery from it, in seconds. A value is None until its phase has ended.
 
     A learner recovers in phases: prepared (interpreter, imports, model, data), joining, first step.
     serving_s: from a core's start to its first answer. all_back_s: from that answer until every learner reported again.

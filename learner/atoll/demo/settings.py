@@ -58,7 +58,7 @@ class DemoSettings(Settings):
         return region_name(learner % self.regions if self.regions else learner)
 
     def name(self, learner: int) -> str:
-        """Returns the name that a learner joins with. learner: its number, from 0."""
+        """Returns the name under which a learner joins. learner: its number, from 0."""
         return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else region_name(learner)
 
 

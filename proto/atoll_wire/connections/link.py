@@ -153,7 +153,7 @@ class Link:
 
 
 async def close_gracefully(link: Link) -> None:
-    """Ends the quick calls at once, and closes the link when its transfers have ended."""
+    """Ends the quick calls immediately, and closes the link when its transfers have ended."""
     link.up.give_up()
     link.down.give_up()
     await link.quick.close()

@@ -108,7 +108,7 @@ def _read(message: bytes) -> FrameBatch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, even for more than TENSORS tensors."""
+    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
     most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
     return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
 
@@ -116,7 +116,7 @@ def join_request(message: bytes) -> pb.JoinRequest:
 def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
     """Returns the message unchanged.
 
-    Raises DecodeError for more than `most` fields: protobuf makes an object of each.
+    Raises DecodeError for more than `most` fields: protobuf makes an object for each.
     """
     at, count = 0, 0
     while at < len(message):

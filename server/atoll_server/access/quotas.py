@@ -23,7 +23,7 @@ LIMITS = (
     "stalled",
 )  # names used by metrics
 FRONT_FACTOR = (
-    16  # factor on quotas of a peer that may act as many learners: a front, or an address without a certificate
+    16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
 
 
@@ -62,12 +62,12 @@ class Quotas(Settings):
     ] = 10 << 20  # a peer may send only one Join in pieces at a time
     assembling: int = 4  # a learner's or peer's messages that may arrive in pieces at a time
     calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second per peer.")] = 300.0
-    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a peer may make at once.")] = 600.0
+    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a peer may make in a burst.")] = 600.0
     joins_per_s: Annotated[
         float, Field(gt=0, le=1e6, description="Large Joins (sent in pieces) per second per peer.")
     ] = 0.5  # the cost of a Join grows with its number of tensors
     joins_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send at once.")
+        float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send in a burst.")
     ] = 6.0
     spoilt_per_s: float = 0.5  # a learner's or peer's calls that end because of a wrong checksum
     spoilt_burst: float = 5.0
@@ -75,12 +75,14 @@ class Quotas(Settings):
         float, Field(gt=0, le=1e6, description="Messages per second per learner, over all its streams of one method.")
     ] = 1000.0
     messages_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Messages to one method that a learner may send at once.")
+        float, Field(ge=1, le=1e6, description="Messages to one method that a learner may send in a burst.")
     ] = 2000.0
     reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="Reports per second per learner.")] = (
         20.0  # a learner sends four per second
     )
-    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports that a learner may send at once.")] = 40.0
+    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports that a learner may send in a burst.")] = (
+        40.0
+    )
     max_wait_s: Annotated[
         float,
         Field(
@@ -111,7 +113,7 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """Returns the upper bound in bytes on one learner's incomplete messages in this process's memory.
+        """Returns an upper bound on one learner's incomplete messages in this process's memory, in bytes.
 
         methods: names of all the server's methods.
         """

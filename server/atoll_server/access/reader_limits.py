@@ -22,7 +22,8 @@ class _Reader(NamedTuple):
 class ReaderLimits:
     """Limits the versions that learners read: to MAX_OF_ONE per learner and thing, and to `most_old` old versions.
 
-    most_old: limit over all things. A version is old once there is a newer one.
+    A thing is whatever has versions, such as a fragment. A version is old once there is a newer one. most_old: limit
+    over all things.
     """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:

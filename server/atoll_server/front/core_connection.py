@@ -71,7 +71,7 @@ class CoreConnection:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes all connections at once."""
+        """Closes all connections immediately."""
         for task in self._closing:
             task.cancel()
         await self.link.close()

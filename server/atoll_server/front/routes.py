@@ -105,7 +105,7 @@ class Routes:
                 await core_connection.look()
 
     async def close(self) -> None:
-        """Closes all connections at once."""
+        """Closes all connections immediately."""
         for core_connection in self._upstreams():
             await core_connection.close()
 

@@ -56,7 +56,7 @@ class _Usual:
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
     def changed_for_all(self, learner: str, present: Set[str]) -> bool:
-        """Returns whether more than half of the present learners, with this one, were refused AGREED times in a row."""
+        """Returns whether this learner and more than half of all present ones were refused AGREED times in a row."""
         here = (self.taken.keys() | self.refused.keys()) & (present | {learner})
         agreed = {name for name in here if len(self.refused.get(name, ())) >= AGREED}
         return learner in agreed and 2 * len(agreed) > len(here)

@@ -14,7 +14,7 @@ Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - The weights are divided by the total weight that all counted learners would have on time. A merge of few learners, or
   of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not merges.
 - A contribution that is too stale at the merge is refused, and its learner discards the work that it contains.
-- When no learner is expected, pending contributions are merged at once.
+- When no learner is expected, pending contributions are merged immediately.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones the deadline after a frame of an upload. This is no event, since frames are frequent."""
+        """Postpones the deadline after a frame of an upload. This is not an event, since frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:

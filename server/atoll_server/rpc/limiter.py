@@ -209,7 +209,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         try:
             if oldest is not None:
                 most = self.quotas.first_calls * peer.trusted
-                text = f"{most} calls are open without a first message: send each call's first message at once"
+                text = f"{most} calls are open without a first message: send each call's first message immediately"
                 oldest.end(self.over("first_message", text))
             yield
         finally:

@@ -12,7 +12,7 @@ from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
 MISSED = 4  # a trouble: more merges per fragment than this without the work of a learner that trains
-OTHER_TOKENS = 20.0  # factor between tokens per step beyond which a learner may report another unit
+OTHER_TOKENS = 20.0  # tokens per step that differ by more than this factor may be in another unit
 BEYOND = 1.02  # factor on --total-tokens; slightly more is normal, since learners leave at different times
 
 

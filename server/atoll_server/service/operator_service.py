@@ -45,7 +45,7 @@ class OperatorService(rpc.OperatorServicer):
     async def _may(self, context: Context, act: str = "") -> str:
         """Returns the operator's name.
 
-        Ends the call of any other caller. act: the requested action; empty for a read.
+        Ends the call of a caller that is not an operator. act: the requested action; empty for a read.
         """
         try:
             who = caller(context)
@@ -61,7 +61,7 @@ class OperatorService(rpc.OperatorServicer):
 
         Yields the operator's name, and records the action with its outcome.
 
-        Ends the call of any other caller, and a call whose action raises Refused.
+        Ends the call of a caller that is not an operator, and a call whose action raises Refused.
         """
         name = await self._may(context, act)
         acted = entries.OperatorActed(act, name, context.peer(), what)

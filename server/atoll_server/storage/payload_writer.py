@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class PayloadWriter:
-    """Writes one payload. Several worker threads may write at once.
+    """Writes one payload. Several worker threads may write at the same time.
 
     The event loop reads `received` and byte counts without a lock.
     """

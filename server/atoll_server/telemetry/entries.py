@@ -271,7 +271,7 @@ class Acknowledged(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRefused(OfContributions):
-    """A complete contribution was refused at once. The refusal is durable, and the streams get the receipt."""
+    """A complete contribution was refused immediately. The refusal is durable, and the streams get the receipt."""
 
     fate: FateRow
     cycle: int

@@ -1,7 +1,7 @@
 """A core's journal: each entry is recorded once and passed to all subscribers.
 
-Subscribers are called at once, in the order of subscription. Some only show entries: metrics, timeline, events, logs
-and the audit log. A fault in one of these is logged and counted, and training continues. Learners rely on the
+Subscribers are called immediately, in the order of subscription. Some only show entries: metrics, timeline, events,
+logs and the audit log. A fault in one of these is logged and counted, and training continues. Learners rely on the
 followers' log, so a fault there is raised to the code that recorded the entry.
 """
 
