@@ -1,4 +1,4 @@
-"""Detects writes to the parameters by other code: reads a few values around each optimizer step, and judges movements.
+"""Detects when other code writes the parameters: reads a few values around each optimizer step, and judges movements.
 
 The watch judges before the next pseudo-gradient is taken. Until then it copies rows asynchronously, and does not wait
 for the device.
@@ -151,7 +151,7 @@ class MovementWatch:
 class _Listeners:
     """Calls all watches around each optimizer step in this process.
 
-    The hooks are set once and stay, because stepping threads iterate over torch's dictionary of hooks.
+    The hooks are set once and never removed, because stepping threads iterate over torch's dictionary of hooks.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ def pause_command(
     insecure_plaintext: Plaintext = False,
     reason: Annotated[str, typer.Option(help="Reason to show to learners and operators.")] = "no reason given",
 ) -> None:
-    """Pause the run until `atoll resume`. Learners wait in step(), and no round opens. A restarted core stays paused."""
+    """Pause the run until `atoll resume`, even if the core restarts. Learners wait in step(), and no round opens."""
     from atoll_server.cli.operator_client import pause
 
     pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")

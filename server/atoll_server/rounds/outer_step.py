@@ -47,8 +47,8 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """Returns (decay, push) for this part of an outer step, for `merging.merge_kernels.frame_step`.
 
-        Momentum decays in proportion to the merged work. In the long run, a unit of work moves the parameters by
-        lr / (1 - mu), whether all learners' work is merged at once or in equal parts.
+        Momentum decays in proportion to the merged work. In the long run, a unit of work moves the parameters by lr /
+        (1 - mu). This holds whether all learners' work is merged together or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

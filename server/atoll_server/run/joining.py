@@ -58,7 +58,8 @@ class Joining:
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f"the learner uses protocol {request.protocol}, but this core uses {PROTOCOL}: use the same version",
+                f"the learner uses protocol {request.protocol}, but this core uses {PROTOCOL}: use the same version "
+                "of Atoll on both sides",
             )
         run = self._run
         if request.run and request.run != run.run_id:
@@ -284,7 +285,8 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
         if tensor.kind not in MERGE_KINDS:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f'tensor "{tensor.name}" does not declare its kind of merge: use the same version of Atoll',
+                f'tensor "{tensor.name}" does not declare its kind of merge: '
+                "use the same version of Atoll on both sides",
             )
     parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
     if parameters > limits.parameters:

@@ -245,8 +245,8 @@ class Registrar:
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
         """Evicts a learner and refuses its pending contributions. Merged ones stay.
 
-        With an empty reason, lets the learner join again. tokens: number of its reported tokens to keep; None for all.
-        Schedules use the new sum from the next update on. Raises Refused for an unknown name.
+        With an empty reason, lets the learner join again. tokens: how many of its reported tokens to keep; None for
+        all. Schedules use the new sum from the next update on. Raises Refused for an unknown name.
         """
         entry = self.registry.entries.get(name)
         if entry is None:
@@ -266,7 +266,7 @@ class Registrar:
             self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
-        """Durably pauses the run, then notifies every learner. A restarted core stays paused.
+        """Durably pauses the run, then notifies every learner. The run stays paused if the core restarts.
 
         reason: the operator and the reason; empty to resume the run.
         """

@@ -26,8 +26,8 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
         yield _lasting(damage)
     if missing := _never_merged(run, now):
         yield _lasting(
-            f"{named(missing)} trains, but none of its work is merged: its answers arrive too late or are refused. "
-            "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
+            f"none of the work of {named(missing)} is merged: the answers arrive too late or are refused. "
+            "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or use a faster link"
         )
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()

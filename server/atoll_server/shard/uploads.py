@@ -283,7 +283,7 @@ class Uploads:
             return newest
         if upload.state is UploadState.DURABLE:
             raise Refused(
-                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: ask for the newer one"
+                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: request that one's receipt"
             )
         raise upload.refused()
 

@@ -72,8 +72,8 @@ class PayloadWriter:
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
         """Checks frames and writes the missing ones. Returns whether any was new. Runs in a worker thread.
 
-        Raises ChecksumError for a frame that should be sent again, and FrameError for a frame that is invalid in this
-        run (NotFiniteError if its values are not finite). Raises OSError if the write fails.
+        Raises ChecksumError for a frame that should be sent again. Raises FrameError for a frame that is invalid in
+        this run (NotFiniteError if its values are not finite). Raises OSError if the write fails.
         """
         new = [self._write(frame.index, frame.crc32c, frame.payload) for frame in frames]
         return any(new)
