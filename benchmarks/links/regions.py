@@ -40,6 +40,7 @@ CUT_AT, CUT_S = 0.3, 60.0  # share of the tokens; seconds
 COUNT_AT = 0.9  # share of the tokens: while all learners train, because none fetches updates after its last step
 WATCH_S, SETTLE_S = 1.0, 5.0
 ANSWER_S = 30.0
+MAX_RUN_S = 1800.0
 COPIES = (0.98, 1.02)
 
 
@@ -57,6 +58,7 @@ class Outcome:
     seconds: float
     merged: int
     refused: int  # refused after they were acknowledged
+    turned_away: int = 0  # refused before they were acknowledged, for example because they were too stale
     copies: dict[str, float] = field(default_factory=dict)
     update_bytes: dict[str, int] = field(default_factory=dict)
     link_bytes: dict[str, list[int]] = field(default_factory=dict)
@@ -109,6 +111,7 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
             status = _until(f"unix:{path}/core", done, list(learners.values()))
             outcome.merged = status.contributions.merged
             outcome.refused = status.contributions.refused
+            outcome.turned_away = status.contributions.turned_away
             outcome.loss = _loss(f"unix:{path}/core", path)
             for region in place.names:
                 outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[
@@ -192,10 +195,13 @@ def _learner(name: str, region: str, address: str, seed: int) -> list[str]:
 
 
 def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[Child]) -> pb.StatusReply:
-    """Requests the status once per second until `done`. Returns the last status, once nothing is pending."""
+    """Requests the status once per second until `done`. Returns the last status, once nothing is pending.
+
+    Raises SystemExit if a learner fails, or after MAX_RUN_S.
+    """
     with grpc.insecure_channel(address) as channel:
-        stub, settled_at = rpc.OperatorStub(channel), 0.0
-        while True:
+        stub, settled_at, deadline = rpc.OperatorStub(channel), 0.0, time.monotonic() + MAX_RUN_S
+        while time.monotonic() < deadline:
             status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=ANSWER_S, wait_for_ready=True)
             for child in learners:
                 if child.process.poll() not in {None, 0}:
@@ -205,6 +211,7 @@ def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[
                 if not status.contributions.pending or time.monotonic() - settled_at > SETTLE_S:
                     return status
             time.sleep(WATCH_S)
+    raise SystemExit(f"the run did not end within {MAX_RUN_S:.0f} s: see the logs of its processes")
 
 
 def _loss(address: str, place: Path) -> float:
@@ -257,8 +264,9 @@ def _tell(kind: str, one: Outcome) -> None:
         copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
         print(f"  copies by front: {copies}; link bytes, up and down: {one.link_bytes}", flush=True)
     if one.pace is not None:
-        print(f"  cut off: {one.pace:.2f} of the expected steps, {one.merged_after} merged after the cut", flush=True)
-    # After a long cut, learners are many versions behind. They fetch whole fragments in place of the missed updates.
+        after = f"{one.merged_after} merged after the cut, {one.turned_away} turned away"
+        print(f"  cut off: {one.pace:.2f} of the expected steps, {after}", flush=True)
+    # The region that was cut off may fetch whole fragments in place of the updates that it missed.
     least = {region: 0.0 if one.pace is not None and region == REGIONS[-1] else COPIES[0] for region in one.copies}
     if any(not least[region] <= share <= COPIES[1] for region, share in one.copies.items()):
         raise SystemExit("a front did not fetch exactly one copy of each update: see the figures above")

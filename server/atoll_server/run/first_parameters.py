@@ -62,8 +62,7 @@ class LeaseTurns:
     """Chooses the next name for the lease: among the waiting names, the one that had the lease least often.
 
     Each of a name's turns may take twice as long as its previous one. An upload over a slow link therefore succeeds
-    eventually. The first turns are short, so a learner that sends no data delays
-    the others only briefly.
+    eventually. The first turns are short, so a learner that sends no data delays the others only briefly.
     """
 
     def __init__(self) -> None:
