@@ -238,8 +238,8 @@ class CoreSettings(Serving):
     init: Annotated[
         Path | None,
         Field(
-            description="First parameters: a safetensors file of the model's state_dict. "
-            "Without it, the first learner sends them."
+            description="First parameters: a safetensors file of the model's state_dict, or a folder of such files "
+            "with an index. Without it, the first learner sends them."
         ),
     ] = None
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
@@ -273,5 +273,5 @@ class CoreSettings(Serving):
     def check(self) -> None:
         """Raises SettingsError if an address would serve a network in plain text, or if --init cannot be read."""
         self.check_reach(*self.listen)
-        if self.init is not None and not self.init.is_file():
-            raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
+        if self.init is not None and not (self.init.is_file() or self.init.is_dir()):
+            raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file or folder of the model")
