@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,9 @@ from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.boundary.ranks import GO_ON, RESTORE, STAND, STOP, Agreed, RankGroup, rank_group
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
+from atoll.checkpoints.directory import RunFacts
+from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, CheckpointSettings, LearnerCheckpoints
+from atoll.checkpoints.learner_state import HasState
 from atoll.errors import LearnerError
 from atoll.fragments.exchange import BoundaryWork, DueRound, PreparedAnchor, ThreadExchange
 from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
@@ -70,6 +73,11 @@ class Learner:
         copies: a function that returns (parameter, copy) pairs. Name copies that an optimizer keeps outside its state,
             such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
+        checkpoint_dir: directory for this learner's checkpoints. Entering restores the optimizers and extra_state from
+            the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
+        checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
+        extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
+            load_state_dict(). `atoll.RandomState()` holds the random generators.
         metrics_listen: HOST:PORT of the Prometheus endpoint.
         metrics_plaintext: allow metrics beyond loopback, over plain HTTP.
         tls: directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
@@ -89,6 +97,9 @@ class Learner:
         adoption: Literal["rebase", "overwrite"] = "rebase",
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every_s: float | None = 600.0,
+        extra_state: Mapping[str, HasState] | None = None,
         metrics_listen: str | None = None,
         metrics_plaintext: bool = False,
         tls: str | Path | None = None,
@@ -110,6 +121,11 @@ class Learner:
         self._clock = SYSTEM
         self._counters = Counters()
         self._exchange = ThreadExchange(self._clock)
+        directory = None if checkpoint_dir is None else Path(checkpoint_dir)
+        settings = CheckpointSettings(directory, checkpoint_every_s, dict(extra_state or {}))
+        self._checkpoints: LearnerCheckpoints | None = None
+        if directory is not None:
+            self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
         self._rank_group: RankGroup | None = None
         self._agent: Agent | None = None
@@ -137,6 +153,8 @@ class Learner:
         try:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._begin(self._parameters, self._rank_group)
+            if self._checkpoints is not None:
+                self._checkpoints.begin(self._parameters, self._run_facts())
         except BaseException:
             self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
             raise
@@ -154,6 +172,13 @@ class Learner:
             raise problem or LearnerError("rank 0 could not join the run: see rank 0's error")
         self._layout = self._layout or plan(parameters.tensors, self._agreed.adopt[0])
         ranks.spread(parameters.values)
+
+    def _run_facts(self) -> RunFacts | None:
+        """Returns the run on rank 0, else None."""
+        if self._agent is None or self._layout is None:
+            return None
+        run, generation = self._agent.run
+        return RunFacts(run, self._layout.fingerprint.hex(), generation)
 
     def _join(self, parameters: Parameters) -> LearnerError | None:
         """Waits for the first anchors and writes them into the model. Returns the error, or None."""
@@ -202,6 +227,8 @@ class Learner:
             if kind is None and self._local and self._rounds and self._failure() is None:
                 self._give_up_what_is_no_work(self._local)
                 self._drain(self._local, self._rounds)
+        if self._checkpoints is not None:
+            self._checkpoints.end(self._drain_s if kind is None else 0.0)
         if self._local is not None:
             self._local.forget()
         if kind is None:
@@ -273,6 +300,8 @@ class Learner:
         self._adopt(self._agreed.adopt)
         if self._rounds is not None:
             self._rounds.answer()
+        if self._checkpoints is not None and self._agreed.save:
+            self._checkpoints.save(self._run_facts(), self.run_tokens)
         self._left_step_at = self._clock.monotonic()
         counters.blocked_s += self._left_step_at - began
 
@@ -290,7 +319,8 @@ class Learner:
             self._release(todo)
             adopt = [newer.fragment for newer in todo.prepared]
         known = self._counters.run_tokens_after(self.run_tokens)
-        self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt)
+        vote = 0 if self._checkpoints is None else self._checkpoints.vote()
+        self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt, vote)
 
     def _judge(self) -> int:
         """Returns RESTORE if other code than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
@@ -409,6 +439,15 @@ class Learner:
     def leave_soon(self) -> None:
         """Stops `step` from waiting while the run is paused. Call this in a signal handler, then end the loop."""
         self._exchange.excused = True
+
+    def save_checkpoint(self) -> None:
+        """Asks for a checkpoint at the end of the next `step`, or of a later one while another is being written.
+
+        That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough.
+        """
+        if self._checkpoints is None:
+            raise LearnerError(NO_DIRECTORY)
+        self._checkpoints.request()
 
     @property
     def run_tokens(self) -> int:

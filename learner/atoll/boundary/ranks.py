@@ -19,6 +19,7 @@ GO_ON = 0
 STOP = 1
 STAND = 2
 RESTORE = 3
+SAVE, SAVING = 1, -(1 << 20)  # votes on saving a checkpoint: asks for one, or still writes the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Agreed:
     tokens: tokens of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or
     RESTORE (reset all parameters). run_tokens: tokens that the run had trained before this step. total_tokens: tokens
     that the run will train. Both come from rank 0, so that schedules are the same on all ranks. adopt: fragments to
-    adopt.
+    adopt. save: whether all ranks save a checkpoint.
     """
 
     tokens: int
@@ -36,6 +37,7 @@ class Agreed:
     run_tokens: int
     total_tokens: int
     adopt: tuple[int, ...] = ()
+    save: bool = False
 
 
 class RankGroup(Protocol):
@@ -43,9 +45,12 @@ class RankGroup(Protocol):
 
     is_leader: bool
 
-    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Agrees on the next actions. Every rank calls this at every step. Sums tokens; other arguments are rank 0's.
+    def agree(
+        self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int], vote: int = 0
+    ) -> Agreed:
+        """Agrees on the next actions. Every rank calls this at every step. Other arguments than these are rank 0's.
 
+        tokens: summed. vote: summed; the ranks save a checkpoint if the sum is positive, so not while one is SAVING.
         adopt: at most AT_ONCE fragments.
         """
 
@@ -61,9 +66,11 @@ class SingleRank:
 
     is_leader = True
 
-    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
+    def agree(
+        self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int], vote: int = 0
+    ) -> Agreed:
         """Returns its own arguments, because there are no other ranks."""
-        return Agreed(tokens, request, run_tokens, total_tokens, tuple(adopt))
+        return Agreed(tokens, request, run_tokens, total_tokens, tuple(adopt), vote > 0)
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """Does nothing: there are no other ranks."""
@@ -80,17 +87,19 @@ class TorchRanks:
         self.is_leader = dist.get_rank() == 0
         self._group = group
 
-    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
+    def agree(
+        self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int], vote: int = 0
+    ) -> Agreed:
         """See RankGroup. Makes one all-reduce of a few numbers. Only rank 0 adds its decision."""
-        message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
-        message[0] = tokens
+        message = torch.zeros(5 + AT_ONCE, dtype=torch.int64)
+        message[0], message[4] = tokens, vote
         if self.is_leader:
             message[1], message[2], message[3] = request, run_tokens, total_tokens
-            for place, fragment in enumerate(adopt, start=4):
+            for place, fragment in enumerate(adopt, start=5):
                 message[place] = fragment + 1
         dist.all_reduce(message, group=self._group)
-        tokens, request, run_tokens, total_tokens, *fragments = message.tolist()
-        return Agreed(tokens, request, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
+        tokens, request, run_tokens, total_tokens, votes, *fragments = message.tolist()
+        return Agreed(tokens, request, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f), votes > 0)
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """See RankGroup. Broadcasts over the default group, whose backend can send tensors of these devices."""
