@@ -13,6 +13,9 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import LinkLost, open_calls, open_stream, unary_reply
 
+# gRPC shares connections by address within a process: a test would get another test's connection to a reused port.
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
 
 class Call:
     """A call that ends when its other side says so."""
@@ -49,7 +52,7 @@ def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
     """gRPC's own call hangs forever: a front's Push did when connections were given up during their dial."""
 
     async def written(address: str) -> None:
-        channel = grpc.aio.insecure_channel(address)
+        channel = grpc.aio.insecure_channel(address, OWN_CONNECTION)
         with open_stream("Push", rpc.OuterStub(channel).Push()) as call:
             writing = asyncio.create_task(call.write(pb.PushRequest()))
             await asyncio.sleep(0)
@@ -69,8 +72,16 @@ def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
-    async def asked(address: str) -> None:
-        channel = grpc.aio.insecure_channel(address)
+    async def main() -> None:
+        connected, writers = asyncio.Event(), []
+
+        def silent(_, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)  # a connection that nobody holds is closed
+            connected.set()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        channel = grpc.aio.insecure_channel(address, OWN_CONNECTION)
         stub = rpc.OuterStub(channel)
 
         async def wait() -> None:
@@ -80,13 +91,14 @@ def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
                 await call.read()
 
         waiting = asyncio.create_task(wait())
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(connected.wait(), 10)
         await channel.close()
         with pytest.raises(LinkLost):
             await asyncio.wait_for(waiting, 10)
+        writers[0].close()
+        server.close()
 
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        asyncio.run(asked(f"127.0.0.1:{silent.getsockname()[1]}"))
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("stream", [True, False])
