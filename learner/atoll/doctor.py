@@ -183,7 +183,7 @@ def check_disk(directory: Path) -> Iterator[Finding]:
         with contextlib.suppress(OSError):  # the file may not exist
             file.unlink()
     room = (
-        "a core needs 52 bytes per parameter (snapshots, first parameters) and room for pending work: free some space"
+        "a core needs 52 bytes per parameter (snapshots, initial parameters) and room for pending work: free some space"
     )
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free in {directory}", room)
     quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"

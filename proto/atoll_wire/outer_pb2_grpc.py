@@ -84,7 +84,7 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Initialise(self, request_iterator, context):
-        """Uploads the first parameters of a run, as a safetensors file. Only the learner that holds the lease may call it.
+        """Uploads the initial parameters of a run, as a safetensors file. Only the learner that holds the lease may call it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -180,7 +180,7 @@ class Limits(ServerLimits):
     parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = 1 << 36
     tokens: int = 1 << 50  # limit on a learner's reported tokens, and on its reported steps
     model_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Largest size of the first parameters' file.")
+        Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
     ] = 1 << 40
     spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
@@ -216,10 +216,10 @@ class Limits(ServerLimits):
         float, Field(gt=0, le=86_400, description="Seconds until an upload without a frame loses its reservation.")
     ] = 60.0
     lease_s: Annotated[
-        float, Field(gt=0, le=86_400, description="Seconds until a learner must begin to send the first parameters.")
+        float, Field(gt=0, le=86_400, description="Seconds until a learner must begin to send the initial parameters.")
     ] = 60.0
     turn_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Seconds to send all first parameters while another learner waits.")
+        float, Field(gt=0, le=1e6, description="Seconds to send all initial parameters while another learner waits.")
     ] = 600.0  # doubles with each turn of the same name
     notifications: int = 4096  # limit on those kept for followers; a follower further behind gets the full state
 
@@ -238,7 +238,7 @@ class CoreSettings(Serving):
     init: Annotated[
         Path | None,
         Field(
-            description="First parameters: a safetensors file of the model's state_dict. "
+            description="Initial parameters: a safetensors file of the model's state_dict. "
             "Without it, the first learner sends them."
         ),
     ] = None

@@ -278,36 +278,36 @@ def snapshot_was_half_written_when_the_power_went(directory: Path) -> None:
     (directory / "snapshots" / "00000010.safetensors").write_bytes(b"renamed, but never committed")
 
 
-# ------------------------------------------------------------------------------------------------- first parameters
+# ------------------------------------------------------------------------------------------------- initial parameters
 
 
 @bad("initial.safetensors cannot be read (No such file or directory): restore it from a backup")
-def first_parameters_are_gone(directory: Path) -> None:
+def initial_parameters_are_gone(directory: Path) -> None:
     (directory / "initial.safetensors").unlink()
 
 
 @bad("initial.safetensors")
-def first_parameters_are_cut(directory: Path) -> None:
+def initial_parameters_are_cut(directory: Path) -> None:
     cut(directory / "initial.safetensors", 0.5)
 
 
 @bad("initial.safetensors")
-def first_parameters_declare_a_giant_header(directory: Path) -> None:
+def initial_parameters_declare_a_giant_header(directory: Path) -> None:
     path = directory / "initial.safetensors"
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])
 
 
 @bad("state restored", recovers=True)
-def an_upload_of_first_parameters_was_left_over(directory: Path) -> None:
+def an_upload_of_initial_parameters_was_left_over(directory: Path) -> None:
     (directory / "staging" / "1.part").write_bytes(b"half")
 
 
 @bad(
     "initial.safetensors does not match its checksum: restore it from a backup",
     recovers=True,
-    warns="first parameters: ",
+    warns="initial parameters: ",
 )
-def first_parameters_have_a_flipped_bit(directory: Path) -> None:
+def initial_parameters_have_a_flipped_bit(directory: Path) -> None:
     flip(directory / "initial.safetensors", 0.9)
 
 
@@ -363,7 +363,7 @@ def test_verify_names_each_part_of_a_sound_directory(template, tmp_path):
     done = type_verify(tmp_path / "run")
     assert done.returncode == 0, done.stderr
     parts = [line.partition(":")[0] for line in done.stdout.splitlines()]
-    assert parts[:-1] == ["ledger pages", "first parameters", "snapshots", "start", "payloads", "ledger rows"]
+    assert parts[:-1] == ["ledger pages", "initial parameters", "snapshots", "start", "payloads", "ledger rows"]
     assert done.stdout.splitlines()[-1] == f"a core can start from {tmp_path / 'run'}"
 
 

@@ -63,4 +63,4 @@ def test_an_unconfigured_library_is_quiet(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert "[debug" not in done.stderr
-    assert "sending the first parameters" in done.stderr
+    assert "sending the initial parameters" in done.stderr

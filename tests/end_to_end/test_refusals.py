@@ -281,12 +281,12 @@ def test_a_retried_join_of_the_same_process_keeps_its_incarnation(running):
         assert Hand(stub, "again").session.incarnation == Hand(stub, "again").session.incarnation == 1
 
 
-def test_first_parameters_are_accepted_exactly_once(running):
+def test_initial_parameters_are_accepted_exactly_once(running):
     with running.outer() as stub:
         hand = Hand(stub)
         header = pb.InitialiseHeader(session=hand.session, size_bytes=3, sha256=bytes(32))
         messages = [pb.InitialiseRequest(header=header), pb.InitialiseRequest(chunk=b"abc")]
-        with refused(running, grpc.StatusCode.UNAVAILABLE, "has its first parameters"):
+        with refused(running, grpc.StatusCode.UNAVAILABLE, "has its initial parameters"):
             stub.Initialise(iter(messages), timeout=20)
 
 

@@ -38,7 +38,7 @@ def evict(running: Core, name: str, reason: str = "it lies") -> None:
 
 
 def initialise(hand: Hand, data: bytes, between: Callable[[], None] = lambda: None) -> None:
-    """Sends first parameters. between: called in the middle."""
+    """Sends initial parameters. between: called in the middle."""
 
     def messages() -> Iterator[pb.InitialiseRequest]:
         said = {"size_bytes": len(data), "sha256": hashlib.sha256(data).digest()}
@@ -67,7 +67,7 @@ def same(some: bytes, others: bytes) -> bool:
     return all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_first_parameters_of_an_evicted_or_fenced_process_are_not_accepted(tmp_path):
+def test_initial_parameters_of_an_evicted_or_fenced_process_are_not_accepted(tmp_path):
     with core(tmp_path) as running, running.outer() as stub:
         evicted = Hand(stub, "evicted")
         refused(*STALE["evicted"], lambda: initialise(evicted, parameters(1), lambda: evict(running, "evicted")))

@@ -116,13 +116,13 @@ def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
     assert accepted(running) == before + 1
 
 
-def test_bytes_over_the_wan_count_as_they_come_of_first_parameters_and_of_uploads_that_are_cut(running):
+def test_bytes_over_the_wan_count_as_they_come_of_initial_parameters_and_of_uploads_that_are_cut(running):
     def up() -> float:
         return figures(METRICS_PORT).get('atoll_wan_bytes_total{direction="up",region=""}', 0.0)
 
     before = up()
     assert before > 4 * sum(p.numel() for p in Large().parameters()), (
-        "the first parameters, and what was merged of them"
+        "the initial parameters, and what was merged of them"
     )
     with running.outer() as stub:
         header, frames = prepared(stub, "counted")

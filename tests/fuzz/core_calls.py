@@ -70,13 +70,13 @@ class Context:
 
 
 class Calls:
-    """One core with first parameters, and a joined learner.
+    """One core with initial parameters, and a joined learner.
 
     initialised: False for a core that waits for its parameters.
     """
 
     def __init__(self, *, initialised: bool = True) -> None:
-        self.row = 250 if initialised else 50  # a core soon has its first parameters
+        self.row = 250 if initialised else 50  # a core soon has its initial parameters
         self._loop = asyncio.new_event_loop()
         self._place = place()
         self._settings = CoreSettings.of(

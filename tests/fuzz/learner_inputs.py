@@ -225,7 +225,7 @@ class Ears:
 
 
 def _save(path: Path) -> None:
-    path.write_bytes(b"first parameters")
+    path.write_bytes(b"initial parameters")
 
 
 def _decoded(track: FragmentTrack, right: PartialFetch, kind: Codec, frames: list[pb.Frame]) -> tuple[Any, int]:

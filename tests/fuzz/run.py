@@ -25,7 +25,7 @@ from atoll_server.merging import merge
 from tests.fuzz.call_limits import CallLimits
 from tests.fuzz.core_calls import Calls
 from tests.fuzz.decoders import Frames, Layouts
-from tests.fuzz.first_parameters import FirstParameters
+from tests.fuzz.initial_parameters import InitialParameters
 from tests.fuzz.learner_inputs import Ears
 from tests.fuzz.watch import Hang, Target, first_of_row, generator, in_time
 
@@ -36,7 +36,7 @@ MAX_MEMORY_BYTES = 2 << 30  # address space in addition to a process's at its st
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
     "frames": (Frames, 0.5),
     "layouts": (Layouts, 0.05),
-    "first parameters": (FirstParameters, 0.1),
+    "initial parameters": (InitialParameters, 0.1),
     "door": (CallLimits, 0.1),
     "calls of a core": (Calls, 0.175),
     "calls of a core without parameters": (partial(Calls, initialised=False), 0.025),

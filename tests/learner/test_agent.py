@@ -189,7 +189,7 @@ def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
-        joined = len(core.joins)  # the first parameters were requested in between, so it joined more than once
+        joined = len(core.joins)  # the initial parameters were requested in between, so it joined more than once
         core.stop()
         core.start()
         loop.until(lambda: len(core.joins) > joined and learner.stats().connected)

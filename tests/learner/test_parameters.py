@@ -53,7 +53,7 @@ def test_the_frozen_digest_follows_frozen_values_only():
     assert parameters(model).frozen_digest() != before
 
 
-def test_first_parameters_hold_the_whole_state_dict_with_tied_tensors_once(tmp_path):
+def test_initial_parameters_hold_the_whole_state_dict_with_tied_tensors_once(tmp_path):
     model = Odd()
     parameters(model).save(tmp_path / "first.safetensors")
     stored = load_file(tmp_path / "first.safetensors")

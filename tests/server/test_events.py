@@ -46,7 +46,7 @@ def test_a_learner_from_its_joining_to_its_eviction():
 def test_the_run_itself():
     found = told(
         entries.Started(3),
-        entries.FirstParameters(1234, 2),
+        entries.InitialParameters(1234, 2),
         entries.SnapshotTaken(1, 5, 100),
         entries.PauseChanged("by ann: night"),
         entries.PauseChanged(""),
@@ -55,7 +55,7 @@ def test_the_run_itself():
     )
     assert found == [
         ("core", "", "the core started: epoch 3"),
-        ("core", "", "the run has its first parameters (1,234)"),
+        ("core", "", "the run has its initial parameters (1,234)"),
         ("checkpoint", "", "checkpoint 1 is durable"),
         ("paused", "", "paused by ann: night"),
         ("resumed", "", "resumed"),

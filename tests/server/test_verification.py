@@ -19,7 +19,7 @@ from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.contract import Fate
 from atoll_wire.process.clock import SYSTEM
 
-INITIAL = b"first parameters"
+INITIAL = b"initial parameters"
 
 
 @pytest.fixture

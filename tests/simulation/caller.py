@@ -49,7 +49,7 @@ class Harm(StrEnum):
     QUIET = "streams of one upload that bring nothing"
     REGIONS = "joins from region after region"
     NAMELESS = "joins under another's name with nonce 0"
-    LEASE = "the lease for the first parameters, kept and never used"
+    LEASE = "the lease for the initial parameters, kept and never used"
     FENCED = "all that a process can send whose name another one has by now"
     EVICTED = "all that a process can send that was evicted"
 
@@ -219,7 +219,7 @@ class Caller:
             if tokens := core.registrar.registry.entries[NAME].account.total("tokens"):
                 raise Violation(6, f"{tokens} tokens count of a process that may not speak any more")
             if core.registrar.initial_sha256 == self._digest.hex():
-                raise Violation(5, "the first parameters are those of a process that may not speak any more")
+                raise Violation(5, "the initial parameters are those of a process that may not speak any more")
 
 
 def _old_versions(shard: Shard) -> set[tuple[object, object]]:

@@ -37,7 +37,7 @@ from atoll_server.merging import norm_limit
 from atoll_server.rounds import round_state as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.syncer_events import Merge
-from atoll_server.run import core, first_parameters, joining, registrar
+from atoll_server.run import core, initial_parameters, joining, registrar
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
 from atoll_server.telemetry import entries, journal
@@ -168,17 +168,17 @@ def an_evicted_learner_is_heard() -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------- first parameters
+# ------------------------------------------------------------------------------------------------- initial parameters
 
 
 @defect
-def first_parameters_accepted_twice() -> Iterator[None]:
+def initial_parameters_accepted_twice() -> Iterator[None]:
     """Every caller gets the lease, and its upload replaces the run's parameters."""
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
     async def again(self: joining.Joining, process: Any, staging: Any) -> None:
         kept, self._run.state = self._run.state, registrar.Waiting()
-        self._lease = first_parameters.Lease(process.entry, 1e9, upload=staging)
+        self._lease = initial_parameters.Lease(process.entry, 1e9, upload=staging)
         try:
             await accept(self, process, staging)
         finally:
@@ -192,7 +192,7 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
     async def stage(self: joining.Joining, _process: Any, header: Any) -> Any:
-        made = first_parameters.StagedFile(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made = initial_parameters.StagedFile(self._settings.directory, header.size_bytes, header.sha256, self._disk)
         made.begin()
         return made
 
@@ -812,7 +812,7 @@ def the_lease_is_kept_by_empty_words() -> Iterator[None]:
     """Any message of its holder renews it, and so does another Join."""
     held = joining.Joining._held
 
-    def renewed(self: joining.Joining, *values: Any) -> first_parameters.Lease:
+    def renewed(self: joining.Joining, *values: Any) -> initial_parameters.Lease:
         lease = held(self, *values)
         lease.until = 1e9
         return lease
@@ -824,12 +824,12 @@ def the_lease_is_kept_by_empty_words() -> Iterator[None]:
 @defect
 def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
     """It stays with the name, and time does not end it."""
-    with patch(first_parameters.Lease, "over", lambda *_: False):
+    with patch(initial_parameters.Lease, "over", lambda *_: False):
         yield
 
 
 @defect
-def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
+def initial_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     """Initialise checks whether the name has the lease, but not which process uses the name."""
 
     def check(
@@ -840,7 +840,7 @@ def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     with (
         patch(learner_registry.LearnerRegistry, "check", check),
         patch(learner_registry.LearnerProcess, "check_current", lambda _: None),
-        patch(first_parameters.Lease, "over", lambda self, now, wanted=False: now > self.until),
+        patch(initial_parameters.Lease, "over", lambda self, now, wanted=False: now > self.until),
     ):
         yield
 

@@ -59,12 +59,12 @@ Kills: TypeAlias = Mapping[int, float]  # by shard: it dies at this time, as soo
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 
 
-def _first_parameters() -> bytes:
+def _initial_parameters() -> bytes:
     rng = np.random.default_rng(7)
     return safetensors.numpy.save({each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS})
 
 
-FIRST = _first_parameters()
+FIRST = _initial_parameters()
 
 
 class Home:

@@ -47,7 +47,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Bytes of payloads. whole: of whole fragments and first parameters. bits: per coded parameter."""
+    """Bytes of payloads. whole: of whole fragments and initial parameters. bits: per coded parameter."""
 
     up_bytes: int
     down_bytes: int

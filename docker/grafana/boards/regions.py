@@ -57,7 +57,7 @@ def _core() -> list[Panel]:
     cost = f"sum by (region) (increase(atoll_wan_bytes_total{{{HERE}}}[$__range])) / 1e9 * $price"
     there = f"sum by (region, state) (atoll_learner_info{{{HERE}}})"
     return [
-        lines("Up", "Contributions and first parameters, in bytes per second from each region.", "Bps",
+        lines("Up", "Contributions and initial parameters, in bytes per second from each region.", "Bps",
               {"{{region}}": rate.format("up")}),
         lines("Down", "Published updates and whole fragments, in bytes per second to each region.", "Bps",
               {"{{region}}": rate.format("down")}),

@@ -1,4 +1,4 @@
-"""Joins a run: sends the learner's identity and model, and the first parameters if the core asks for them."""
+"""Joins a run: sends the learner's identity and model, and the initial parameters if the core asks for them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def own_name(region: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A Join's description of the model. save: a function that writes the first parameters to a file."""
+    """A Join's description of the model. save: a function that writes the initial parameters to a file."""
 
     tensors: tuple[TensorSpec, ...]
     frozen_digest: bytes
@@ -102,7 +102,7 @@ class Joiner:
             if reply.state == pb.JoinReply.STATE_INITIALISE:
                 await self._initialise(reply)
             elif reply.state == pb.JoinReply.STATE_WAIT:
-                log.info("another learner is sending the first parameters", learner=self._identity.name)
+                log.info("another learner is sending the initial parameters", learner=self._identity.name)
                 await asyncio.sleep(reply.retry_s if SHORTEST_RETRY_S < reply.retry_s < JOIN_S else SHORTEST_RETRY_S)
             else:
                 raise LearnerError(f"the core answered Join with the unknown state {reply.state}: {NONSENSE}")
@@ -141,7 +141,7 @@ class Joiner:
                 size_bytes=path.stat().st_size,
                 sha256=await asyncio.to_thread(_sha256, path),
             )
-            log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
+            log.info("sending the initial parameters", learner=self._identity.name, size_bytes=header.size_bytes)
             with (
                 self._core.link.carriers.use() as connection,
                 open_stream("Initialise", connection.stub.Initialise()) as call,

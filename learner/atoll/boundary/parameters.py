@@ -124,7 +124,7 @@ class Parameters:
         return digest.digest()
 
     def save(self, path: Path) -> None:
-        """Writes a run's first parameters: the whole state_dict as a safetensors file, with tied tensors once."""
+        """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once."""
         skip = {name for tensor in self.tensors for name in tensor.tied_names}
         tensors: dict[str, torch.Tensor] = {}
         seen: set[int] = set()

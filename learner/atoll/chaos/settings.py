@@ -37,7 +37,7 @@ class ChaosSettings(Settings):
         Field(description="Failures to use instead of random ones: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"),
     ] = None
     seed: Annotated[
-        int, Field(ge=0, description="Seed of the failures, the first parameters and the text's order.")
+        int, Field(ge=0, description="Seed of the failures, the initial parameters and the text's order.")
     ] = 0
     procfile: Annotated[
         Path | None,

@@ -32,7 +32,7 @@ class DemoSettings(Settings):
         bool,
         Field(description="Afterwards, train without Atoll on as many tokens as the busiest learner, and compare."),
     ] = False
-    seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
+    seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     data: Annotated[
         Path | None,
         Field(description="A text file, or a folder of text files. Default: sources of Python's standard library."),

@@ -28,7 +28,7 @@ class TrainSettings(Settings):
     max_steps: Annotated[
         int | None, Field(ge=1, description="Leave the run after this many steps of this learner.")
     ] = None
-    seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
+    seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     device: Annotated[str, Field(description="Training device: auto, cpu, cuda, cuda:1, ...")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads for torch. 0: torch's default.")] = 1
     slow_down: Annotated[float, Field(ge=1, description="Pause after each step to train at 1/N of full speed.")] = 1.0

@@ -51,7 +51,7 @@ class Quotas(Settings):
     ] = 72
     follows: int = 4
     reports: int = 4
-    initialises: int = 2  # uploads of first parameters; a newer upload ends an older one
+    initialises: int = 2  # uploads of initial parameters; a newer upload ends an older one
     probes: int = 4  # calls of `atoll doctor`
     reflections: int = 4  # calls of gRPC reflection, which is available only on loopback
     other_calls: int = 4  # calls of a peer or learner to each other method, whose requests are one message

@@ -1,8 +1,8 @@
 """The published model as a safetensors file that `load_state_dict(strict=True)` accepts.
 
 Trainable tensors are written at one set of fragment versions, in the model's own types. Each tied name gets its own
-copy. Frozen tensors and buffers have the values of the first parameters. The metadata lists those whose values may have
-changed since.
+copy. Frozen tensors and buffers have the values of the initial parameters. The metadata lists those whose values may
+have changed since.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Restored:
 class Origin:
     """Values from the run's tables that a shard needs to restore its fragments. The rest is in the shard's tables.
 
-    line: the generation's history. initial_sha256: digest of the first parameters' file, in hex.
+    line: the generation's history. initial_sha256: digest of the initial parameters' file, in hex.
     """
 
     line: Line
@@ -104,7 +104,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
         values = initial.float32(name)[piece.start : piece.start + piece.length]
         if not np.isfinite(values).all():
             raise TensorFileError(
-                f'the first parameters have values that are not finite in "{name}": use a model with finite values'
+                f'the initial parameters have values that are not finite in "{name}": use a model with finite values'
             )
         theta[piece.offset : piece.offset + piece.length] = values
         initial.forget()
@@ -112,7 +112,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Reads the first parameters again. Raises TensorFileError if they changed. ending: once set, the check ends.
+    """Reads the initial parameters again. Raises TensorFileError if they changed. ending: once set, the check ends.
 
     It does not use a memory map, where an unreadable page would end the process. A failed read raises OSError.
     """

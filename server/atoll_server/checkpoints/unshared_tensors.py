@@ -1,7 +1,7 @@
 """A model's tensors that change in training but are not shared. An export contains their values at the run's start.
 
 These are the averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner listed.
-The list is in the metadata of the first parameters' file and of exports.
+The list is in the metadata of the initial parameters' file and of exports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verifies the run's history and first parameters while the core serves, since a start does not read them."""
+"""Verifies the run's history and initial parameters while the core serves, since a start does not read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunVerifier:
         self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
-        """Starts the thread. initial_sha256: the first parameters' digest in hex; empty before they exist."""
+        """Starts the thread. initial_sha256: the initial parameters' digest in hex; empty before they exist."""
         checks = [self._rows, self._pages]
         if initial_sha256:
             checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))

@@ -204,7 +204,7 @@ def checkpoint_verify(
 ) -> None:
     """Check whether a core can start from a directory, for example from a backup. Nothing is changed.
 
-    It reads the whole ledger, all snapshots, the first parameters and the payloads, and repeats the merges that a start
+    It reads the whole ledger, all snapshots, the initial parameters and the payloads, and repeats the merges that a start
     repeats. It needs about as much memory as a core. A warning names damage that a start survives. The exit status is 1
     if a core could not start or continue, or if pages of the ledger are damaged.
     """
@@ -258,7 +258,7 @@ def checkpoint_export(
             "--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
         ),
     ] = None,
-    initial: Annotated[bool, typer.Option("--initial", help="Write the first parameters (version 0).")] = False,
+    initial: Annotated[bool, typer.Option("--initial", help="Write the initial parameters (version 0).")] = False,
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) accepts."""
     from atoll_server.cli.operator_client import export_checkpoint

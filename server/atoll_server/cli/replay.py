@@ -35,7 +35,7 @@ class Replayed:
 
     identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. Without
     one, the compared state comes from the same ledger. apart: distance between the two sets of published parameters,
-    as a fraction of the distance from the recorded run's first parameters to its last.
+    as a fraction of the distance from the recorded run's initial parameters to its last.
     """
 
     layout: Layout
@@ -48,7 +48,7 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
-    """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, checks the ledger's checksums.
+    """Repeats every merge from the initial parameters. changes: NAME=VALUE; if empty, checks the ledger's checksums.
 
     With changes, the contributions stay as recorded: their learners trained on the recorded anchors. A core may use
     the directory meanwhile. The replay leaves out merges that the core makes during the replay. generation: the replay

@@ -28,7 +28,7 @@ def read_run(
 ) -> Restored:
     """Returns the state with which a core would start. from_start: replays the whole ledger, which needs --record.
 
-    check: also compares the first parameters' file with its digest, since an export copies tensors from this file.
+    check: also compares the initial parameters' file with its digest, since an export copies tensors from this file.
     generation: None for the current one. Raises SettingsError if the generation does not exist.
     """
     with ledger_of(directory) as db:
@@ -77,7 +77,7 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
-    """Writes the published model from a run's directory. initial: writes the first parameters instead."""
+    """Writes the published model from a run's directory. initial: writes the initial parameters instead."""
     run = read_run(directory, check=True)
     write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
 

@@ -72,7 +72,7 @@ class _Check:
     def all(self) -> None:
         database.check_pages(self._db, self._ledger)
         print(f"ledger pages: ok ({self._ledger.stat().st_size / 1e6:.1f} MB)")
-        self._first_parameters()
+        self._initial_parameters()
         self._snapshots()
         start = trial_start(self._db, self._directory)
         merges = sum(map(len, start.restored.updates.values()))
@@ -86,15 +86,15 @@ class _Check:
         self._warnings += 1
         print(f"warning: {text}")
 
-    def _first_parameters(self) -> None:
+    def _initial_parameters(self) -> None:
         """Checks the file's digest. A start reads only its header, or also its values if there is no sound snapshot."""
         meta = run_ledger.get_meta(self._db)
         size = open_tensors(self._directory / INITIAL).data.size
         try:
             check_initial(self._directory / INITIAL, meta["initial_sha256"], DISK)
-            print(f"first parameters: ok ({size / 1e6:.1f} MB)")
+            print(f"initial parameters: ok ({size / 1e6:.1f} MB)")
         except (TensorFileError, OSError) as error:
-            self._warn(f"first parameters: {error}")
+            self._warn(f"initial parameters: {error}")
 
     def _snapshots(self) -> None:
         fragments = stored_layout(run_ledger.get_meta(self._db)).fragments

@@ -94,7 +94,7 @@ class FrontService(rpc.OuterServicer):
             return reply
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
-        """Passes the first parameters on."""
+        """Passes the initial parameters on."""
         wait = self._waits.begin()
         async with self._answering(context):
             try:

@@ -107,7 +107,7 @@ class TimeAccount:
     down_s: float = 0.0
     restarting_s: float = 0.0
     bytes_down: int = 0  # payload bytes of published updates
-    bytes_whole: int = 0  # payload bytes of whole fragments and first parameters, in both directions
+    bytes_whole: int = 0  # payload bytes of whole fragments and initial parameters, in both directions
     parameters_down: int = 0  # number of parameters in these updates
     step_time_s: float | None = None  # duration of its inner steps, as last measured
     silence_s: float = 0.0  # duration of a silence above SILENT_S that no reported step explains yet

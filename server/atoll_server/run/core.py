@@ -23,7 +23,7 @@ from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_dama
 from atoll_server.learners.learner_registry import refuse_reason
 from atoll_server.merging import merge
 from atoll_server.rounds import syncer_events as ev
-from atoll_server.run.first_parameters import STAGING
+from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import KEY_BYTES, Registrar
 from atoll_server.run.run_clock import RunClock
@@ -209,7 +209,7 @@ class Core:
         return meta
 
     def begin(self, restored: Restored) -> None:
-        """Makes and starts the run's shard. Called when the first parameters are durable."""
+        """Makes and starts the run's shard. Called when the initial parameters are durable."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()

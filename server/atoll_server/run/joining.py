@@ -1,4 +1,4 @@
-"""Joins of learners to a run, and the upload of the first parameters by one learner."""
+"""Joins of learners to a run, and the upload of the initial parameters by one learner."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from atoll_server.checkpoints import unshared_tensors
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
-from atoll_server.run import first_parameters
-from atoll_server.run.first_parameters import Lease, LeaseTurns, StagedFile
+from atoll_server.run import initial_parameters
+from atoll_server.run.initial_parameters import Lease, LeaseTurns, StagedFile
 from atoll_server.run.registrar import Registrar, Waiting
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.storage.disk import Disk
@@ -34,7 +34,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """Handles a run's Joins. begin: called when the first parameters are durable. underway: `Core.underway`."""
+    """Handles a run's Joins. begin: called when the initial parameters are durable. underway: `Core.underway`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -95,7 +95,7 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Checks a learner's model and name. Before the first parameters, also chooses the learner that sends them."""
+        """Checks a learner's model and name. Before the initial parameters exist, also chooses their sender."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
@@ -165,14 +165,14 @@ class Joining:
             )
         return self._run.layout
 
-    # ------------------------------------------------------------------------------ first parameters
+    # ------------------------------------------------------------------------------ initial parameters
 
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
-        """Begins the lease holder's upload of the first parameters. Raises Refused."""
+        """Begins the lease holder's upload of the initial parameters. Raises Refused."""
         lease = self._held(process)
         assert self._run.layout is not None, "a run with a lease has a layout"
         directory = self._settings.directory
-        first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
+        initial_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
         made = StagedFile(directory, header.size_bytes, header.sha256, self._disk)
         await asyncio.to_thread(made.begin)
         lease.upload = made
@@ -190,13 +190,13 @@ class Joining:
         """
         process.check_current()
         if not self._waiting():
-            raise Refused(Status.UNAVAILABLE, "the run already has its first parameters: join again and fetch them")
+            raise Refused(Status.UNAVAILABLE, "the run already has its initial parameters: join again and fetch them")
         lease = self._lease
         if lease is None or lease.entry is not process.entry:
-            raise Refused(Status.UNAVAILABLE, "another learner is sending the first parameters: join again and wait")
+            raise Refused(Status.UNAVAILABLE, "another learner is sending the initial parameters: join again and wait")
         if staging is not None and lease.upload is not staging:
             raise Refused(
-                Status.UNAVAILABLE, "a newer call of this learner is sending the first parameters: this call ends"
+                Status.UNAVAILABLE, "a newer call of this learner is sending the initial parameters: this call ends"
             )
         return lease
 
@@ -228,15 +228,15 @@ class Joining:
         assert layout is not None, "the first to join decides the layout"
         try:
             size = (await asyncio.to_thread(path.stat)).st_size
-            first_parameters.check_room(self._settings, size, layout, self._disk)
-            staging = await asyncio.to_thread(first_parameters.stage_file, path, directory, self._disk)
+            initial_parameters.check_room(self._settings, size, layout, self._disk)
+            staging = await asyncio.to_thread(initial_parameters.stage_file, path, directory, self._disk)
             try:
                 await self._accept(staging)
             finally:
                 await asyncio.to_thread(staging.close)
         except OSError as error:
             text = f"--init {path} cannot be copied into {directory} ({error.strerror}): check the file and the disk"
-            refused = entries.FirstParametersRefused(text, by_disk=True)
+            refused = entries.InitialParametersRefused(text, by_disk=True)
             self._run.record(refused)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
@@ -252,13 +252,13 @@ class Joining:
         if process is not None:
             process.check_current()  # the last check before the parameters become durable
         await asyncio.to_thread(staging.publish, directory)
-        await self._run.begin(layout, first_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
+        await self._run.begin(layout, initial_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
         file = open_tensors(directory / INITIAL, self._disk)
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None
         if process is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
             log.warning("the run begins with tensors that an earlier run did not share", detail=stale)
-        accepted = entries.FirstParameters(layout.parameters, len(layout.fragments))
+        accepted = entries.InitialParameters(layout.parameters, len(layout.fragments))
         self._run.record(accepted)
         return file.data.nbytes
 

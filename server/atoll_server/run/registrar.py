@@ -97,12 +97,12 @@ class Registrar:
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
-        """Sets the model of the learner that may send the first parameters. A later proposal replaces the model."""
+        """Sets the model of the learner that may send the initial parameters. A later proposal replaces the model."""
         self.layout = layout
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Durably records that the run has its first parameters. tensors: JSON values. sha256: file digest in hex."""
+        """Durably records that the run has its initial parameters. tensors: JSON values. sha256: file digest in hex."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
             "tensors": tensors,
@@ -183,7 +183,7 @@ class Registrar:
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
-        """Returns the published version of each fragment. The result is empty before the first parameters."""
+        """Returns the published version of each fragment. The result is empty before the initial parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
     # ------------------------------------------------------------------------------ learners and operators

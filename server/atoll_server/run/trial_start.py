@@ -12,7 +12,7 @@ from atoll_wire.process.clock import SYSTEM
 from atoll_server.checkpoints.restore import Origin, Restored, restore
 from atoll_server.checkpoints.snapshot import SnapshotError
 from atoll_server.run.core import check_protocol
-from atoll_server.run.first_parameters import STAGING
+from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings

@@ -64,14 +64,14 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
-        """Receives the first parameters from the learner that holds the lease."""
+        """Receives the initial parameters from the learner that holds the lease."""
         staging, accepting, wait = None, None, self._waits.begin()
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
             process = self._session(context, header.session)
             staging = await self._joining.stage(process, header)
             lease_s = self._core.settings.limits.lease_s
-            late = f"no bytes of the first parameters arrived for {lease_s:.0f} s: join again"
+            late = f"no bytes of the initial parameters arrived for {lease_s:.0f} s: join again"
             while (request := await wait.next(requests, lease_s, late)) is not None:
                 self._core.metrics.moved(process.entry.region, "up", Codec.FLOAT32, len(request.chunk))
                 await asyncio.to_thread(staging.take, request.chunk)
@@ -80,11 +80,11 @@ class OuterService(rpc.OuterServicer):
             await asyncio.shield(accepting)  # a learner that disconnects must not interrupt this
             return pb.InitialiseReply()
         except Refused as refused:
-            self._run.record(entries.FirstParametersRefused(refused.detail))
+            self._run.record(entries.InitialParametersRefused(refused.detail))
             await abort(context, refused)
         except OSError as error:
-            text = f"the first parameters cannot be written ({error.strerror}): free space on the core's disk"
-            self._run.record(entries.FirstParametersRefused(text, by_disk=True))
+            text = f"the initial parameters cannot be written ({error.strerror}): free space on the core's disk"
+            self._run.record(entries.InitialParametersRefused(text, by_disk=True))
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if accepting is not None:

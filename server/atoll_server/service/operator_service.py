@@ -165,7 +165,7 @@ class OperatorService(rpc.OperatorServicer):
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the published model, at its current versions or with the first parameters."""
+        """Streams the published model, at its current versions or with the initial parameters."""
         async with self._acting(context, "export the model"):
             try:
                 async with contextlib.aclosing(self._export(self._shard(), initial=request.initial)) as chunks:

@@ -143,7 +143,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
     if entry.evicted:
         return f"nothing: it was evicted ({entry.evicted})"
     if isinstance(run.state, Waiting):
-        return "the first parameters"
+        return "the initial parameters"
     observed = liveness_of(run, entry.name)
     if observed is None or observed.gone:
         return ""

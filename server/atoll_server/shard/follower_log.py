@@ -51,8 +51,8 @@ class FollowerLog:
             case (
                 entries.SnapshotTaken()
                 | entries.SnapshotFailed()
-                | entries.FirstParameters()
-                | entries.FirstParametersRefused()
+                | entries.InitialParameters()
+                | entries.InitialParametersRefused()
             ):
                 pass
             case entries.OfLearners() | entries.OfCallers():

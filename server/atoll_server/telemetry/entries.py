@@ -51,16 +51,16 @@ class TakenUp(OfTheRun):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstParameters(OfTheRun):
-    """The first parameters of the run are durable."""
+class InitialParameters(OfTheRun):
+    """The initial parameters of the run are durable."""
 
     parameters: int
     fragments: int
 
 
 @dataclass(frozen=True, slots=True)
-class FirstParametersRefused(OfTheRun):
-    """First parameters were not accepted. by_disk: whether the core's disk, not the sender, is the cause."""
+class InitialParametersRefused(OfTheRun):
+    """Initial parameters were not accepted. by_disk: whether the core's disk, not the sender, is the cause."""
 
     detail: str
     by_disk: bool = False
@@ -356,8 +356,8 @@ Entry = (
     Started
     | Restored
     | TakenUp
-    | FirstParameters
-    | FirstParametersRefused
+    | InitialParameters
+    | InitialParametersRefused
     | PauseChanged
     | SnapshotTaken
     | SnapshotFailed

@@ -68,8 +68,8 @@ class EventLog:
             case entries.Restored():
                 text = f"restored to checkpoint {entry.checkpoint} (generation {entry.generation})"
                 self._add(Kind.CORE, text, now)
-            case entries.FirstParameters():
-                self._add(Kind.CORE, f"the run has its first parameters ({entry.parameters:,})", now)
+            case entries.InitialParameters():
+                self._add(Kind.CORE, f"the run has its initial parameters ({entry.parameters:,})", now)
             case entries.PauseChanged():
                 kind, text = (Kind.PAUSED, f"paused {entry.reason}") if entry.reason else (Kind.RESUMED, "resumed")
                 self._add(kind, text, now)
@@ -93,7 +93,7 @@ class EventLog:
                 self._refused += 1
             case (
                 entries.TakenUp()
-                | entries.FirstParametersRefused()
+                | entries.InitialParametersRefused()
                 | entries.SnapshotFailed()
                 | entries.OfCallers()
                 | entries.UploadBegan()

@@ -22,11 +22,11 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
         case entries.TakenUp(merges, pending, files):
             log.info("state restored", merges=merges, pending=pending, files_not_needed=files)
-        case entries.FirstParameters(parameters, fragments):
-            log.info("first parameters accepted", parameters=parameters, fragments=fragments)
-        case entries.FirstParametersRefused(detail, by_disk):
+        case entries.InitialParameters(parameters, fragments):
+            log.info("initial parameters accepted", parameters=parameters, fragments=fragments)
+        case entries.InitialParametersRefused(detail, by_disk):
             say = log.error if by_disk else log.warning
-            say("first parameters refused", detail=detail)
+            say("initial parameters refused", detail=detail)
         case entries.PauseChanged(reason):
             log.warning("paused" if reason else "resumed", reason=reason)
         case entries.SnapshotTaken(number, merges, size_bytes):

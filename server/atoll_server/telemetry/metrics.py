@@ -191,8 +191,8 @@ class Metrics(Collector):
             case (
                 entries.Started()
                 | entries.Restored()
-                | entries.FirstParameters()
-                | entries.FirstParametersRefused()
+                | entries.InitialParameters()
+                | entries.InitialParametersRefused()
                 | entries.PauseChanged()
                 | entries.SnapshotTaken()
                 | entries.SnapshotFailed()

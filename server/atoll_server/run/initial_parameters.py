@@ -1,4 +1,4 @@
-"""A run's first parameters: one learner gets the lease, and its file is staged and then accepted as a whole."""
+"""A run's initial parameters: one learner gets the lease, and its file is staged and then accepted as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join; 
 
 @dataclass(slots=True)
 class Lease:
-    """A name's right to send the first parameters. until: monotonic seconds.
+    """A name's right to send the initial parameters. until: monotonic seconds.
 
     An upload renews the lease with each MiB beyond the most that any upload under this lease has received. A repeated
     Join or repeated bytes do not renew it. most_bytes: received bytes at the last renewal. turn_ends: monotonic
@@ -109,12 +109,12 @@ class StagedFile:
     def take(self, chunk: bytes) -> None:
         """Appends a chunk. Raises Refused if the chunk is empty, or exceeds the declared size."""
         if not chunk:
-            raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send at least one byte")
+            raise Refused(Status.INVALID_ARGUMENT, "a chunk of the initial parameters is empty: send at least one byte")
         self.received += len(chunk)
         if self.received > self.size_bytes:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f"the first parameters exceed the declared {self.size_bytes} bytes: send them again",
+                f"the initial parameters exceed the declared {self.size_bytes} bytes: send them again",
             )
         self._digest.update(chunk)
         self._file.write(chunk)
@@ -131,7 +131,7 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"{self.received} of {self.size_bytes} bytes of first parameters arrived, or some changed: "
+                f"{self.received} of {self.size_bytes} bytes of initial parameters arrived, or some changed: "
                 "send them again",
             )
         try:
@@ -177,11 +177,11 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
         entry = file.entries.get(tensor.name)
         if entry is None:
             raise TensorFileError(
-                f'the first parameters lack tensor "{tensor.name}": save the full state_dict of this model'
+                f'the initial parameters lack tensor "{tensor.name}": save the full state_dict of this model'
             )
         if entry.shape != tensor.shape or entry.dtype not in FORMAT_NAME.values():
             raise TensorFileError(
-                f'the first parameters have tensor "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
+                f'the initial parameters have tensor "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
                 f"but the model has it as {tensor.dtype} {list(tensor.shape)}: use this model's file"
             )
     return file
@@ -198,7 +198,7 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
     if not 0 < size_bytes <= most:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the first parameters have {size_bytes} bytes: at most {most} are accepted (--limit-model-bytes)",
+            f"the initial parameters have {size_bytes} bytes: at most {most} are accepted (--limit-model-bytes)",
         )
     needed = size_bytes + 24 * layout.parameters
     free = disk.free_bytes(directory)

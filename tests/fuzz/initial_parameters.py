@@ -1,4 +1,4 @@
-"""Fuzzes the upload of a run's first parameters, and their file, up to a first export."""
+"""Fuzzes the upload of a run's initial parameters, and their file, up to a first export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError
-from atoll_server.run.first_parameters import STAGING, StagedFile, check_room
+from atoll_server.run.initial_parameters import STAGING, StagedFile, check_room
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import plan
@@ -33,7 +33,7 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-class FirstParameters:
+class InitialParameters:
     """Chunks of a file with the right checksum, so that its contents are examined."""
 
     row = 1

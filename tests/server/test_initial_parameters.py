@@ -1,10 +1,10 @@
-"""The sender of the first parameters: one at a time, while it makes progress. Then another learner has its turn."""
+"""The sender of the initial parameters: one at a time, while it makes progress. Then another learner has its turn."""
 
 from __future__ import annotations
 
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.learner_registry import RegistryEntry
-from atoll_server.run.first_parameters import RENEWING_BYTES, WAITS_S, Lease, LeaseTurns
+from atoll_server.run.initial_parameters import RENEWING_BYTES, WAITS_S, Lease, LeaseTurns
 
 
 def entry(name: str = "a") -> RegistryEntry:
