@@ -1,4 +1,4 @@
-"""PURE: each learner's state for the syncer, measured on the core's clock."""
+"""PURE: decides which learners are live, from their reports and the core's clock."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 
 from atoll_wire.contract import LearnerState
 
-MIN_SPAN_S = 0.02  # shortest time between two reports that measure a step time
-MIN_STEP_S = 0.0005  # lower bound of a step time, since rounds follow the fastest learner and reports may be false
-SMOOTHING = 0.2  # weight of a new value in exponential averages, for a half-life of three observations
-FIRST_STEPS = 16  # over these steps, the step time is a plain mean, since reports arrive at any moment within a step
+MIN_SPAN_S = 0.02  # reports closer together than this do not measure a step time
+MIN_STEP_S = 0.0005  # lower bound on a step time, so that a false report cannot make rounds open too often
+SMOOTHING = 0.2  # weight of a new observation in moving averages, which have a half-life of three observations
+FIRST_STEPS = 16  # number of first steps over which the step time is a plain mean, since reports arrive mid-step
 LIVE_STEPS = 4.0  # a learner is live if its last inner step was at most this many of its own step times ago
-LIVE_REPORTS = 5.0  # or at most this many of its own report intervals ago
-EXPECTED_S = 10.0  # time within which a silent learner is expected back
-UNSEEN_ANSWER_S = 10.0  # shortest wait of a round for a learner that has never answered
-FEW, LOOK_S = 64, 50e-6  # above FEW learners, each further one delays the check after a report by LOOK_S
-NAMED = 8  # limit on the learners named in a sentence
-ANSWER_PATIENCE = 4.0  # longest wait of a round for a learner, as a multiple of its usual time to answer
+LIVE_REPORTS = 5.0  # a learner is also live if its last inner step was at most this many report intervals ago
+EXPECTED_S = 10.0  # a learner that makes no steps is still expected to contribute for at least this long
+UNSEEN_ANSWER_S = 10.0  # a round waits at least this long for a learner that has never answered
+FEW, LOOK_S = 64, 50e-6  # each learner above FEW adds LOOK_S to the minimum time between two checks after reports
+NAMED = 8  # a message names at most this many learners
+ANSWER_PATIENCE = 4.0  # a round waits for a learner for at most this multiple of the learner's usual answer time
 
 
 def smoothed(old: float | None, seen: float) -> float:
-    """Returns the exponential moving average. old: None before the first observation."""
+    """Returns the updated exponential moving average. old: None before the first observation."""
     return seen if old is None else old + SMOOTHING * (seen - old)
 
 
 @dataclass(slots=True)
 class LearnerLiveness:
-    """One learner as observed by the core. Times are monotonic seconds on the core's clock."""
+    """What the core knows about one learner's progress. Times are monotonic seconds on the core's clock."""
 
     incarnation: int
     joined_at: float
@@ -35,22 +35,23 @@ class LearnerLiveness:
     steps: int = 0
     stepped_at: float | None = None  # time when the step counter last grew
     step_time_s: float | None = None
-    remembered: bool = (
-        False  # whether the step time is from before a core restart; it is used until enough steps are seen
-    )
-    first_at: float = 0.0  # time of the first report of the step counter, whose value was first_steps
+    remembered: bool = False  # whether step_time_s was measured before a core restart; it is kept for FIRST_STEPS steps
+    first_at: float = 0.0  # start of the step time measurement, when the step counter was first_steps
     first_steps: int = 0
     report_interval_s: float | None = None
-    woke_at: float | None = None  # time of a report that ended a silence, in which the process may have been frozen
+    woke_at: float | None = None  # end of the last silence, during which the process may have been frozen
     silences: int = 0  # number of consecutive reports that each ended a silence
-    answer_s: float | None = None  # smoothed time from a round's opening until its contribution is durable
+    answer_s: float | None = None  # smoothed time from a round's opening until this learner's contribution is durable
     paused: bool = False
     gone: bool = False
     refuse_reason: str = ""  # the reason for its eviction; empty if not evicted
-    uploading: dict[int, float] = field(default_factory=dict)  # fragment -> arrival time of its last frame
+    uploading: dict[int, float] = field(default_factory=dict)  # by fragment: arrival time of the newest frame
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
-        """Records a report. The core's clock measures the step time; the learner does not report it."""
+        """Records a report, and updates the step time, which is measured on the core's clock.
+
+        steps: inner steps of this incarnation so far. now: monotonic seconds.
+        """
         slept = self._sleeps(now - self.heard_at)
         if slept:
             self.woke_at = now
@@ -58,10 +59,10 @@ class LearnerLiveness:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
-        # Delayed reports arrive together and do not show the pace. The next report does.
+        # Delayed reports arrive together, so the time between them does not measure the learner's pace.
         together = self.stepped_at is not None and now < self.stepped_at + MIN_SPAN_S
         if grown > 0 and together and self.stepped_at == self.first_at:
-            self.first_steps = steps  # steps before the first report arrived
+            self.first_steps = steps  # the learner made these steps before the measurement began
             self.steps = steps
         if grown > 0 and not together:
             if self.stepped_at is None:
@@ -74,16 +75,16 @@ class LearnerLiveness:
         self.paused = paused
 
     def resume(self, now: float) -> None:
-        """Excludes a pause of the run from step time. A learner that died during the pause stays paused and silent."""
+        """Restarts the measurement after a pause of the run, so that the pause does not count as step time."""
         if self.paused and self.stepped_at is not None:
             self.stepped_at = now
             self.first_at = now
             self.first_steps = self.steps
 
     def _sleeps(self, gap_s: float) -> bool:
-        """Returns whether this gap was a silence.
+        """Returns whether the time since the previous report was a silence.
 
-        After two long gaps in a row, long gaps count as the report interval.
+        Only the first of several consecutive long gaps is a silence. The others update the report interval.
         """
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
@@ -95,13 +96,16 @@ class LearnerLiveness:
         return self.silences == 1
 
     def awake_since(self, at: float) -> float:
-        """Returns the later of `at` and the end of the last silence, during which the learner did not work."""
+        """Returns `at`, or the end of the last silence if that is later.
+
+        Measurements start at this time, because the learner does not work during a silence.
+        """
         return at if self.woke_at is None else max(at, self.woke_at)
 
     def _see_steps(self, grown: int, steps: int, took_s: float, now: float) -> None:
         each_s = took_s / grown
         slower = self.step_time_s is None or each_s > self.step_time_s
-        if slower and self.awake_since(now - took_s) > now - took_s:  # the process was frozen: not step time
+        if slower and self.awake_since(now - took_s) > now - took_s:  # the process was frozen, which is not step time
             self.first_at = self.first_at + took_s
             self.first_steps = self.first_steps + grown
             return
@@ -112,7 +116,7 @@ class LearnerLiveness:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def measured_s(self) -> float:
-        """Returns the duration of this process's step time measurement in seconds, exact to one report interval."""
+        """Returns the duration of the step time measurement in seconds."""
         return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
 
     def silent_after_s(self) -> float:
@@ -122,7 +126,7 @@ class LearnerLiveness:
     def live(self, now: float) -> bool:
         """Returns whether rounds wait for this learner.
 
-        They wait if it makes steps, has just woken, or announced a pause and still reports.
+        Rounds wait for a learner that makes steps, has just ended a silence, or reports an announced pause.
         """
         if self.gone:
             return False
@@ -135,24 +139,24 @@ class LearnerLiveness:
         return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
-        """Returns whether the learner may still contribute.
+        """Returns whether the learner is expected to contribute.
 
-        It may if it is live, or if it joined, woke or stopped recently.
+        A learner is expected if it recently joined, made a step, ended a silence, or reported an announced pause.
         """
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def max_wait_s(self) -> float:
-        """Returns the longest wait of a round for this learner's answer, in seconds."""
+        """Returns the maximum time in seconds that a round waits for this learner's answer."""
         if self.answer_s is None:
             return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
         return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
 
 def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool) -> LearnerState:
-    """Returns a learner's state, which only this function decides.
+    """Returns a learner's state, as `atoll status` and the metrics show it.
 
-    observed: None before it joined a run with parameters.
+    observed: None until the learner joins a run that has parameters. now: monotonic seconds.
     """
     if evicted:
         return LearnerState.EVICTED
@@ -168,25 +172,26 @@ def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool
 
 
 def named(learners: Sequence[str]) -> str:
-    """Returns the first NAMED names, and the number of further names."""
+    """Returns up to NAMED names, separated by commas, and the number of the others."""
     more = len(learners) - NAMED
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def look_after_s(liveness: int) -> float:
-    """Returns the seconds between two checks after reports.
+    """Returns the minimum time in seconds between two checks after reports. liveness: number of learners.
 
-    Each check visits all learners, and a report changes little.
+    The time grows with the number of learners, because each check visits all of them.
     """
     return LOOK_S * max(0, liveness - FEW)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The learners at one moment. live: learners for which rounds wait. fastest_step_s: None if no learner is live.
+    """The live learners at one moment, in monotonic seconds. live: learners for which rounds wait.
 
-    counted: learners whose work together makes a whole outer step. They are live and not paused. If no learner is live,
-    they are all learners that have not left.
+    counted: learners whose work together makes a whole outer step. These are the live learners without the paused ones.
+    If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step
+    time of a live learner in seconds; None if no learner is live.
     """
 
     now: float
@@ -197,9 +202,9 @@ class LiveLearners:
 
     @classmethod
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
-        """Returns the learners at `now`.
+        """Returns the live learners at `now`.
 
-        Visits each learner once, so that an event's cost does not grow with the number of open rounds.
+        Callers compute this once for all open rounds, because it visits every learner.
         """
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]

@@ -1,4 +1,4 @@
-"""PURE: learning rate and momentum of an outer step, and of a part of an outer step."""
+"""PURE: the learning rate and momentum of an outer step, or of a merge that is part of an outer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll_server.settings import RunSettings
 
 
 def part_of(weights: Iterable[float]) -> float:
-    """Returns the fraction of an outer step that a merge with these weights makes: their sum, at most 1."""
+    """Returns the fraction of an outer step that a merge makes, which is the sum of its weights, at most 1."""
     whole = math.fsum(weights)
     return 1.0 if whole > 1 - 1e-9 else whole
 
@@ -22,8 +22,9 @@ def part_of(weights: Iterable[float]) -> float:
 class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run. It falls to 0 at the run's end, where pieces of every kind are averaged.
-    staleness_exponent and age are recorded only in the ledger. age: the new version's age, see RoundState.
+    heat: 1 during the run, falling to 0 at the run's end. At 0, all kinds of tensors are averaged. age: the new
+    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. They are only
+    recorded in the ledger.
     """
 
     lr: float
@@ -35,20 +36,21 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """Returns the rule for the merge that makes a version of this age. tokens: trained by the run so far.
+        """Returns the rule for a merge. age: the new version's age in outer steps. tokens: trained by the run so far.
 
-        At the end of the run, and when all learners have left, the outer step is the learners' plain mean. Nesterov's
-        step overshoots the mean. Later inner steps correct the overshoot, but no inner steps follow the last merge
+        At the end of the run, and after all learners have left, the outer step is a plain mean. A Nesterov step
+        overshoots the mean. Later inner steps correct this overshoot, but no inner steps follow the last merge
         (records/quality).
         """
         heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
         return cls(*settings.outer_at(age, heat), settings.codec, heat, settings.staleness_exponent, age)
 
     def decay_and_push(self, part: float) -> tuple[float, float]:
-        """Returns (decay, push) for this part of an outer step, for `merging.merge_kernels.frame_step`.
+        """Returns the (decay, push) arguments of `merging.merge_kernels.frame_step`.
 
-        Momentum decays in proportion to the merged work. In the long run, a unit of work moves the parameters by lr /
-        (1 - mu). This holds whether all learners' work is merged together or in equal parts.
+        part: the fraction of an outer step that the merge makes. Momentum decays in proportion to the merged work. In
+        the long run, a unit of work moves the parameters by lr / (1 - mu). This holds whether all learners' work is
+        merged together or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

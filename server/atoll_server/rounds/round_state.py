@@ -1,4 +1,4 @@
-"""PURE: the rounds of one fragment: the open round, the learners that answered, and the waiting contributions."""
+"""PURE: one fragment's rounds: the open round, the learners that answered it, and the pending contributions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, S
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # number of versions whose age is kept; each older version counts as a whole outer step
+AGES = 4096  # number of versions with a stored age; each older version counts as a whole outer step
 
 
 class Phase(Enum):
-    """A fragment's state: idle, collecting contributions, or merging."""
+    """Whether a fragment is idle, collects contributions in an open round, or is merging."""
 
     IDLE = "idle"
     OPEN = "open"
@@ -36,7 +36,7 @@ class PendingContribution:
 
 @dataclass(slots=True)
 class RoundState:
-    """One fragment's rounds. A new fragment is at version 0 and has had no round."""
+    """One fragment's rounds. Times are monotonic seconds. A new fragment is at version 0 and cycle 0."""
 
     version: int = 0
     cycle: int = 0
@@ -47,10 +47,9 @@ class RoundState:
     adopters: set[str] = field(default_factory=set)  # contributors to the newest version that have not adopted it yet
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[ContributionKey, PendingContribution] = field(default_factory=dict)
-    usual: dict[str, float] = field(
-        default_factory=dict
-    )  # by learner: the weight of its last contribution without the discount for staleness
-    # by version: number of outer steps up to this version; a merge of few learners is a fraction of an outer step
+    # by learner: the weight of its last contribution, without the discount for staleness
+    usual: dict[str, float] = field(default_factory=dict)
+    # by version: its age, which is the number of outer steps from version 0 to this version (see `age`)
     ages: dict[int, float] = field(default_factory=dict)
     asked: int = 0  # the newest cycle for which learners were asked to contribute
 
@@ -64,9 +63,9 @@ class RoundState:
         ages: dict[int, float],
         pending: Iterable[tuple[ContributionKey, PendingContribution]],
     ) -> None:
-        """Continues from a ledger. Pending contributions become late answers.
+        """Restores the rounds after a core restart. Restored contributions count as late.
 
-        synced_at: time of the last merge, on the syncer's clock. ages: the newest versions' ages, in outer steps.
+        synced_at: time of the last merge, in monotonic seconds. ages: by version, in outer steps, oldest first.
         """
         self.cycle = self.asked = cycle
         self.opened_at = synced_at
@@ -74,36 +73,41 @@ class RoundState:
         self.pending = dict(pending)
 
     def age(self, version: int) -> float:
-        """Returns the outer steps up to a version. A merge of few learners is a fraction of an outer step."""
-        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # others: 1 per version
-        return self.ages[near] + (version - near)
+        """Returns a version's age, which is the number of outer steps from version 0 to this version.
+
+        A merge of few learners' work adds only a fraction of an outer step.
+        """
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))
+        return self.ages[near] + (version - near)  # versions without a stored age count as 1
 
     def staleness(self, base_version: int) -> float:
-        """Returns the outer steps from a base version to the newest version."""
-        return round(self.age(self.version) - self.age(base_version), 6)  # makes four quarters exactly 1
+        """Returns the number of outer steps from a base version to the newest version."""
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are then exactly 1
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
-        """Records that a learner has no contribution for the open round. Ignored if `cycle` is another round's."""
+        """Records that a learner has no contribution to the open round. Has no effect if `cycle` is another round."""
         if self.phase is Phase.OPEN and self.cycle == cycle:
             self.declined[learner] = reason
 
     def answered(self) -> set[str]:
-        """Returns the learners that contributed or declined, so that the round does not wait for them."""
+        """Returns the learners that contributed or declined. The round does not wait for these learners."""
         return set(self.declined) | {key.learner for key in self.pending}
 
     def fresh(self) -> set[str]:
-        """Returns the learners with a contribution to this round. They count towards the quorum."""
+        """Returns the learners that contributed to this round itself. Only these count towards the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Takes all pending contributions. Returns a merge's shares, and refusals of contributions that are too stale.
+        """Removes all pending contributions. Returns the shares of a merge, and refusals of too stale contributions.
 
-        Each weight is divided by the total weight that all counted learners would have on time. A merge of few
-        learners, or of late contributions, is therefore a small step. For a learner that has not answered, the total
-        includes its last weight, limited to the largest weight here. `learners.plausibility` limits a weight far above
-        the others.
+        counted: learners whose work together makes a whole outer step. weigh: returns a contribution's weight.
+
+        Each weight is divided by the total weight that all counted learners would have without staleness. A merge of
+        few learners, or of late contributions, is therefore a small step. For a learner that has not answered, the
+        total includes its last weight, limited to the largest weight in this merge. `learners.plausibility` limits a
+        weight that is far above the others.
         """
         silent = counted - self.answered()
         taken: list[tuple[ContributionKey, float, float]] = []
@@ -138,7 +142,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class StayOpen:
-    """The round stays open. until: time after which the round may close without an event, on the syncer's clock."""
+    """The round stays open. until: when the syncer must decide again, in monotonic seconds. reason: for people."""
 
     reason: str
     until: float
@@ -146,7 +150,7 @@ class StayOpen:
 
 @dataclass(frozen=True, slots=True)
 class CloseNow:
-    """The round closes now. reason: text for people."""
+    """The round closes now. reason: for people."""
 
     cause: Cause
     reason: str

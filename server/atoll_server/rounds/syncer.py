@@ -1,20 +1,21 @@
-"""PURE: decides when rounds open and close, and which weights a merge uses. It has no clock, IO or threads.
+"""PURE: decides when rounds open and close, and which weights a merge uses.
 
 Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
-- A fragment is idle, open (a round collects contributions), or merging. It never has two rounds at a time.
+- A fragment is idle, open (a round collects contributions), or merging. It has at most one round at a time.
 - Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
-  max(1, ceil(tau P / H)) rounds are in flight. After an outage, missed rounds open at twice the pace, up to one round
-  per fragment.
+  max(1, ceil(tau P / H)) rounds are open or merging. After an outage, missed rounds open at twice the pace, up to one
+  round per fragment.
 - A round closes when every live learner has answered. It also closes when K fresh contributions have arrived and the
-  grace window (Eq. 3) has passed, or at its deadline. The deadline depends on the missing learners' usual times.
+  grace window (Eq. 3) has passed. At its deadline, it closes in any case. The deadline depends on how long the missing
+  learners usually take to answer.
 - A round with nothing to merge lapses: the cycle number grows, but the version does not.
-- A contribution to an earlier cycle (late, or kept during a restart) is its learner's answer. It neither counts towards
-  the quorum nor starts the grace window.
+- A late contribution answers an earlier cycle. The open round does not wait for its learner, but the contribution
+  neither counts towards the quorum nor starts the grace window.
 - Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when K are pending.
-- The weights are divided by the total weight that all counted learners would have on time. A merge of few learners, or
-  of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not merges.
-- A contribution that is too stale at the merge is refused, and its learner discards the work that it contains.
-- When no learner is expected, pending contributions are merged immediately.
+- The weights are divided by the total weight that all counted learners would have without staleness. A merge of few
+  learners, or of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not merges.
+- A contribution that is too stale at the merge is refused, and its learner discards the contribution's work.
+- When no learner is expected to contribute, pending contributions are merged immediately.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ from atoll_server.rounds.round_state import CloseNow, PendingContribution, Phase
 from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 
-CATCHING_UP = 2.0  # factor on the pace while missed rounds are opened
+CATCHING_UP = 2.0  # missed rounds open at this multiple of the normal pace
 
 
 class Syncer:
-    """The state of all rounds. `on` accepts an event with its time, and returns the effects to carry out, in order."""
+    """The state of all rounds. `on` applies an event, and returns the effects that the shard must carry out."""
 
     def __init__(
         self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
     ) -> None:
-        """fragments: this shard's fragments, by number in the run. Only the syncer changes them."""
+        """fragments: by number, the shard's rounds, which only the syncer changes. weigh: see RoundState.settle."""
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
         self.liveness: dict[str, LearnerLiveness] = {}
-        self.due_at: float | None = None  # next opening according to the pace; in the past if rounds were missed
+        self.due_at: float | None = None  # time at which the next round is due; in the past if rounds were missed
         self.opened_at = 0.0  # time when the newest round opened
         self.quorum_s: float | None = None  # smoothed seconds from a round's opening to its quorum
         self.sync_s: float | None = None  # smoothed seconds from a round's close to adoption
-        self.paused = paused  # whether an operator paused the run, so that open rounds close and none opens
-        self.looked_at = -math.inf  # time of the last decision about closing and opening
+        self.paused = paused  # whether an operator paused the run: no round opens, but open rounds still close
+        self.looked_at = -math.inf  # time of the last decision about rounds
 
     def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
-        """Continues from a ledger whose fragments are already restored. Rounds open at the next event."""
+        """Restores the learners after a core restart. The fragments must already be restored."""
         self.liveness.update(liveness)
         self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
 
     # ------------------------------------------------------------------------------ events
 
     def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
-        """Applies one event. Returns the effects in the order in which they must be carried out."""
+        """Applies one event. Returns the effects in the order in which the shard must carry them out."""
         effects: list[ev.Effect] = []
         match event:
             case ev.Joined():
@@ -82,7 +83,7 @@ class Syncer:
                     rounds.adopters.discard(event.learner)
                     awake_since = self.liveness[event.learner].awake_since(rounds.closed_at)
                     self.sync_s = smoothed(self.sync_s, now - awake_since)
-                return []  # no round depends on this event, which may be frequent
+                return []  # adoptions may be frequent, and no round depends on them
             case ev.Left():
                 effects = self._gone(event)
             case ev.Paused():
@@ -95,7 +96,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones the deadline after a frame of an upload. This is not an event, since frames are frequent."""
+        """Postpones a round's deadline because a frame arrived. Not an event, because frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -117,17 +118,17 @@ class Syncer:
         observed.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle and rounds.opened_at:
             observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
-        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted before this became durable
+        return self._refuse_all(event.key.learner, observed.refuse_reason)  # if it was evicted meanwhile
 
     def _gone(self, event: ev.Left) -> list[ev.Effect]:
         observed = self.liveness.get(event.learner)
         if observed is None:
-            return []  # evicted before the run had parameters, so unknown to the syncer
+            return []  # the learner was evicted before the run had parameters, so the syncer does not know it
         observed.gone, observed.refuse_reason = True, event.refuse_reason
         return self._refuse_all(event.learner, event.refuse_reason)
 
     def _refuse_all(self, learner: str, refuse_reason: str) -> list[ev.Effect]:
-        """Refuses a learner's pending contributions. refuse_reason: the reason; if empty, nothing is refused."""
+        """Refuses a learner's pending contributions, unless `refuse_reason` is empty."""
         effects: list[ev.Effect] = []
         if not refuse_reason:
             return effects
@@ -136,7 +137,7 @@ class Syncer:
             for key in keys:
                 del rounds.pending[key]
             if keys:
-                rounds.quorum_at = None  # the quorum may have included them
+                rounds.quorum_at = None  # the quorum may have included the refused contributions
                 effects.append(ev.Refuse(index, tuple(ev.Refusal(key, refuse_reason, True) for key in keys)))
         return effects
 
@@ -148,7 +149,7 @@ class Syncer:
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
-                rounds.cycle += 1  # a separate cycle, for which no learner is asked
+                rounds.cycle += 1  # a separate cycle, to which no learner is asked to contribute
                 effects += self._close(
                     index, CloseNow(Cause.LATE, "late contributions are merged without a round"), present
                 )
@@ -163,16 +164,16 @@ class Syncer:
         return effects
 
     def _merges_late(self, rounds: RoundState, present: LiveLearners) -> bool:
-        """Returns whether late contributions are merged between rounds.
+        """Returns whether this fragment's late contributions are merged now, without a round.
 
-        The last work of a leaving learner (cycle 0) waits.
+        Contributions with cycle 0, such as the last work of a leaving learner, wait for a round.
         """
         late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
         waits = self.settings.grace_ratio > 0 or self.paused or not present.live
         return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: LiveLearners) -> StayOpen | CloseNow:
-        """Decides whether an open round closes now. Returns the reason in either case, and changes no state."""
+        """Returns whether an open round closes now, with the reason. Changes no state."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
@@ -194,7 +195,7 @@ class Syncer:
         return StayOpen(f"{fresh} of {needed} answers for the quorum, waiting for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
-        """Returns the time by which the slowest missing learner usually answers. Frames of an upload postpone it."""
+        """Returns a round's deadline in monotonic seconds. Each frame from a missing learner postpones the deadline."""
         rounds = self.fragments[fragment]
         latest = rounds.opened_at + max((self.liveness[name].max_wait_s() for name in missing), default=0.0)
         for name in missing:
@@ -205,7 +206,7 @@ class Syncer:
 
     def _close(self, fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        # Late contributions may have been requested before a pause. Paused learners are still live.
+        # A learner may have paused after it was asked for a late contribution, so paused learners count here.
         counted = present.live if closing.cause is Cause.LATE else present.counted
         shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
@@ -233,9 +234,9 @@ class Syncer:
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
     def _next_open_at(self, present: LiveLearners) -> float | None:
-        """Returns the time at which the pace allows the next round.
+        """Returns the time at which the next round may open, in monotonic seconds.
 
-        Returns None while the run is paused or no learner trains.
+        Returns None while the run is paused or no learner is live.
         """
         interval = self.interval_s(present)
         if interval is None or self.paused:
@@ -252,15 +253,15 @@ class Syncer:
     # ------------------------------------------------------------------------------ derived
 
     def present(self, now: float) -> LiveLearners:
-        """Returns the learners at `now`, for the other methods."""
+        """Returns the live learners at `now`, which most other methods take as an argument."""
         return LiveLearners.at(self.liveness, now)
 
     def quorum(self, present: LiveLearners) -> int:
-        """Returns K, the number of fresh contributions that a round needs, given the live learners."""
+        """Returns K, the number of fresh contributions that a round needs for its quorum."""
         return self.settings.quorum.of(len(present.live))
 
     def interval_s(self, present: LiveLearners) -> float | None:
-        """Returns the seconds between two openings: H/P steps of the fastest live learner.
+        """Returns the time between two openings in seconds, which is H/P steps of the fastest live learner.
 
         Returns None if no learner is live.
         """
@@ -268,23 +269,23 @@ class Syncer:
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
-        """Returns the number of rounds that may be open or merging at a time."""
+        """Returns the maximum number of rounds that are open or merging at the same time."""
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
     def grace_s(self, present: LiveLearners) -> float:
-        """Returns the grace window in seconds (Eq. 3), never below zero.
+        """Returns the length of the grace window in seconds (Eq. 3).
 
-        It is gamma * (tau * step_time - (quorum_time + sync_time)).
+        The length is gamma * (tau * step_time - (quorum_time + sync_time)), but at least 0.
         """
         slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
         slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """Returns the time at which the shard must send Ticked.
+        """Returns the time at which the shard must send Ticked, in monotonic seconds.
 
-        Returns None if no decision can change before the next event.
+        Returns None if nothing can change before the next event.
         """
         times: list[float] = []
         present = self.present(now)
@@ -296,11 +297,11 @@ class Syncer:
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
         if any(rounds.pending for rounds in self.fragments.values()):
-            times.append(now + 1.0)  # a learner may no longer be expected then
+            times.append(now + 1.0)  # by then, no learner may be expected, so pending contributions are merged
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:
-        """Returns the fragment's current activity or wait, as text for people."""
+        """Returns what the fragment is doing or waiting for, as text for people."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason

@@ -1,7 +1,7 @@
 """PURE: the syncer's inputs (events) and outputs (effects), two closed sets of plain values.
 
-An event's time, in monotonic seconds, is an argument of `Syncer.on`. The shard carries out effects in the order in
-which `Syncer.on` returns them.
+`Syncer.on` takes an event and its time in monotonic seconds, and returns effects. The shard carries out the effects
+in the order in which `Syncer.on` returns them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ContributionKey(NamedTuple):
-    """Identifies a contribution within a generation of a run. A tuple, since it is hashed and sorted often."""
+    """Identifies a contribution within one generation. A tuple, because keys are often hashed and sorted."""
 
     learner: str
     incarnation: int
@@ -28,7 +28,7 @@ class ContributionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A learner joined, or joined again. A restarted learner has a higher incarnation."""
+    """A learner joined or rejoined. A restarted learner has a higher incarnation."""
 
     learner: str
     incarnation: int
@@ -45,7 +45,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A learner has no contribution to this round."""
+    """A learner reported that it has no contribution to this round. reason: for people."""
 
     learner: str
     fragment: int
@@ -74,7 +74,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A learner continues training from this version of the fragment."""
+    """A learner adopted this version of the fragment."""
 
     learner: str
     fragment: int
@@ -83,7 +83,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A learner left, and no round waits for it. refuse_reason: if not empty, its pending work is refused."""
+    """A learner left or was evicted. refuse_reason: if not empty, its pending contributions are refused."""
 
     learner: str
     refuse_reason: str = ""
@@ -98,7 +98,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Only time passed. The syncer checks deadlines, grace windows and the pace."""
+    """Time passed without another event. The syncer checks whether rounds must close or open."""
 
 
 SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Left | Paused | Ticked
@@ -112,23 +112,23 @@ class Cause(StrEnum):
     ALL_ANSWERED = "all_answered"  # every live learner has answered
     GRACE = "grace"  # a quorum has answered, and the grace window has passed
     DEADLINE = "deadline"
-    ALL_SILENT = "all_silent"  # all learners have been silent for so long that none is expected back
+    ALL_SILENT = "all_silent"  # no learner is expected to contribute, since all are silent
     LEFT = "left"  # all learners have left
-    LATE = "late"  # not a round: late contributions are merged separately, since there is no grace window
+    LATE = "late"  # late contributions were merged without a round, because there is no grace window
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One contribution's share of a merge. A merge's weights sum to at most 1, see RoundState.settle."""
+    """One contribution's share of a merge. The weights of a merge sum to at most 1 (see RoundState.settle)."""
 
     key: ContributionKey
     weight: float
-    staleness: float  # outer steps since its base version, see RoundState.age
+    staleness: float  # outer steps since the contribution's base version
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A contribution that will not be merged. drop: whether its learner discards the work that it contains."""
+    """A contribution that will not be merged. drop: whether its learner discards the contribution's work."""
 
     key: ContributionKey
     reason: str
@@ -137,7 +137,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Ask every learner for a contribution to this fragment."""
+    """The shard must ask every learner for a contribution to this fragment."""
 
     fragment: int
     cycle: int
@@ -145,10 +145,10 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Combine these shares (sorted by key) into `version`, make it durable, publish it, then report Merged.
+    """The shard must compute `version` from these shares, make it durable, publish it, and then report Merged.
 
-    age: the age of `version` in outer steps, see RoundState. quorum_at: time when the quorum was reached, on the
-    events' clock; None if it was not reached.
+    shares: sorted by key. age: the age of `version` in outer steps (see RoundState.age). quorum_at: time at which the
+    quorum was reached, in monotonic seconds; None if it was not reached.
     """
 
     fragment: int
@@ -164,7 +164,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Make these refusals durable, then tell their learners."""
+    """The shard must make these refusals durable, and then notify the learners."""
 
     fragment: int
     refusals: tuple[Refusal, ...]
