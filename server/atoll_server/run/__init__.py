@@ -1,4 +1,4 @@
-"""A run, and the core, which is the process that owns the run. `registrar` pauses runs, and admits and evicts learners.
+"""A run and its core process. `core` starts and stops the process. `registrar` manages learners and pauses the run.
 
 May import: access, checkpoints, learners, merging, rounds, settings, shard, storage, telemetry.
 """

@@ -1,4 +1,4 @@
-"""A core process from start to stop: its directory, its registrar, and the shard with all fragments."""
+"""A core process from start to stop, with its directory, its registrar and its shard."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class CoreFacts:
     """Facts about a core process at one moment.
 
     started_at: monotonic seconds. restore_s: seconds from the start until the core could serve. free_bytes: free space
-    of the directory's file system; None until measured. damage: a damaged file found while the core serves; empty if
-    none.
+    of the directory's file system; None until measured. damage: describes a file that was found damaged while the core
+    served; empty if none.
     """
 
     started_at: float
@@ -66,7 +66,7 @@ class CoreFacts:
 
 
 def check_protocol(meta: dict[str, Any]) -> None:
-    """Sets the protocol of a new run. Raises SettingsError if the run uses a different one."""
+    """Sets the protocol version of a new run. Raises SettingsError if an existing run uses another version."""
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(
             f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
@@ -75,7 +75,7 @@ def check_protocol(meta: dict[str, Any]) -> None:
 
 
 class Core:
-    """A core process: a directory, its registrar and one shard. given: run settings from the command line."""
+    """A core process, with one registrar and one shard. given: run settings from the command line."""
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK, clock: Clock = SYSTEM) -> None:
         self.settings = settings
@@ -90,7 +90,7 @@ class Core:
         self.watch = Watch(self.registrar)
         for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
             self.journal.subscribe(subscriber, only_shows=True)
-        self.failed: asyncio.Future[None]  # made by `take_directory`; receives the error that ends this process
+        self.failed: asyncio.Future[None]  # created by `take_directory`; its exception ends this process
         self._started_at = clock.monotonic()
         self._restore_s = 0.0
         self._free_bytes: int | None = None
@@ -103,18 +103,18 @@ class Core:
     # ------------------------------------------------------------------------------ start and stop
 
     async def take_directory(self) -> None:
-        """Compiles kernels, then locks the directory. A standby waits until the other core ends.
+        """Compiles the kernels, then locks the directory. A standby waits for the lock until the other core ends.
 
-        Raises SettingsError.
+        Raises SettingsError if the directory cannot be used.
         """
         self.failed = asyncio.get_running_loop().create_future()
         with compiling_is_logged():
             await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # the compiler is no longer needed and takes 50 MiB
+        allocator.drop_code_pages("libllvmlite")  # frees 50 MiB of the compiler, which is no longer needed
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
-        self.registrar.clock.set()  # a standby may have waited for weeks
+        self.registrar.clock.set()  # a standby may have waited for weeks, in which the clocks differ
 
     async def start(self) -> None:
         """Locks the directory unless this process already holds the lock. Then restores the state and starts tasks."""
@@ -150,11 +150,11 @@ class Core:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """Keeps the description of a file that was found damaged while the core serves. `facts` returns it."""
+        """Records that a file was found damaged while the core serves. what: description for operators."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
-        """Locks the directory. Returns False if a standby must wait. Raises SettingsError if it cannot be used."""
+        """Locks the directory. Returns False if this core is a standby and must wait. Raises SettingsError."""
         try:
             for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
@@ -175,9 +175,9 @@ class Core:
         return True
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Reads the run's values, increments the epoch, and updates the stored settings with the given ones.
+        """Increments the epoch, and updates the stored run settings with the given ones. Returns the run's values.
 
-        Raises SettingsError if the run does not allow the given settings.
+        Raises SettingsError if a given setting cannot change, or the model does not fit in memory.
         """
         meta = run_ledger.get_meta(db)
         check_protocol(meta)
@@ -209,7 +209,7 @@ class Core:
         return meta
 
     def begin(self, restored: Restored) -> None:
-        """Makes and starts the run's shard. Called when the initial parameters are durable."""
+        """Creates and starts the run's shard, once the initial parameters are durable."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()
@@ -235,9 +235,9 @@ class Core:
         return Shard(context, restored, run.view(), damaged=damaged)
 
     async def stop(self) -> None:
-        """Ends cleanly: waits for running merges, and takes a snapshot.
+        """Stops the core cleanly: waits for running merges, then takes a snapshot if there are new merges.
 
-        Raises the error that was passed to `fail`, or an error of the shutdown.
+        Raises the error that was passed to `fail`, or an error that occurs during the shutdown.
         """
         closing = asyncio.create_task(self._close())
         await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,14 +265,14 @@ class Core:
         self._unlock()
 
     def underway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that uses the directory and outlives its caller. `stop` waits for this task."""
+        """Starts a task that continues even if its caller is cancelled. `stop` waits for the task to end."""
         task = asyncio.create_task(work)
         self._underway.add(task)
         task.add_done_callback(self._underway.discard)
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Ends the process with an error, through `failed`, since it cannot merge acknowledged work."""
+        """Ends the process with this error, because the core can no longer merge acknowledged work."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -289,7 +289,7 @@ class Core:
                     shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """Done callback for tasks that may end only by cancellation. Any error ends the process."""
+        """Ends the process if `task` failed. A done callback for tasks that run until they are cancelled."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

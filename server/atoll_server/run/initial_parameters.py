@@ -1,4 +1,4 @@
-"""A run's initial parameters: one learner gets the lease, and its file is staged and then accepted as a whole."""
+"""Receives a run's initial parameters from the learner that holds the lease. Accepts only a complete, valid file."""
 
 from __future__ import annotations
 
@@ -24,74 +24,75 @@ from atoll_server.storage.disk import DISK, Disk, WritableFile
 
 STAGING = "staging"  # directory for files that are being uploaded
 COPY_BYTES = 1 << 20
-RENEWING_BYTES = 1 << 20  # the lease is renewed each time that this many further bytes of the file arrive
-MAX_DOUBLED = 20  # limit on the number of times that a turn's length doubles
-WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join; waiting learners join every second
+RENEWING_BYTES = 1 << 20  # the lease is renewed whenever this many more bytes of the file have arrived
+MAX_DOUBLED = 20  # a turn's length doubles at most this many times
+WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join, which it repeats every second
 
 
 @dataclass(slots=True)
 class Lease:
-    """A name's right to send the initial parameters. until: monotonic seconds.
+    """A learner's right to send the initial parameters.
 
-    An upload renews the lease with each MiB beyond the most that any upload under this lease has received. A repeated
-    Join or repeated bytes do not renew it. most_bytes: received bytes at the last renewal. turn_ends: monotonic
-    seconds. After this time, another waiting name gets the lease, even if bytes arrive.
+    until: end of the lease in monotonic seconds. Each further MiB of the file renews the lease. A repeated Join does
+    not, and neither does a new upload until it has sent more than the earlier ones. most_bytes: bytes received at the
+    last renewal. turn_ends: monotonic seconds. After this time, another waiting learner gets the lease, even if bytes
+    still arrive.
     """
 
     entry: RegistryEntry
     until: float
     turn_ends: float = math.inf
     most_bytes: int = 0
-    upload: StagedFile | None = None  # the newest upload, which ended the name's older ones
+    upload: StagedFile | None = None  # the newest upload; the learner's older uploads end with an error
 
     def over(self, now: float, wanted: bool = False) -> bool:
-        """Returns whether another name may get the lease.
+        """Returns whether another learner may get the lease.
 
-        wanted: whether another name waits. now: monotonic seconds.
+        wanted: whether another learner waits for the lease. now: monotonic seconds.
         """
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
         return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
-        """Renews the lease if an upload made progress. received: the upload's bytes so far. until: the new end."""
+        """Renews the lease if an upload made progress. received: its bytes so far. until: the lease's new end."""
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
 
 class LeaseTurns:
-    """Chooses the next name for the lease: among the waiting names, the one that had the lease least often.
+    """Decides which of the waiting learners gets the lease next: one that has held the lease least often.
 
-    Each of a name's turns may take twice as long as its previous one. An upload over a slow link therefore succeeds
-    eventually. The first turns are short, so a learner that sends no data delays the others only briefly.
+    Each turn of a learner may last twice as long as its previous turn, so an upload over a slow link eventually
+    succeeds. First turns are short, so a learner that sends no data delays the others only briefly.
     """
 
     def __init__(self) -> None:
         self._had: Counter[str] = Counter()
-        self._waiting: dict[str, float] = {}  # by name: time of its last request
+        self._waiting: dict[str, float] = {}  # by learner: time of its last request, in monotonic seconds
 
     def of(self, name: str, now: float) -> bool:
-        """Returns whether a name may have the next turn. now: monotonic seconds."""
+        """Returns whether a learner may have the next turn. now: monotonic seconds."""
         waiting = (other for other, at in self._waiting.items() if now - at <= WAITS_S)
         return all(self._had[name] <= self._had[other] for other in waiting)
 
     def wanted(self, holder: str, now: float) -> bool:
-        """Returns whether a name other than the holder waits for the lease."""
+        """Returns whether a learner other than the holder waits for the lease. now: monotonic seconds."""
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Records that a name got the lease. Returns its turn's length in seconds. first_s: length of a first turn."""
+        """Records that a learner got the lease. Returns the turn's length in seconds. first_s: the first turn's."""
         turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
         return turn_s
 
     def waits(self, name: str, now: float) -> None:
-        """Records that a name waits for the lease."""
+        """Records that a learner waits for the lease. now: monotonic seconds."""
         self._waiting[name] = now
 
 
 class StagedFile:
-    """A file during its upload, under a temporary name. Methods run in a worker thread."""
+    """A file of initial parameters during its upload, under a temporary name. Methods run in worker threads."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
         self._disk = disk
@@ -103,11 +104,11 @@ class StagedFile:
         self._file: WritableFile  # set by `begin`
 
     def begin(self) -> None:
-        """Creates the file. `close` removes the file unless it was published."""
+        """Creates the file, which `close` removes unless it was published."""
         self._file = self._disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
-        """Appends a chunk. Raises Refused if the chunk is empty, or exceeds the declared size."""
+        """Appends a chunk. Raises Refused if the chunk is empty, or the file exceeds its declared size."""
         if not chunk:
             raise Refused(Status.INVALID_ARGUMENT, "a chunk of the initial parameters is empty: send at least one byte")
         self.received += len(chunk)
@@ -123,7 +124,7 @@ class StagedFile:
     def check(self, layout: Layout) -> TensorFile:
         """Makes the staged file durable and opens it.
 
-        Raises Refused if the size or digest differs from the declared one, or the file does not fit the layout.
+        Raises Refused if the file differs from its declared size or digest, or does not fit the layout.
         """
         self._file.sync()
         crash_points.point("initial.synced")
@@ -131,8 +132,8 @@ class StagedFile:
         if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"{self.received} of {self.size_bytes} bytes of initial parameters arrived, or some changed: "
-                "send them again",
+                f"the initial parameters were damaged in transit ({self.received} of {self.size_bytes} bytes "
+                "arrived): send them again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)
@@ -153,7 +154,7 @@ class StagedFile:
 
 
 def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Stages the `--init` file like a learner's upload. Raises OSError."""
+    """Copies the `--init` file to a staged file. Raises OSError if the copy fails."""
     digest = hashlib.sha256()
     for chunk in _chunks(path):
         digest.update(chunk)
@@ -169,7 +170,7 @@ def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
 
 
 def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
-    """Returns the file if it has every trainable tensor in the right shape.
+    """Returns `file` if it contains every trainable tensor in the right shape.
 
     Raises TensorFileError with the name of the first missing or wrong tensor.
     """
@@ -188,7 +189,7 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 
 
 def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
-    """Raises Refused for a model that does not fit in memory or on disk.
+    """Raises Refused if the model does not fit in memory or on disk.
 
     The disk must have space for the file and for two snapshots of 12 bytes per parameter.
     """
@@ -210,7 +211,7 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
 
 
 def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    """Returns tensors as JSON values for the ledger; `restore.stored_layout` reads them."""
+    """Returns tensors as JSON values for the ledger, from which `restore.stored_layout` reads them."""
     return [
         {
             "name": t.name,

@@ -1,4 +1,4 @@
-"""Joins of learners to a run, and the upload of the initial parameters by one learner."""
+"""Handles learners' Joins, and the upload of the initial parameters by one learner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """Handles a run's Joins. begin: called when the initial parameters are durable. underway: `Core.underway`."""
+    """Handles one run's Joins. begin: called once the initial parameters are durable. underway: `Core.underway`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -50,9 +50,9 @@ class Joining:
         self._loading: asyncio.Task[None] | None = None  # loads the `--init` file
 
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
-        """Lets a learner join. The reply says whether the learner fetches, initialises or waits.
+        """Joins a learner to the run. The reply's state tells the learner what to do next.
 
-        by: the name in its certificate. Raises Refused, with the state unchanged.
+        by: the name in the caller's certificate. Raises Refused without any change of state.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
@@ -95,7 +95,7 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Checks a learner's model and name. Before the initial parameters exist, also chooses their sender."""
+        """Admits a learner. Returns its entry and the state for the reply. Raises Refused if it may not join."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
@@ -133,7 +133,7 @@ class Joining:
         return isinstance(self._run.state, Waiting)
 
     def _free_for(self, name: str, now: float) -> bool:
-        """Returns whether a learner has the lease, or may get it now."""
+        """Returns whether a learner holds the lease, or may get it now."""
         if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
@@ -168,7 +168,7 @@ class Joining:
     # ------------------------------------------------------------------------------ initial parameters
 
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
-        """Begins the lease holder's upload of the initial parameters. Raises Refused."""
+        """Begins an upload of the initial parameters. Raises Refused if the caller does not hold the lease."""
         lease = self._held(process)
         assert self._run.layout is not None, "a run with a lease has a layout"
         directory = self._settings.directory
@@ -179,7 +179,7 @@ class Joining:
         return made
 
     def came(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Renews the lease after bytes arrived. Raises Refused if the process no longer holds the lease."""
+        """Renews the lease after bytes have arrived. Raises Refused if the process no longer holds the lease."""
         until = self._run.clock.monotonic() + self._settings.limits.lease_s
         self._held(process, staging).came(staging.received, until)
 
@@ -201,9 +201,10 @@ class Joining:
         return lease
 
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Accepts version 0 of all fragments, exactly once. It is checked, durable and committed before it is visible.
+        """Accepts the initial parameters, which become version 0 of every fragment.
 
-        Raises Refused.
+        They are checked, durable and committed before learners can fetch them. Raises Refused if the file is not valid
+        or the caller no longer holds the lease.
         """
         async with self._initialising:
             lease, entry = self._held(process, staging), process.entry
@@ -214,7 +215,7 @@ class Joining:
                 raise
 
     async def _load(self, path: Path) -> None:
-        """Loads the `--init` file in one task for all learners that join meanwhile. The task outlives their Joins."""
+        """Loads the `--init` file. Concurrent Joins share one task, which continues even if they are cancelled."""
         if self._loading is None:
             self._loading = self._underway(self._from_file(path))
         try:
@@ -241,7 +242,7 @@ class Joining:
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Accepts a staged file. Returns its size in bytes. process: the sender; None for the `--init` file."""
+        """Accepts a staged file. Returns the file's size in bytes. process: its sender; None for the `--init` file."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)

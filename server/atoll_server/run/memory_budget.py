@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# State, published updates, and a fragment that is read during its merge; see docs/benchmarks/sync-cost.md.
+# The state, cached updates, and a second copy of a fragment read during its merge (docs/benchmarks/sync-cost.md)
 A_PARAMETER_BYTES = 12.4
-ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernels' compiler, and data in transit to and from learners
+ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernel compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -20,7 +20,7 @@ def needed_bytes(parameters: float) -> int:
 
 
 def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """Returns the number of parameters in tensors as the ledger stores them."""
+    """Returns the number of parameters in these tensors, which are JSON values from the ledger."""
     return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
@@ -31,7 +31,7 @@ def machine_bytes() -> int:
         try:
             text = path.read_text().strip()
         except OSError:
-            continue  # this machine uses the other control-group version, or none
+            continue  # this machine uses the other cgroup version, or no cgroups
         if text.isdecimal():
             limits.append(int(text))
     return min(limits)
@@ -40,7 +40,7 @@ def machine_bytes() -> int:
 def too_much(parameters: int, memory_bytes: int | None) -> str:
     """Returns why a model does not fit in memory, with the fix, or an empty string if it fits.
 
-    memory_bytes: None for all memory of the machine.
+    memory_bytes: the core's memory limit; None for the machine's memory.
     """
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:

@@ -1,4 +1,4 @@
-"""The run as one object: names, sessions, accounts, pause, layout and run tokens. Shards own the fragments."""
+"""Manages a run's learner names, sessions, accounts, pause state, layout and token count. Shards own the fragments."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Running:
 
 
 class Registrar:
-    """One run. Every change is durable before learners receive it.
+    """The registrar of one run. Every change is durable before learners can see it.
 
-    paused: the operator and the reason; empty while the run is not paused. layout: before the run has parameters, the
-    layout of the learner that may send them. turned_away: number of contributions refused before their upload was
-    complete.
+    paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
+    layout of the learner that holds the lease. turned_away: number of contributions refused before their upload was
+    complete, since this core started.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -74,7 +74,7 @@ class Registrar:
     # ------------------------------------------------------------------------------ from and to the ledger
 
     def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
-        """Restores the run from the ledger, without its shards, which `runs` adds."""
+        """Restores the run from the ledger, except for its shards, which `runs` sets."""
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
@@ -92,17 +92,17 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """Returns the beginning of this generation if this core is the first to serve it, or else None."""
+        """Returns this generation's beginning, or None if an earlier core served this generation."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
-        """Sets the model of the learner that may send the initial parameters. A later proposal replaces the model."""
+        """Sets the layout and frozen digest of the learner that holds the lease. A later call replaces them."""
         self.layout = layout
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Durably records that the run has its initial parameters. tensors: JSON values. sha256: file digest in hex."""
+        """Durably records that the run has its initial parameters. tensors: JSON values. sha256: the file's, in hex."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
             "tensors": tensors,
@@ -123,12 +123,12 @@ class Registrar:
         self.state = Running(tuple(shards))
 
     async def save(self, entry: RegistryEntry) -> None:
-        """Makes a name's current state durable."""
+        """Commits a learner's row to the ledger."""
         entry.unsaved = False
         await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
-        """Makes every account durable that changed since its last save."""
+        """Commits the rows of all learners whose accounts have changed since their last save."""
         rows = [row_of(entry) for entry in self.registry.entries.values() if entry.unsaved]
         for entry in self.registry.entries.values():
             entry.unsaved = False
@@ -147,7 +147,7 @@ class Registrar:
         return self.state.shards if isinstance(self.state, Running) else ()
 
     def view(self) -> RunView:
-        """Returns a new view of the run for shards, newer than every earlier view."""
+        """Returns a new view of the run for shards. It is newer than all earlier views."""
         self._views += 1
         return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
 
@@ -158,7 +158,7 @@ class Registrar:
             shard.told(view)
 
     def owner(self, fragment: int) -> tuple[Shard, Fragment]:
-        """Returns a fragment and its shard. Raises Refused."""
+        """Returns a fragment and the shard that owns it. Raises Refused if this core has no such fragment."""
         for shard in self.shards:
             if (found := shard.fragments.get(fragment)) is not None:
                 return shard, found
@@ -166,12 +166,12 @@ class Registrar:
             raise _without_parameters()
         last = len(self.layout.fragments) - 1
         if fragment <= last:
-            text = f"fragment {fragment} is at another shard of this run: join again, and call that shard"
+            text = f"fragment {fragment} belongs to another shard of this run: join again, then call that shard"
             raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"fragment {fragment} does not exist: the run has fragments 0 to {last}")
 
     def shard(self, number: int) -> Shard:
-        """Returns the shard at a position in `places`. Raises Refused."""
+        """Returns the shard at a position in `places`. Raises Refused if no shard has this position."""
         if number < len(self.shards):
             return self.shards[number]
         if isinstance(self.state, Waiting):
@@ -179,7 +179,7 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"shard {number} does not exist: the run has {len(self.shards)} shards")
 
     def places(self) -> list[pb.ShardPlace]:
-        """Returns the place of each shard. All are at this process's own address."""
+        """Returns the fragments of each shard, for learners. Learners reach every shard at this core's address."""
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
@@ -189,18 +189,18 @@ class Registrar:
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> LearnerProcess:
-        """Returns the process that made a call. Checks every call with a session. Raises Refused."""
+        """Returns the learner process that made a call. Raises Refused if its session is not valid."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def token(self, entry: RegistryEntry) -> bytes:
-        """Returns the token with which a name's current process proves that it may use the name."""
+        """Returns the session token of a learner's current process."""
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
-        """Returns the message with the run's settings for learners."""
+        """Returns the run's settings as a message for learners."""
         return pb.RunSettings(
             inner_steps=self.settings.inner_steps,
             fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
@@ -211,10 +211,10 @@ class Registrar:
         )
 
     async def joined(self, entry: RegistryEntry, by: str, state: pb.JoinReply.State) -> None:
-        """Durably records which process uses a name, then informs the shards.
+        """Commits a learner's Join to the ledger, then notifies the shards, which drop older incarnations' uploads.
 
-        Drops unfinished uploads of older incarnations. by: name in its certificate. state: from its JoinReply.
-        Raises Refused if the process no longer uses the name.
+        by: the name in the caller's certificate. state: the state in the JoinReply. Raises Refused if another process
+        has taken the learner's name meanwhile, or the learner was evicted.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -232,7 +232,7 @@ class Registrar:
         self.record(joined)
 
     async def left(self, entry: RegistryEntry) -> None:
-        """Durably records that a learner left, so that a restarted core does not count it as lost."""
+        """Durably records that a learner left, so that a restarted core does not count the learner as lost."""
         entry.account.left_at = self.clock.wall()
         entry.session = 0
         await self.save(entry)
@@ -243,10 +243,11 @@ class Registrar:
         self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
-        """Evicts a learner and refuses its pending contributions. Merged ones stay.
+        """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
 
-        With an empty reason, lets the learner join again. tokens: how many of its reported tokens to keep; None for
-        all. Schedules use the new sum from the next update on. Raises Refused for an unknown name.
+        reason: if empty, the learner may join again. tokens: how many of the learner's reported tokens still count;
+        None for all. Learners' schedules use the new sum from the next published update on. Raises Refused if the run
+        has no such learner.
         """
         entry = self.registry.entries.get(name)
         if entry is None:
@@ -266,7 +267,7 @@ class Registrar:
             self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
-        """Durably pauses the run, then notifies every learner. The run stays paused if the core restarts.
+        """Durably pauses or resumes the run, then notifies every learner. A core restart does not end a pause.
 
         reason: the operator and the reason; empty to resume the run.
         """
@@ -287,7 +288,7 @@ def _without_parameters() -> Refused:
 
 
 def row_of(entry: RegistryEntry) -> LearnerRow:
-    """Returns a name's row for the ledger."""
+    """Returns a learner's row for the ledger."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 
 

@@ -1,4 +1,4 @@
-"""Learners' reports: training progress, declined rounds, and adopted versions."""
+"""Records learners' reports, which contain training progress, declined rounds and adopted versions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REASON = 200  # limit on the kept characters of a declined round's reason
-MEASURED_S = 0.5  # shortest duration of a usable step time measurement, since reports may be delayed
-MAX_REPORTED = 2 * REPORTED  # limit on declined rounds and adoptions together in one report
+LONGEST_REASON = 200  # longer reasons for declining a round are truncated to this many characters
+MEASURED_S = 0.5  # a step time measured over a shorter time is not used, since reports may be delayed
+MAX_REPORTED = 2 * REPORTED  # limit on the declined rounds and adopted versions in one report, counted together
 
 
 def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Records a report. most: limit on a learner's tokens and on its steps. Raises Refused above a limit."""
+    """Records a learner's report, and passes its contents to the shards.
+
+    most: limit on the reported tokens, and on the reported steps. Raises Refused if the report exceeds a limit.
+    """
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f'learner "{entry.name}" reports more tokens or steps than {most} (the limit): check step(tokens=...)',
+            f'learner "{entry.name}" reports more than {most} tokens or steps (the limit): check step(tokens=...)',
         )
     if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at '
-            f"once: at most {MAX_REPORTED} are accepted",
+            f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} declined rounds '
+            f"and adopted versions at once: at most {MAX_REPORTED} are accepted",
         )
     spent = IncarnationCounters(
         steps=seen.steps,
@@ -48,7 +51,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
     run.registry.heard(entry, wall, spent)
-    # While no other learner has a rate, tokens are held back. This is not a fault of the learner.
+    # Tokens are also held back while no other learner has a rate, which is not this learner's fault.
     compared = run.registry.rates(wall).usual(entry.name) is not None
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
@@ -69,16 +72,17 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     for shard in run.shards:
         shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
         observed = shard.syncer.liveness[entry.name]
-        # Until the new process has a known step time, the previous process's rate stays the reference for others.
+        # Until this process's step time is known, other learners are compared with the previous process's rate.
         if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
             entry.account.step_time_s = observed.step_time_s
         _take_answers(shard, entry, seen)
 
 
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Passes declined rounds and adopted versions to the syncer, each once, so that repeats cost no work.
+    """Passes each declined round and each adopted version to the syncer once, although reports repeat them.
 
-    Cycles and versions grow. A number that is not above its fragment's newest was passed before, or never existed.
+    Cycles and versions only grow. A number that is not above the last one passed for its fragment is a repetition. A
+    number above the fragment's current one is not valid. Both are ignored.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

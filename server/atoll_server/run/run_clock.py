@@ -1,7 +1,7 @@
-"""A run's wall clock. Accounts outlive a process, so they need wall-clock times that never decrease.
+"""The run's wall clock, which never decreases. Learners' accounts use it, because they outlive the core's process.
 
-Within a process, the clock runs at the monotonic clock's pace, even if the machine's clock is set. From one process to
-the next, it never falls behind the last saved time. Each difference is logged once, when it is noticed.
+Within a process, the run's clock follows the machine's monotonic clock, even if the machine's wall clock is set. After
+a restart, the run's clock does not start before the last saved time. Each jump of the machine's clock is logged once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from atoll_wire.process.clock import Clock
 
 log = structlog.get_logger()
 
-JUMP_S = 5.0  # larger differences are logged
+JUMP_S = 5.0  # larger differences between the two clocks are logged
 
 
 class RunClock:
-    """A Clock with the run's wall time: approximately the seconds since 1970, at a steady pace."""
+    """A Clock whose wall time is approximately the seconds since 1970, and advances steadily."""
 
     def __init__(self, machine: Clock) -> None:
         self._machine = machine
@@ -40,7 +40,7 @@ class RunClock:
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:
-        """Moves the clock to `newest`, the last saved time, if the clock is behind this time."""
+        """Moves the clock forward to `newest`, the last saved time, if the clock is behind that time."""
         behind_s = newest - self.wall()
         if behind_s > 0:
             self._wall += behind_s
@@ -52,7 +52,7 @@ class RunClock:
             )
 
     def look(self) -> None:
-        """Compares this clock with the machine's, and logs a new jump of more than JUMP_S."""
+        """Logs a warning if the machine's wall clock has jumped by more than JUMP_S since the last warning."""
         jumped_s = self._machine.wall() - self.wall()
         if abs(jumped_s - self._jumped_s) > JUMP_S:
             log.warning(

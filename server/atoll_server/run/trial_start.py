@@ -1,4 +1,4 @@
-"""Restores a run from its directory in the same way as a starting core, without changing the directory."""
+"""Restores a run from its directory as a starting core does, but without changing the directory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from atoll_server.telemetry.metrics import Metrics
 class TrialStart:
     """The state with which a core would start.
 
-    pending: contributions that wait for their merge. kept: merged ones whose payloads are not deleted yet, each with
-    its generation. Some payloads may be missing, if the newest snapshots cover them.
+    pending: acknowledged contributions without a fate. kept: merged contributions that fewer than two snapshots cover,
+    each with its generation. A payload in `kept` may be missing if the newest snapshots cover it.
     """
 
     restored: Restored
@@ -45,7 +45,7 @@ class TrialStart:
 def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
     """Restores a run that has parameters. db: a read-only connection to its ledger.
 
-    Raises SettingsError, LedgerError, SpoolError or TensorFileError, as a start does.
+    Raises SettingsError, LedgerError, SpoolError or TensorFileError if a core could not start from this directory.
     """
     for name in ("spool", "snapshots", STAGING):
         if (path := directory / name).exists() and not path.is_dir():

@@ -1,4 +1,4 @@
-"""Troubles that an operator should fix, found by polling the run."""
+"""Finds troubles in a run's current state that an operator should fix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
-MISSED = 4  # a trouble: more merges per fragment than this without the work of a learner that trains
-OTHER_TOKENS = 20.0  # tokens per step that differ by more than this factor may be in another unit
-BEYOND = 1.02  # factor on --total-tokens; slightly more is normal, since learners leave at different times
+MISSED = 4  # a live learner is a trouble after more than this many merges per fragment without its work
+OTHER_TOKENS = 20.0  # if tokens per step differ by more than this factor, one learner may count in another unit
+BEYOND = 1.02  # exceeding --total-tokens by up to this factor is normal, since learners end at different times
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the current troubles. damage: a damaged file that was found; empty if none. now: monotonic seconds."""
+    """Yields the current troubles. damage: describes a damaged file; empty if none. now: monotonic seconds."""
     if run.writer.full:
-        yield _lasting("the disk is full: nothing is acknowledged until you free space")
+        yield _lasting("the disk is full: the core acknowledges no contributions until you free space")
     elif any(shard.spool.room_bytes == 0 for shard in run.shards):
         yield _lasting("the disk is nearly full: new contributions wait until you free space")
     if damage:
@@ -42,7 +42,7 @@ def _lasting(text: str) -> Trouble:
 
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
-    """Yields the learners whose tokens per step differ so much from the others' that they may report another unit."""
+    """Yields a trouble for each learner whose tokens per step differ suspiciously from the other learners'."""
     rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
     for name in sorted(run.registry.entries):
@@ -55,13 +55,13 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
     fix = "Check that it passes its own tokens to step(tokens=...), not bytes, sequences or all learners' tokens"
-    for name, told in (many or few)[:NAMED]:  # one list: two learners differ from each other
+    for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 
 def _never_merged(run: Registrar, now: float) -> list[str]:
-    """Returns the names of learners that train, but whose contributions are not merged."""
-    late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
+    """Returns the names of live learners whose contributions have not been merged for many rounds."""
+    late = max(MISSED, 1 + run.settings.max_staleness)  # merges per fragment
     names = sorted(run.registry.entries)
     missed = [
         name

@@ -1,4 +1,4 @@
-"""Polls learners' states and troubles, about once per second, and records changes in the journal."""
+"""Polls learners' states and troubles about once per second, and records their changes in the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
 
 
 class Watch:
-    """Records changes of states and troubles. since: the start of each learner's state, on the run's clock."""
+    """Records changes. since: by learner, the time when its state began, in seconds on the run's clock."""
 
     def __init__(self, run: Registrar) -> None:
         self.since: dict[str, float] = {}
@@ -35,9 +35,10 @@ class Watch:
         self._troubles: Mapping[str, entries.Trouble] = {}
 
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
-        """Records changes since the last call, and returns the states. A learner's first state is not a change.
+        """Records the changes since the last call. Returns each learner's current state.
 
-        troubles: the current troubles, each of which is recorded when it begins. now: monotonic seconds.
+        A learner's first state is not a change. troubles: the current troubles. Each trouble is recorded once, when it
+        begins. now: monotonic seconds.
         """
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
@@ -69,7 +70,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Returns the time of the learner's last progress or of its leaving, in seconds on the run's clock."""
+        """Returns when the learner last made progress, or when it left, in seconds on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without making steps
