@@ -1,4 +1,4 @@
-"""The service for `atoll doctor`. It has limits, since every process with a certificate may call this service."""
+"""The gRPC service for `atoll doctor`. Calls are limited, because any process with a certificate may make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, discard_rest
 from atoll_server.run.core import Core
 
-MAX_BYTES = 64 << 20  # limit on the padding in one call, in each direction
+MAX_BYTES = 64 << 20  # limit on one call's padding in each direction
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
 IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the call's duration
@@ -38,7 +38,7 @@ class DoctorService(rpc.DoctorServicer):
                     up, down = up + len(request.padding), down + request.wanted_bytes
                     if max(up, down) > MAX_BYTES:
                         raise Refused(
-                            Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MAX_BYTES >> 20} MiB: request less"
+                            Status.RESOURCE_EXHAUSTED, f"a probe transfers at most {MAX_BYTES >> 20} MiB: request less"
                         )
                     yield self._answer()
                     for left in range(request.wanted_bytes, 0, -PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Reads the run once per second. Records changes in the journal, and gives Prometheus a consistent set of values."""
+"""Reads the run's state once per second. Records changes in the journal, and samples the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry.metrics import Metrics, MetricSamples
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-SETTLED_S = 10.0  # time after a start within which learners repeat reports that the previous core may have lost
+SETTLED_S = 10.0  # after a start, learners need up to this long to repeat reports that the previous core lost
 
 
 async def keep_gauges(
@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Reads the run once per second until this task is cancelled. facts: returns the core's current facts."""
+    """Updates metrics and events once per second until this task is cancelled. facts: returns the core's facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
@@ -47,7 +47,7 @@ async def keep_gauges(
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
             metrics.fold(run.registry.regions(), MAX_REGIONS)
         except Exception:
-            log.exception("the metrics could not be updated: Prometheus sees the previous values")
+            log.exception("the metrics could not be updated, so Prometheus sees old values: report this bug")
         await asyncio.sleep(EVERY_S)
 
 
@@ -59,7 +59,7 @@ def reading(
     ledger_bytes: int,
     now: float,
 ) -> MetricSamples:
-    """Returns the run's current values. now: monotonic seconds."""
+    """Returns the current values of all sampled metrics. now: monotonic seconds."""
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
@@ -76,9 +76,8 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
         balances.append(balance)
         observed = liveness_of(run, name)
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
-        if (
-            account.heard_at > run.registry.since
-        ):  # until then, a restarted core may lack the last second's reports, and a counter must not fall
+        # Before its first report to this core, a learner's restored counters may be a second old. They must not fall.
+        if account.heard_at > run.registry.since:
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)

@@ -35,13 +35,13 @@ from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 
-HEADER_BYTES = 4096  # limit on a Push header, which stays in memory during its upload
-MAX_PATIENCE = 4.0  # longest wait for one stream's next message, as a multiple of the upload's idle timeout
-HEARD_S = 0.05  # interval of messages that acknowledge frames, from which learners measure the link's rate
+HEADER_BYTES = 4096  # limit on the size of a Push header, which stays in memory during the upload
+MAX_PATIENCE = 4.0  # a stream waits for its next message for at most this multiple of the upload's idle timeout
+HEARD_S = 0.05  # minimum time between acknowledgements of frames, with which learners measure the link's rate
 
 
 class OuterService(rpc.OuterServicer):
-    """A core's Outer service."""
+    """The core's Outer service, which learners call."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -50,11 +50,11 @@ class OuterService(rpc.OuterServicer):
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
-        """Ends long calls, but completes writes that make work durable. Follow calls end with the shard's log."""
+        """Ends long calls, but not writes that make work durable. Follow calls end when the follower log is closed."""
         self._waits.end("the core is stopping: reconnect to this or another address")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """Joins a learner to the run, or joins it again."""
+        """Joins a learner to the run. The same learner may join repeatedly."""
         try:
             process = caller(context)
             process.speaks_for(request.learner)
@@ -77,7 +77,7 @@ class OuterService(rpc.OuterServicer):
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.came(process, staging)
             accepting = self._core.underway(self._joining.accept(process, staging))
-            await asyncio.shield(accepting)  # a learner that disconnects must not interrupt this
+            await asyncio.shield(accepting)  # continues even if the learner disconnects
             return pb.InitialiseReply()
         except Refused as refused:
             self._run.record(entries.InitialParametersRefused(refused.detail))
@@ -132,7 +132,7 @@ class OuterService(rpc.OuterServicer):
                 async with aclosing(self._frames(requests, wait, answer, process, intake, header)) as told:
                     async for came in told:
                         yield pb.PushReply(received=pb.ReceivedFrames(frames=came))
-                if answer.state is UploadState.GROWING:  # this contribution's other streams send the rest
+                if answer.state is UploadState.GROWING:  # the contribution's other streams still send frames
                     async with wait():
                         await answer.ended.wait()
                 answer = await intake.receipt(answer)
@@ -152,7 +152,7 @@ class OuterService(rpc.OuterServicer):
         intake: Intake,
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
-        """Receives a stream's frames while the upload grows. Yields the indices of frames that arrived."""
+        """Receives one stream's frames while the upload grows. Yields lists of frame indices to acknowledge."""
         came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is UploadState.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             process.check_current()
@@ -225,9 +225,8 @@ class OuterService(rpc.OuterServicer):
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
-            newest = shard.uploads.newest_receipt(
-                entry.name, entry.incarnation, fragment.index
-            )  # read at the same moment as the state
+            # The receipt matches the state, since no other task has run since the state was read.
+            newest = shard.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)
             crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -291,7 +290,7 @@ class OuterService(rpc.OuterServicer):
     async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
         """Returns the stream's next message, or None at its end.
 
-        Raises Refused if the message takes much longer than this upload's earlier frames.
+        Raises Refused if no message arrives for much longer than usual in this upload.
         """
         with upload.heard() as usual_s:
             max_wait_s = min(usual_s, MAX_PATIENCE * self._core.settings.limits.upload_idle_s)

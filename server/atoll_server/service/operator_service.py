@@ -36,16 +36,16 @@ LARGEST_REASON = 200
 
 
 class OperatorService(rpc.OperatorServicer):
-    """A core's Operator service, which the dashboard and the operators' subcommands of `atoll` call."""
+    """The core's Operator service, which the dashboard and the operators' subcommands of `atoll` call."""
 
     def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "") -> str:
-        """Returns the operator's name.
+        """Returns the calling operator's name. Ends the call with an error if the caller is not an operator.
 
-        Ends the call of a caller that is not an operator. act: the requested action; empty for a read.
+        act: the requested action; empty for a read.
         """
         try:
             who = caller(context)
@@ -57,11 +57,10 @@ class OperatorService(rpc.OperatorServicer):
 
     @contextlib.asynccontextmanager
     async def _acting(self, context: Context, act: str, **what: str) -> AsyncIterator[str]:
-        """Context manager for an operator's action.
+        """Context manager for an operator's action. Yields the operator's name.
 
-        Yields the operator's name, and records the action with its outcome.
-
-        Ends the call of a caller that is not an operator, and a call whose action raises Refused.
+        Records the action and its outcome in the journal. Ends the call with an error if the caller is not an operator,
+        or if the action raises Refused. act: the action. what: the action's arguments.
         """
         name = await self._may(context, act)
         acted = entries.OperatorActed(act, name, context.peer(), what)
@@ -80,7 +79,7 @@ class OperatorService(rpc.OperatorServicer):
             self._core.registrar.record(acted)
 
     def _shard(self) -> Shard:
-        """Returns this process's shard. Raises Refused while the run has no parameters."""
+        """Returns the core's shard. Raises Refused while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
             raise Refused(Status.UNAVAILABLE, NOTHING_YET)
         return shards[0]
@@ -92,7 +91,7 @@ class OperatorService(rpc.OperatorServicer):
         return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """Returns the fates of contributions, newest first. Reads over a separate connection to the ledger."""
+        """Returns contributions with their fates, newest first. Uses a separate connection to the ledger."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
@@ -107,18 +106,18 @@ class OperatorService(rpc.OperatorServicer):
             return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        """Evicts a learner. With an empty reason, lets it join again."""
+        """Evicts a learner. If the reason is empty, lets the learner join again."""
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
         act = "evict" if reason else "let in again"
         async with self._acting(context, act, learner=request.learner[:80], reason=reason, **what):
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
-            await asyncio.shield(evicting)  # an operator that disconnects must not stop it halfway
+            await asyncio.shield(evicting)  # continues even if the operator disconnects
         return pb.EvictReply()
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
-        """Pauses the run, or with an empty reason resumes it. A resume changes nothing if the run is not paused."""
+        """Pauses the run, or resumes it if the reason is empty. Resuming a run that is not paused has no effect."""
         reason = request.reason[:LARGEST_REASON]
         if not reason and not self._core.registrar.paused:
             await self._may(context, "resume")
@@ -165,7 +164,7 @@ class OperatorService(rpc.OperatorServicer):
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the published model, at its current versions or with the initial parameters."""
+        """Streams the model, with its current published parameters or with its initial parameters."""
         async with self._acting(context, "export the model"):
             try:
                 async with contextlib.aclosing(self._export(self._shard(), initial=request.initial)) as chunks:
@@ -176,11 +175,10 @@ class OperatorService(rpc.OperatorServicer):
                 raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _export(self, shard: Shard, *, initial: bool) -> AsyncGenerator[bytes]:
-        """Yields the model as chunks of a file. Raises Refused, OSError."""
+        """Yields the model's file in chunks. Raises Refused, or OSError if the disk fails."""
         with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
-            async with (
-                contextlib.AsyncExitStack() as reading
-            ):  # releases the states before streaming, since merges need the memory
+            # The states are released before streaming begins, since merges need their memory.
+            async with contextlib.AsyncExitStack() as reading:
                 if initial:
                     states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
                 else:
@@ -202,7 +200,7 @@ def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """Returns a contribution's ledger rows as a message. number: grows with each of the run's contributions."""
+    """Returns a contribution's ledger rows as a message. number: increases with each contribution to the run."""
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

@@ -53,8 +53,8 @@ AUDIT_LOG = "audit.jsonl"
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
     """Runs a core until SIGTERM or SIGINT. given: run settings from the command line.
 
-    announce: called with each served address. Raises SettingsError for problems that an operator can fix. Raises
-    CoreFailed, or another error, if the core had to stop.
+    announce: called with each address that the core serves. Raises SettingsError if the core cannot start with these
+    settings. Raises CoreFailed, or another error, if a running core fails.
     """
     settings.check()
     check_role(settings.security.tls, Role.CORE)
@@ -66,7 +66,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         log.info("standby: this core takes over when the other core ends", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
-    core.failed.add_done_callback(lambda _: told.set())  # for example after a failed effect
+    core.failed.add_done_callback(lambda _: told.set())  # a failed core stops as if it had received a signal
     audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
     gate = CallLimiter(
@@ -93,7 +93,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
             audit = RunVerifier(settings.directory, core.disk, core.clock, core.damaged)
             audit.begin(core.registrar.initial_sha256)
-            with contextlib.suppress(OSError):  # stdout may be closed, or on a full disk
+            with contextlib.suppress(OSError):  # stdout may be closed, or its disk may be full
                 for address in addresses:
                     announce(address)
             await _serve_until(told, core, public, service, gauges, health)
@@ -146,7 +146,7 @@ def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work`, and cancels it if the process must stop first. Returns whether it finished."""
+    """Runs `work`, and cancels it if the process must stop first. Returns whether `work` finished."""
     working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()

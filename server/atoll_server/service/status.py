@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Returns the data for `atoll status`. since: the start of each learner's state, in seconds since 1970."""
+    """Returns the data for `atoll status`. since: by learner, when its state began, in seconds since 1970."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -152,7 +152,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 
 def _answered(run: Registrar) -> Answered:
-    """Returns, for each fragment with an open round, the learners that have answered. Callers compute it once."""
+    """Returns the learners that have answered, for each fragment with an open round."""
     return {
         index: fragment.rounds.answered()
         for shard in run.shards

@@ -1,4 +1,4 @@
-"""A run's fragments: intake of contributions, uploads and their states, published updates, readers, snapshots.
+"""A run's fragments. Receives contributions, publishes updates, and takes snapshots.
 
 `shard` carries out the syncer's decisions, `context` contains its dependencies, and `work` owns its threads and tasks.
 

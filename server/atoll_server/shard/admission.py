@@ -10,7 +10,7 @@ from atoll_wire.layout.layout import FragmentLayout
 from atoll_server.access.refusals import Refused, Status
 
 MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; larger numbers would make weights meaningless
-MAX_NUMBER = 1 << 62  # limit on seq, below the largest number that the ledger can store
+MAX_NUMBER = 1 << 62  # limit on seq, below the largest integer that the ledger can store
 
 
 def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:

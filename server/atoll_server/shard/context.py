@@ -1,4 +1,4 @@
-"""The dependencies of a shard: the settings, clock, ledger and journal of its process and run."""
+"""What a shard needs from its core, such as the settings, clock, ledger writer and journal."""
 
 from __future__ import annotations
 

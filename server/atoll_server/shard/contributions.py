@@ -1,7 +1,7 @@
-"""Acknowledged contributions: those that wait for their merge, the others' fates, and the sums over all.
+"""Keeps acknowledged contributions until their merge, and counts all contributions and their fates.
 
-Each method is called after its change is durable, so memory follows the ledger. At start, the same methods process the
-ledger's sums and the later contributions. The sums are therefore exact, even if the process died at any moment.
+Each method is called after its change is durable in the ledger. When a core starts, it calls the same methods for the
+sums in the ledger, and for newer contributions. The counts are therefore exact, whenever the previous process died.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class Contributions:
     """One generation's contributions. accepted, merged, refused: number of contributions since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: this shard's fragments, which keep their pending contributions. parameters: the model's."""
+        """fragments: this shard's fragments, which keep pending contributions. parameters: number in the model."""
         self._fragments = fragments
         self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
         self._parameters = parameters
         self._registry = registry
-        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation and its tokens
+        # an incarnation, and the tokens in its contributions without refused ones
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
-        self.merged_at: dict[str, int] = {}  # by learner: value of `merges` at its Join or its last merge
+        self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last merged
         self.accepted = 0
         self.merged = 0
         self.refused = 0
@@ -43,7 +44,7 @@ class Contributions:
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Adds the contributions that a row of sums includes."""
+        """Adds the contributions that are summed in a row of the ledger."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length
@@ -72,7 +73,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Returns the tokens in this incarnation's contributions to this fragment, without refused ones."""
+        """Returns the tokens in an incarnation's contributions to a fragment, without refused contributions."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
@@ -86,7 +87,7 @@ class Contributions:
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
-        """Counts an acknowledged contribution's fate: merged or refused."""
+        """Removes a contribution that was merged or refused, and counts its fate."""
         held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
@@ -104,7 +105,7 @@ class Contributions:
         entry.unsaved = True
 
     def joined(self, learner: str) -> None:
-        """Starts counting merges without this learner (see `missed`)."""
+        """Starts to count the merges without this learner's work (see `missed`)."""
         self.merged_at[learner] = self.merges
 
     def published(self, learners: Iterable[str]) -> None:
@@ -113,7 +114,7 @@ class Contributions:
         self.merged_at.update(dict.fromkeys(learners, self.merges))
 
     def missed(self, learner: str) -> int:
-        """Returns the number of merges since the last one with a contribution from this learner."""
+        """Returns the number of merges since the learner joined or was last merged."""
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:

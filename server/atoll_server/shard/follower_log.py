@@ -1,4 +1,4 @@
-"""A bounded log of notifications for followers, from the journal entries that learners need."""
+"""A bounded log of notifications for followers, which are the learners with an open Follow call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEAT_S = 1.0  # interval of empty notifications, which show that the core is ali
 
 
 class FollowerLog:
-    """One log for all followers. Each has its own position. A follower that is too far behind gets the full state."""
+    """The log for all followers. Each follower has its own position. One that is too far behind gets the full state."""
 
     def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
         self.number = 1 + secrets.randbits(62)  # random: a counter would repeat after a restore from a backup

@@ -1,4 +1,4 @@
-"""One fragment and all its state, at the shard that owns the fragment."""
+"""The state of one fragment, in the shard that owns the fragment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A contribution's path from its header to its receipt, from top to bottom: offer, write, judge, keep, receipt.
+"""Receives contributions. The methods follow a contribution's path: offer, write, judge, keep or refuse, receipt.
 
-`uploads` keeps each upload's state, and `payload_writer` writes its bytes. This module has no state.
+`uploads` contains the state of uploads, and `payload_writer` writes their files. This module has no state.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Intake:
         self._shard = shard
 
     def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt if its key already has one. Raises Refused.
+        """Returns a contribution's upload, or its receipt if it already has one. now: monotonic seconds.
 
-        now: monotonic seconds.
+        Raises Refused if the contribution is not valid, is too old, or must wait.
         """
         shard = self._shard
         fragment = shard.fragments[header.fragment]
@@ -51,9 +51,10 @@ class Intake:
         )
 
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
-        """Checks and writes a message's frames. Raises Refused.
+        """Checks and writes the frames of one message. Raises Refused if they cannot be accepted.
 
-        The last frame completes the upload, as do values that are not finite. Other invalid frames end the upload.
+        The last frame completes the upload, and so does a frame with values that are not finite. A frame with a wrong
+        checksum may be sent again. Any other invalid frame drops the upload.
         """
         if upload.state is UploadState.DROPPED:
             raise upload.refused()
@@ -91,7 +92,7 @@ class Intake:
     # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
-        """Judges a complete upload. Makes it or its refusal durable, then lets its streams answer."""
+        """Judges a complete upload, makes the contribution or its refusal durable, and ends the upload."""
         shard = self._shard
         try:
             row, refusal = self._judge(upload)
@@ -131,7 +132,7 @@ class Intake:
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
     def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
-        """Returns the counted part of a contribution's declared tokens and steps."""
+        """Returns how many of the tokens and steps that a contribution declares are counted."""
         registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
         entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
@@ -155,7 +156,7 @@ class Intake:
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
-        """Makes the payload durable, then the row. Afterwards, passes the contribution to the syncer."""
+        """Makes the payload durable, then its ledger row. Then passes the contribution to the syncer."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
@@ -185,6 +186,6 @@ class Intake:
     # ------------------------------------------------------------------------------ acknowledged
 
     async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload is durable or refused. Each of its streams may call this method. Raises Refused."""
+        """Waits until an upload has ended, and returns its receipt. Raises Refused if it has no receipt."""
         await upload.ended.wait()
         return self._shard.uploads.receipt(upload)

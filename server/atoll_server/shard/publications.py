@@ -1,4 +1,4 @@
-"""Published updates as sent to learners, and a bounded cache of these updates."""
+"""Published updates in the form that learners receive, and a bounded cache of these updates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from atoll_server.merging.merge import Update
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published update as sent to all learners, with the fates that its merge decided.
+    """A published update, encoded once for all learners, with the fates that its merge decided.
 
-    messages: the update's frames. sizes: their payload bytes. crc32c: of the published parameters after the update.
+    messages: one encoded message per frame. sizes: payload bytes per frame. crc32c: checksum of the fragment's
+    published parameters after the update.
     """
 
     version: int
@@ -27,7 +28,7 @@ class Publication:
 
     @classmethod
     def of(cls, update: Update) -> Publication:
-        """Makes an update's publication, without receipts."""
+        """Returns the publication of an update, without receipts."""
         messages = tuple(frame_messages.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
         return cls(update.version, messages, tuple(map(len, update.frames)), update.crc32c)
 
@@ -38,7 +39,7 @@ class Publication:
 
 
 class UpdateCache:
-    """Updates by (fragment, version). Above a limit on bytes or versions, drops the oldest updates first."""
+    """A cache of published updates. Above a limit on bytes or versions, the oldest updates are dropped first."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes

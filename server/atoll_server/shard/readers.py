@@ -1,4 +1,4 @@
-"""Readers of published parameters while merges continue. A merge does not change arrays that are being read."""
+"""Lets calls read published parameters while merges continue. Merges do not change arrays that are being read."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 
-MAX_WAIT_S = 10.0  # longest wait until a merge is durable, or for a snapshot
+MAX_WAIT_S = 10.0  # limit on the wait for a merge or a snapshot that holds the fragment's lock
 
 
 class Readers:
     """The readers of all of a shard's fragments."""
 
     def __init__(self, work: Work) -> None:
-        """work: the shard's. After its failure, a fragment's state may be half-changed and must not be read."""
+        """work: the shard's. After a task failed, fragments may be half-changed, so they must not be read."""
         self._work = work
-        self._versions = ReaderLimits()  # versions are theta_pub arrays, by identity
+        self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
         """Context manager for a fragment's newest durable state.
 
-        During the block, only its theta_pub is certain not to change.
-        reader: a learner, which may read only a few versions at a time; None for a reader that finishes soon. Raises
-        Refused if the state does not become available within MAX_WAIT_S.
+        During the block, merges do not change the state's theta_pub, but may change its other arrays. reader: the
+        learner that reads; each learner may read only a few versions at a time. None for a reader that finishes soon.
+        Raises Refused if the state does not become available within MAX_WAIT_S.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):

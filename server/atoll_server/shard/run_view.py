@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A view that the registrar sends to each shard after a change. A shard keeps the newest view.
+    """The view of the run that the registrar sends to each shard after a change. A shard keeps the newest view.
 
     epoch: the registrar's epoch. sequence: grows with each view in an epoch. run_tokens: tokens trained by all learners
     so far, without voided_tokens. voided_tokens: tokens that operators voided or a rollback undid. paused: the operator

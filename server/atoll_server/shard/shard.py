@@ -42,11 +42,11 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 
 BYTES_A_PARAMETER = 12  # bytes per parameter in a snapshot: theta, theta_pub, momentum
-UPDATES_KEPT = 0.4  # lower bound on the cache in bytes per parameter: nearly one update of every fragment
+UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits nearly one update per fragment
 
 
 class Shard:
-    """The run's fragments whose states are in `restored`. The service's calls and timers drive the shard."""
+    """A shard with the fragments whose states are in `restored`. Calls to the core and timers drive the shard."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
         """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
@@ -95,7 +95,7 @@ class Shard:
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
-        await self.work.stop()  # a finished merge may let another round close
+        await self.work.stop()  # includes merges of rounds that close when a running merge ends
 
     # ------------------------------------------------------------------------------ events in, effects out
 
@@ -135,7 +135,7 @@ class Shard:
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
-        """Limits the spool's space, so that a snapshot and the ledger still fit when all uploads are complete.
+        """Limits the spool's space, so that a snapshot and the ledger still fit on the disk after all uploads.
 
         free_bytes: the disk's free space now.
         """
@@ -245,7 +245,7 @@ class Shard:
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
-        """Returns the full state, for followers whose position is unknown."""
+        """Returns the shard's full state, for followers whose position is unknown or too old."""
         return pb.FullState(
             versions=self.versions(),
             open=[
@@ -261,7 +261,7 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the registrar
 
     def told(self, view: RunView) -> None:
-        """Keeps the registrar's view unless it is old. Notifies followers if the run was paused or resumed."""
+        """Keeps a view if it is newer than the last one. Notifies followers if the run was paused or resumed."""
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
@@ -270,20 +270,20 @@ class Shard:
             self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
 
     def joined(self, learner: str, incarnation: int) -> None:
-        """Drops unfinished uploads of older incarnations, since a new process joined under this name."""
+        """Records that a learner joined. Drops unfinished uploads of its older incarnations."""
         self.uploads.fence(learner, incarnation)
         self.contributions.joined(learner)
         self.dispatch(ev.Joined(learner, incarnation))
 
     def evicted(self, learner: str, incarnation: int, reason: str) -> None:
-        """Drops an evicted learner's uploads and refuses its contributions that wait for a merge."""
+        """Drops an evicted learner's unfinished uploads, and refuses its pending contributions."""
         self.uploads.fence(learner, incarnation + 1)
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts payloads sent to a learner.
 
-        parameters: number in these payloads. whole: whether they are whole fragments, not updates.
+        parameters: number of parameters in the payloads. whole: whether the payloads are whole fragments, not updates.
         """
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True

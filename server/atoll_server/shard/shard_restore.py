@@ -46,7 +46,7 @@ def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> N
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
     room = _room(shard, db, restored)
-    deleted = shard.spool.sweep(room)  # the other files were never acknowledged, or are no longer needed
+    deleted = shard.spool.sweep(room)  # deleted payloads were never acknowledged, or are no longer needed
     shard.spool.prepare(generation, shard.fragments)
     shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
     for index, updates in restored.updates.items():
@@ -89,7 +89,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
 
 
 def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
-    """Returns all kept payloads, with the bytes that count against the spool's limit."""
+    """Returns the payloads to keep. Values: the bytes that count against the spool's limit."""
     spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
     if shard.context.run.record:
@@ -107,7 +107,7 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingContribution | None:
-    """Counts a contribution. If it waits for its merge, opens its payload and returns it; otherwise returns None."""
+    """Counts a contribution. If it is pending, opens its payload and returns it; otherwise returns None."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate is not Fate.PENDING:

@@ -24,9 +24,9 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REPLAY_S = 0.5  # limit on the duration of merges after the newest snapshot, which a start replays
-FAILED_S = 1.0  # smallest duration assumed for a failed snapshot
-REST = 10.0  # shortest pause after a snapshot, as a multiple of its duration, even if a replay would take long
+LONGEST_REPLAY_S = 0.5  # a snapshot is due when a replay of the merges after the newest one would take this long
+FAILED_S = 1.0  # a failed snapshot counts as if it had taken at least this long
+REST = 10.0  # shortest time between early snapshots, as a multiple of the last one's duration
 
 
 class Snapshotter:
@@ -60,21 +60,21 @@ class Snapshotter:
         self._taken_at = context.clock.monotonic()
         self._took_s = 0.0
         self._unsaved_s = restored.replay_s  # duration of the merges after the newest snapshot, which a start replays
-        self._one_is_missing = damaged  # the missing snapshot's payloads are deleted, so only one copy is left
+        self._one_is_missing = damaged  # only one snapshot is left, and payloads that both covered are deleted
 
     def all(self) -> list[SnapshotRow]:
         """Returns all snapshots that an operator can restore, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
-        """Counts the duration of a merge that no snapshot covers."""
+        """Adds the duration of a new merge, which no snapshot covers yet. took_s: seconds."""
         self._unsaved_s += took_s
 
     def due(self) -> bool:
-        """Returns whether to take a snapshot now.
+        """Returns whether the core must take a snapshot now.
 
-        This is the case if a snapshot is missing. After new merges, it is also the case if the interval has passed or a
-        replay would take too long.
+        A snapshot is due if a damaged one was dropped. After new merges, a snapshot is also due if the interval has
+        passed, or if a replay of these merges would take too long.
         """
         since_s = self._context.clock.monotonic() - self._taken_at
         late = since_s >= self._context.settings.snapshot_every_s
@@ -84,12 +84,12 @@ class Snapshotter:
         return not self._taking.locked() and (replace_missing or ((late or much) and self.stale()))
 
     def stale(self) -> bool:
-        """Returns whether any merge came after the newest snapshot."""
+        """Returns whether there are merges that the newest snapshot does not cover."""
         versions = {index: fragment.version for index, fragment in self._fragments.items()}
         return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
-        """Writes and commits a snapshot, then deletes unneeded files. Continues even if the caller is cancelled."""
+        """Takes a snapshot, then deletes unneeded files. Continues if the caller is cancelled. Raises OSError."""
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
         task.add_done_callback(self._taken)
@@ -184,9 +184,9 @@ class Snapshotter:
     def _covered(
         self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
     ) -> list[tuple[int, ContributionKey, int]]:
-        """Returns the payloads that two snapshots cover now, but did not cover before.
+        """Returns (generation, key, bytes) of each payload that two snapshots cover now, but did not cover before.
 
-        bounds: for each fragment (after, to), meaning the versions above `after` up to `to`.
+        bounds: by fragment, (after, to) for the newly covered versions, which are above `after` and at most `to`.
         """
         return [
             (generation, row.key, row.size_bytes)
@@ -195,7 +195,7 @@ class Snapshotter:
         ]
 
     def _let_go(self, covered: list[tuple[int, ContributionKey, int]]) -> None:
-        """Deletes covered payloads. A recorded run keeps them, but the spool's limit no longer includes them."""
+        """Deletes covered payloads. A recorded run keeps them, but they no longer count against the spool's limit."""
         for generation, key, size_bytes in covered:
             if self._context.run.record:
                 self._spool.release(size_bytes)
@@ -203,19 +203,19 @@ class Snapshotter:
                 self._spool.delete(generation, key, size_bytes)
 
     def _let_go_of_undone(self) -> None:
-        """Unless the run is recorded, deletes older generations' payloads, which two snapshots cover."""
+        """Deletes the payloads of older generations, unless the run is recorded."""
         if not self._context.run.record:
             self._spool.delete_older(self._context.generation)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Returns whether undone work must still be kept: this generation has fewer than two snapshots."""
+    """Returns whether undone work must be kept, because this generation has fewer than two snapshots."""
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
     """Returns, for each fragment, the version up to which two snapshots cover the payloads.
 
-    0: fewer than two snapshots.
+    The version is 0 if there are fewer than two snapshots.
     """
     return rows[-2].versions if len(rows) >= 2 else dict.fromkeys(fragments, 0)

@@ -48,7 +48,7 @@ NEXT = {
 
 
 class TransitionError(RuntimeError):
-    """The table lacks a transition, which means a bug in Atoll."""
+    """The table has no transition for an event, which is a bug in Atoll."""
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:

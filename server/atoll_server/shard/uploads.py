@@ -1,7 +1,7 @@
-"""All of a shard's uploads that are not yet durable, and the newest receipt per learner and fragment.
+"""Keeps a shard's unfinished uploads, and the newest receipt of each learner for each fragment.
 
 One contribution's frames may arrive over several streams at a time, which share one `Upload`. Only the event loop uses
-this module. Its methods return values, and `intake` acts on them.
+this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll_server.shard.work import Work
 from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
 
-SHORTEST_WAIT_S = 5.0  # shortest timeout for a stream's next frame; the longest is `upload_idle_s`
+SHORTEST_WAIT_S = 5.0  # minimum timeout for a stream's next frame; the maximum is `upload_idle_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LatestReceipt:
 class Upload:
     """One contribution during its upload.
 
-    cycle: the fragment's round at the time of the offer. touched_at: monotonic seconds of the last new frame.
+    cycle: the fragment's cycle when the upload began. touched_at: time of the last new frame, in monotonic seconds.
     """
 
     key: ContributionKey
@@ -52,7 +52,7 @@ class Upload:
     touched_at: float
     state: UploadState = UploadState.GROWING
     streams: int = 0  # number of streams that wait for a frame
-    bad_values: str = ""  # the reason for a refusal with a receipt; empty while all values are finite
+    bad_values: str = ""  # reason for the refusal in the receipt; empty while all values are finite
     error: Refused | None = None  # the error for its streams if there is no receipt
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set once durable or dropped, or after the core failed
 
@@ -71,12 +71,12 @@ class Upload:
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """Ends the streams with an error when the core fails. Keeps the state, since the disk's state is unknown."""
+        """Ends the streams with an error after the core failed. The upload keeps its state, and has no receipt."""
         self.error = error
         self.ended.set()
 
     def refused(self) -> Refused:
-        """Returns the error for each of its streams if there is no receipt."""
+        """Returns a new copy of the error for a stream of this upload, which has no receipt."""
         if self.error is None:
             return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
         return Refused(self.error.status, self.error.detail)
@@ -107,10 +107,11 @@ class Uploads:
         pending_bytes: int,
         now: float,
     ) -> Upload | pb.Receipt:
-        """Admits a contribution, or returns the receipt if its key already has one. Raises Refused.
+        """Returns a contribution's upload, or its receipt if it already has one.
 
         version, rounds: the fragment's current ones. max_staleness: outer steps. pending_bytes: size of the learner's
-        contributions that wait for their merge. now: monotonic seconds.
+        contributions that wait for their merge. now: monotonic seconds. Raises Refused if the contribution is not
+        valid, is too old, or must wait.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
@@ -118,7 +119,7 @@ class Uploads:
             return known
         self._check_turn(key, rounds.cycle)
         if header.cycle > rounds.cycle:
-            header.cycle = 0  # the round was lost in a restart of this core, so this answers no round
+            header.cycle = 0  # this core lost the round in a restart, so the contribution answers no round
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         for other in self._growing():
@@ -143,7 +144,7 @@ class Uploads:
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
         """Returns the upload or receipt of a known key, or None for a new key.
 
-        Raises Refused if the contents differ.
+        Raises Refused if the key belongs to a different contribution, or to an older one than the newest.
         """
         upload = self._underway.get(key)
         if upload is not None:
@@ -156,7 +157,7 @@ class Uploads:
         if newest is None or newest.receipt.seq < key.seq:
             return None
         if newest.receipt.seq > key.seq:
-            text = f"contribution {key} is older than the newest, {newest.receipt.seq}: use a new seq"
+            text = f"contribution {key} is older than the newest one (seq {newest.receipt.seq}): use a new seq"
             raise Refused(Status.INVALID_ARGUMENT, text)
         if newest.digest != header.digest:
             raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with a different digest: use a new seq")
@@ -195,7 +196,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ transitions
 
     def came(self, upload: Upload, now: float, *, new: bool) -> bool:
-        """Records written frames. Returns whether the upload is now whole. new: whether any frame was new."""
+        """Records that frames were written. Returns whether this made the upload whole. new: whether any was new."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -252,7 +253,7 @@ class Uploads:
                 self._end(upload, UploadEvent.GIVEN_UP)
 
     def expire(self, now: float) -> None:
-        """Drops uploads without a frame for too long, and returns their space. now: monotonic seconds."""
+        """Drops uploads that have received no new frame for too long. now: monotonic seconds."""
         max_wait_s = self._limits.upload_idle_s
         for upload in self._growing():
             if now - upload.touched_at > max_wait_s:
@@ -271,11 +272,9 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """Returns an ended upload's current receipt.
+        """Returns the current receipt of an upload that has ended, which may already contain a fate.
 
-        Raises Refused if the upload was given up, or a newer one is known.
-
-        Never returns an outdated receipt, since the learner may have received the fate meanwhile.
+        Raises Refused if the upload was dropped, or if the learner has a newer contribution to the fragment.
         """
         key = upload.key
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
@@ -283,7 +282,7 @@ class Uploads:
             return newest
         if upload.state is UploadState.DURABLE:
             raise Refused(
-                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: request that one's receipt"
+                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: request its receipt"
             )
         raise upload.refused()
 
@@ -294,7 +293,7 @@ class Uploads:
             self._newest[place] = LatestReceipt(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
-        """Returns the receipt for an incarnation's newest contribution to a fragment."""
+        """Returns the receipt for an incarnation's newest contribution to a fragment, or None."""
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 

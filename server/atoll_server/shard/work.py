@@ -1,4 +1,4 @@
-"""A shard's threads and tasks. A failed task ends the process, since acknowledged work was not merged."""
+"""A shard's threads and tasks. If a task fails, the process ends, because acknowledged work was not merged."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Work:
         self._fail(error)
 
     def on_frames(self, function: Callable[[*A], T], *args: *A) -> asyncio.Future[T]:
-        """Runs a function on a thread for frames and their files. It runs even if the future is not awaited."""
+        """Runs a function in a thread for frames and their files, even if the future is not awaited."""
         return asyncio.get_running_loop().run_in_executor(self._frames, function, *args)
 
     def on_merges(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Runs a function on a thread for merges."""
+        """Runs a function in a thread for merges."""
         return asyncio.get_running_loop().run_in_executor(self._merges, function)
