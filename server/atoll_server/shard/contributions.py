@@ -29,8 +29,8 @@ class Contributions:
         self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
         self._parameters = parameters
         self._registry = registry
-        # an incarnation, and the tokens in its contributions without refused ones
-        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment
+        # by learner and fragment: an incarnation, and the tokens in its contributions without refused ones
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
         self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last merged

@@ -1,8 +1,7 @@
 """Durable storage: the ledger (SQLite), its single writer, the spool of payloads, and unfinished uploads.
 
 `disk` is the only module here that accesses the file system. `crash_points` names points where tests kill the process.
-
-`payload_writer` makes a payload durable, and `spool` manages the durable payloads.
+`payload_writer` writes a payload during its upload, and `spool` manages the durable payloads.
 
 May import: rounds.
 """

@@ -49,13 +49,13 @@ _reached: Callable[[str], None] | None = None
 
 
 def point(name: str) -> None:
-    """Marks a point, which is one of POINTS. Calls the watcher if there is one."""
+    """Tells the watcher, if there is one, that the process has reached this point. name: one of POINTS."""
     if _reached is not None:
         _reached(name)
 
 
 def watch(reached: Callable[[str], None] | None) -> None:
-    """Sets the watcher: `reached` is called with the name of each point that is reached. None removes the watcher."""
+    """Sets a watcher, which is called with the name of each point that the process reaches. None removes it."""
     global _reached  # noqa: PLW0603 - one process, one watcher
     _reached = reached
 
@@ -63,7 +63,7 @@ def watch(reached: Callable[[str], None] | None) -> None:
 def kill_at(wanted: str) -> Callable[[str], None]:
     """Returns a watcher that sends SIGKILL to this process at a point.
 
-    wanted: "spool.renamed" for the first time that the process reaches the point, "spool.renamed:3" for the third.
+    wanted: "spool.renamed" to kill the process when it first reaches this point, "spool.renamed:3" for the third time.
     """
     name, _, nth = wanted.partition(":")
     assert name in POINTS, f"{name} is not a crash point: {', '.join(POINTS)}"

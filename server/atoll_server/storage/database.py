@@ -1,4 +1,4 @@
-"""SQLite for the ledger: the schema, opening a database, and errors for damage and a full disk.
+"""Opens the ledger's SQLite database, checks its schema and its pages, and recognises a full disk.
 
 The ledger uses a write-ahead log with synchronous=FULL, so that a transaction is on the disk when its commit returns.
 """
@@ -19,7 +19,7 @@ from atoll_wire.errors import UserError
 from atoll_server.storage.disk import DISK, Disk
 
 SCHEMA_VERSION = 6
-CHECKED_AT_ONCE_BYTES = 32 << 20  # a larger ledger's pages are checked after the start, not during the start
+CHECKED_AT_ONCE_BYTES = 32 << 20  # the pages of a larger ledger are checked after the core's start, not during it
 
 RUN_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
@@ -62,7 +62,7 @@ class LedgerError(UserError):
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
-    """Opens the database, or creates it with these tables. Raises LedgerError if it is damaged or of another schema.
+    """Opens the ledger, or creates it with these tables. Raises LedgerError if it is damaged or has another schema.
 
     Raises sqlite3.OperationalError if the disk is full (see `no_room`).
     """
@@ -73,7 +73,7 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
         if not _schema(db):
             db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
-        # After a failed fsync, the write-ahead log may be in the cache but not on the disk. Another write fixes this.
+        # After a failed fsync, the write-ahead log may be only in the page cache. This writes its changes to the disk.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
             check_pages(db, path)
@@ -89,8 +89,8 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 def read_ledger(path: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
     """Context manager for a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
 
-    Also works on a read-only disk, if the core ended cleanly or the copy is complete. unused: whether no core uses it.
-    SQLite then needs no files next to it.
+    This also works on a read-only disk, if the core ended cleanly or the directory is a complete copy. unused: whether
+    no core uses the ledger, so that SQLite needs no files next to it.
     """
     unused = unused or not os.access(path.parent, os.W_OK)
     still = unused and not path.with_name(f"{path.name}-wal").exists()
@@ -129,7 +129,7 @@ def no_room(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context manager for one transaction. Its changes are durable at its end, and rolled back if the body raises."""
+    """Context manager for a transaction. It is durable when the block ends, and rolled back if the block raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -147,7 +147,7 @@ def large(db: sqlite3.Connection) -> bool:
 
 
 def check_pages(db: sqlite3.Connection, path: Path, *, indices: bool = False) -> None:
-    """Reads every page. Raises LedgerError when one is damaged. indices: also compares each index with its table."""
+    """Checks every page. Raises LedgerError if one is damaged. indices: whether to also check the indices."""
     broken = db.execute(f"PRAGMA {'integrity' if indices else 'quick'}_check(1)").fetchone()[0]
     if broken != "ok":
         raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
@@ -159,9 +159,10 @@ def checksum(values: Sequence[Any]) -> int:
 
 
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
-    """Yields rows whose checksum is in the column after the first `columns`. Raises LedgerError if it is wrong.
+    """Yields the rows after checking each row's checksum. Raises LedgerError if a checksum does not match.
 
-    named_by: number of leading columns that the error shows. None of them may contain a secret.
+    columns: number of columns that the checksum covers. The next column contains the checksum. named_by: number of
+    leading columns that the error message shows, none of which may contain a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:

@@ -1,4 +1,4 @@
-"""The only access to the machine's disk: files, names and the database. It defines when data is durable.
+"""The core's only access to the machine's disk. The methods state when written data is durable.
 
 A core writes all data through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
 or fails.
@@ -48,7 +48,7 @@ class Disk:
     """The machine's disk. Methods may be called from any thread."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory and its missing parents. It is durable after `sync_directory` of its parent."""
+        """Makes a directory and its missing parents, which are durable after `sync_directory` of their parents."""
         path.mkdir(parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> Callable[[], None]:
@@ -120,7 +120,7 @@ DISK = Disk()
 class ReadOnlyDisk(Disk):
     """The machine's disk, for code that restores a run without changing its directory.
 
-    Removals, new directories and syncs have no effect. Writing a file fails, since no caller should write.
+    Removing files, making directories and syncing have no effect. Creating or renaming a file raises OSError.
     """
 
     def make_directory(self, path: Path) -> None:

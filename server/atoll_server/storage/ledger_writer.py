@@ -1,10 +1,10 @@
-"""The only thread that writes to the ledger, with group commit.
+"""Writes to the ledger in a single thread, with group commit.
 
-One transaction contains all queued operations. `commit` returns to its callers only after the transaction is on disk.
+A transaction contains up to GROUP queued operations. `commit` returns only after its transaction is on the disk.
 
-While the disk is full, the same group is retried. SQLite has rolled back the whole group, and the callers keep waiting.
-After any other failure, no more data is written and no `commit` returns, since memory may be ahead of the disk. After
-a failed fsync, even reads from the disk cannot be trusted, so only a restart is safe.
+While the disk is full, the writer repeats the same transaction, which SQLite has rolled back, and the callers keep
+waiting. After any other failure, nothing more is written and no `commit` returns, since memory may be ahead of the
+disk. After a failed fsync, even reads from the disk cannot be trusted, so only a restart is safe.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = structlog.get_logger()
 
 GROUP = 256  # limit on the operations in one transaction
 FULL_RETRY_S = 1.0  # seconds between attempts while the disk is full
-SLOW_S = 1.0  # commits that take longer are logged
+SLOW_S = 1.0  # commits that take longer than this are logged
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work`, which writes to the ledger at start, in a thread. Retries while the disk is full."""
+    """Runs `work` in a thread when a core starts. Repeats it while the disk is full. Returns its result."""
     said = False
     while True:
         try:
@@ -63,9 +63,9 @@ class LedgerWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs the operation within the next group. Returns its result once the group is durable.
+        """Runs an operation in the next transaction. Returns the operation's result once the transaction is durable.
 
-        The operation is retried while the disk is full, so it must not change memory.
+        While the disk is full, the operation is repeated, so it may change only the ledger.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queued.append((operation, done))
@@ -75,7 +75,7 @@ class LedgerWriter:
         return await done
 
     async def stop(self) -> None:
-        """Writes all queued operations and closes the database."""
+        """Commits all queued operations, then closes the database."""
         if self._writing is not None:
             await self._writing
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)

@@ -1,4 +1,4 @@
-"""A generation's history: the generation that made each version of a fragment, and the history's rows in the ledger.
+"""A generation's history: which generation made each version of a fragment, and the rows of these versions.
 
 A run that is restored to a checkpoint begins a new generation. Up to this checkpoint, the new generation shares the
 history of the generation that took the checkpoint. The older generation's later work is not part of this history.
@@ -16,7 +16,7 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # key of the run's value that holds the beginning of each generation after the first
+META = "generations"  # key of the ledger's value with the beginnings of all generations after the first
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 
@@ -36,25 +36,27 @@ class Beginning:
     at: float
 
     def as_data(self) -> dict[str, Any]:
-        """Returns JSON values for the ledger, which `from_data` reads back."""
+        """Returns JSON values for the ledger."""
         return asdict(self) | {"versions": [*self.versions.items()]}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Beginning:
-        """Reads the result of `as_data`."""
+        """Returns the beginning that these results of `as_data` describe."""
         return cls(**(data | {"versions": dict(data["versions"])}))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A generation and its ancestors. beginnings: its own, its parent's, and so on. The first generation has none."""
+    """A generation with its history. beginnings: its own, its parent's, and so on, without the first generation."""
 
     generation: int = 1
     beginnings: tuple[Beginning, ...] = ()
 
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
-        """Returns the generations that made the versions above `after` up to `to`, as (generation, after, to), oldest
-        first."""
+        """Returns which generations made a fragment's versions above `after` up to `to`, oldest first.
+
+        Each result is (generation, after, to), with the same meaning of `after` and `to`.
+        """
         found: list[tuple[int, int, int]] = []
         generation = self.generation
         for begun in self.beginnings:
@@ -66,7 +68,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Returns whether a checkpoint is part of this history, rather than of undone work."""
+        """Returns whether a checkpoint belongs to this history. Otherwise, it contains undone work."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:
@@ -112,13 +114,13 @@ def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> lis
 
 
 def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, float | None]:
-    """Returns the cycle and wall-clock seconds of a fragment's newest merge; 0 and None if it has no merge."""
+    """Returns the cycle and wall-clock time of a fragment's newest merge, or (0, None) if it has no merge."""
     newest = next(_newest_merges(db, line, fragment), None)
     return (0, None) if newest is None else (newest.cycle, newest.merged_at)
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Ages of the fragment's versions within its last `steps` outer steps, oldest first (see RoundState.age)."""
+    """Returns, by version, the ages of a fragment's versions in its last `steps` outer steps, oldest first."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])
@@ -131,7 +133,7 @@ def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dic
 def merged(
     db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions merged into this history's versions above `after` up to `to`, each with its generation."""
+    """Yields contributions merged into a fragment's versions above `after` up to `to`, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
         for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):

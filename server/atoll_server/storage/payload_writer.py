@@ -1,4 +1,4 @@
-"""One contribution's payload during its upload. Frames are checked, and written in the order of arrival.
+"""Writes one contribution's payload to a file during its upload. Frames are checked, and written as they arrive.
 
 The file's name ends in `.part`. A complete file is fsynced and renamed to `.frames`, and its directory is fsynced. The
 file consists of records: index, length, CRC-32C, payload. Repeated frames have no effect, so that an interrupted upload
@@ -124,7 +124,7 @@ class PayloadWriter:
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
         """Makes the file durable under its final name. Runs in a worker thread.
 
-        norms_sq: float64, one per piece. scale: the factor that clips the contribution, 0 to 1.
+        norms_sq: float64, the squared norm of each piece. scale: the factor that clips the contribution, 0 to 1.
         """
         with self._lock:
             assert self._file is not None, "a contribution has at least one frame"

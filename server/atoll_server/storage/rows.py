@@ -12,7 +12,7 @@ from atoll_server.rounds.syncer_events import ContributionKey
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
-    """An acknowledged contribution's immutable values."""
+    """The values of an acknowledged contribution, which do not change."""
 
     key: ContributionKey
     cycle: int
@@ -30,7 +30,7 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """A contribution's fate. version, weight, staleness: from its merge."""
+    """A contribution's fate. dropped: whether its learner discards the contribution's work after a refusal."""
 
     key: ContributionKey
     fate: Fate
@@ -77,9 +77,10 @@ class TotalsRow:
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
+    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order.
 
-    run_tokens, voided_tokens: the run's tokens known to the shard when the merge began. They are inputs of the merge.
+    run_tokens, voided_tokens: the values in the shard's view of the run when the merge began. A replay of the merge
+    needs them. theta, theta_pub, momentum: CRC-32C checksums of the merged values. merged_at: wall-clock seconds.
     """
 
     fragment: int

@@ -1,4 +1,4 @@
-"""The run's tables in the ledger: its values, which include its session key, and its learners.
+"""The run's tables in the ledger: the learners, and the run's values, which include the session key.
 
 Functions here read or write rows within their caller's transaction (see ledger_writer.py).
 """

@@ -1,4 +1,4 @@
-"""A shard's tables in the ledger, the source of truth: contributions and their fates, merges, snapshots.
+"""A shard's tables in the ledger: contributions with their fates, merges, and snapshots.
 
 These tables do not depend on the run's tables, which may be in the same file or in another. Functions here read or
 write rows within their caller's transaction (see ledger_writer.py).
@@ -143,7 +143,7 @@ def contribution(
 def came_after(
     db: sqlite3.Connection, generation: int, number: int, limit: int = -1
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions numbered above `number`, in order of arrival, each with its number. limit: -1 for no limit."""
+    """Yields contributions with numbers above `number`, in order of arrival. limit: -1 for no limit."""
     query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
     for r in verified(db.execute(query, (generation, number, limit)), "contributions", 16):
         yield (r[-1], *_contribution(r))
@@ -161,9 +161,9 @@ def totals(
 
 
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
-    """Verifies up to `limit` contributions of all generations numbered above `number`.
+    """Verifies up to `limit` contributions with numbers above `number`, in all generations.
 
-    Returns the last one's number; 0 if there are no more. Raises LedgerError if a checksum does not match.
+    Returns the last verified number, or 0 if there are no more. Raises LedgerError if a checksum does not match.
     """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
@@ -174,7 +174,7 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
 
 
 def check_rows(db: sqlite3.Connection) -> None:
-    """Verifies sums and merges of all generations. Raises LedgerError when a checksum does not match."""
+    """Verifies sums and merges of all generations. Raises LedgerError if a checksum does not match."""
     for table, columns in (("tallies", 11), ("merges", 13)):
         for _ in verified(db.execute(f"SELECT * FROM {table}"), table, columns):  # noqa: S608 - constants
             pass
@@ -183,10 +183,10 @@ def check_rows(db: sqlite3.Connection) -> None:
 def receipts(
     db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:
-    """Returns the latest contributions of all generations, newest first, each with a number that grows in order of
-    arrival.
+    """Returns the newest contributions of all generations, newest first, each with its number.
 
-    learner: empty for all learners. fate: None for all fates. before: only numbers below this; 0 for no limit.
+    Numbers increase in order of arrival. learner: empty for all learners. fate: None for all fates. before: only
+    numbers below this; 0 for no limit.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # in the form that the indices use

@@ -1,6 +1,6 @@
-"""Payload files of acknowledged contributions, and the space for them. `payload_writer` writes these files.
+"""Manages the payload files of acknowledged contributions, and the disk space for them.
 
-A file's name consists of its contribution's key.
+A file's path consists of the generation and the contribution's key. `payload_writer` writes the files.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class SpoolFull(RuntimeError):  # noqa: N818 - a state, reported as RESOURCE_EXH
 
 
 class ContentCache:
-    """Limits the memory for decompressed contents that wait for their merge. Merges read the others from disk."""
+    """Limits the memory for decompressed frames that wait for their merge. Merges read other frames from disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self._lock = threading.Lock()
 
     def keep(self, content: Content, among: dict[int, Content], frame: int) -> None:
-        """Adds a frame's content to `among`, one contribution's contents, if the limit allows this."""
+        """Adds a frame's content to `among`, the contents of its contribution, unless the limit is reached."""
         with self._lock:
             if content.nbytes <= self._left:
                 self._left -= content.nbytes
                 among[frame] = content
 
     def let_go(self, among: dict[int, Content]) -> None:
-        """Drops all of one contribution's contents."""
+        """Drops the contents of one contribution from memory."""
         with self._lock:
             self._left += sum(content.nbytes for content in among.values())
             among.clear()
@@ -84,7 +84,7 @@ class StoredPayload:
             ) from error
 
     def payload(self, frame: int) -> bytes:
-        """Returns one frame's payload, compared with its checksum after the read. Raises SpoolError."""
+        """Returns one frame's payload from the disk. Raises SpoolError if it does not match its checksum."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -118,8 +118,8 @@ class Spool:
         self.limit_bytes = limit_bytes
         self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
-        self.room_bytes: int | None = None  # free disk space beyond the space to keep free; None until measured
-        self._room = threading.Lock()  # needed, since the event loop reserves space and worker threads release it
+        self.room_bytes: int | None = None  # disk space that payloads may still use; None until measured
+        self._room = threading.Lock()  # the event loop reserves space, while worker threads release space
 
     def reserve(self, size_bytes: int) -> None:
         """Reserves space for a contribution before its first frame. Raises SpoolFull."""
@@ -184,7 +184,7 @@ class Spool:
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes the files that `older` lists, whose space was already returned."""
+        """Removes the files that `older` returns. Their space no longer counts against the spool's limit."""
         for path in self.older(generation):
             self.disk.remove(path)
 

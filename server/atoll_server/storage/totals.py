@@ -1,4 +1,4 @@
-"""Sums over contributions, so that a start reads only these and newer contributions, not the run's whole history.
+"""Sums over contributions, so that a starting core reads only these sums and newer contributions.
 
 Each row sums the contributions from one incarnation of a learner to one fragment. A contribution is added once it and
 all earlier ones have a fate. Functions here run within their caller's transaction.
@@ -17,7 +17,7 @@ STEP = 1000  # limit on the contributions that one transaction adds
 
 
 def add_up(db: sqlite3.Connection, generation: int) -> bool:
-    """Adds up to STEP contributions to the sums; returns whether there may be more to add."""
+    """Adds up to STEP contributions to the sums. Returns whether there may be more to add."""
     last = next(shard_ledger.totals(db, generation, "ORDER BY through DESC LIMIT 1"), None)
     lines: dict[tuple[str, int, int], TotalsRow] = {}
     count = 0

@@ -1,7 +1,7 @@
 """PURE: the entries of a run's journal, a closed set of plain values.
 
 The code that causes a change records one entry. A change that must be durable is durable before its entry is recorded.
-An entry's time is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
+An entry's time is an argument of `Journal.record`. Subscribers handle every kind in a `match` statement.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SnapshotFailed(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """An operator should act. about: identifies a lasting trouble, since figures in the text may change."""
+    """A trouble that an operator should fix. about: identifies it, since figures in the text may change."""
 
     about: str
     text: str
@@ -107,7 +107,7 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """The process that sent a Join."""
+    """Which process of a learner joined. The value is text for people."""
 
     NEW = "the first process of its name"
     RESTARTED = "a new process of a known name"
@@ -116,7 +116,7 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joined(OfLearners):
-    """A process may use a name. by: the name in its certificate. state: the state in its JoinReply."""
+    """A learner's process joined. by: the name in its certificate. state: the state in its JoinReply."""
 
     learner: str
     region: str
@@ -146,7 +146,7 @@ class Readmitted(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Silenced(OfLearners):
-    """A learner makes no steps. `run.watch` finds this by polling."""
+    """A learner has stopped making steps (see `run.watch`). silent_s: seconds since its last step."""
 
     learner: str
     silent_s: float
@@ -154,7 +154,7 @@ class Silenced(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(OfLearners):
-    """A learner that was silent trains again. `run.watch` finds this by polling."""
+    """A learner that was silent makes steps again (see `run.watch`)."""
 
     learner: str
 
@@ -170,7 +170,7 @@ class OfCallers:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused(OfCallers):
-    """A process may not join. learner: the name in its Join."""
+    """A Join was refused. learner: the name in the Join."""
 
     learner: str
     peer: str
@@ -197,7 +197,7 @@ class CallLimited(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRefused(OfCallers):
-    """A caller is not an operator. asked: the requested action; empty for a read."""
+    """A call of a non-operator was refused. asked: the requested action; empty for a read."""
 
     asked: str
     peer: str
@@ -220,7 +220,7 @@ class OperatorActed(OfCallers):
 
     @property
     def outcome(self) -> dict[str, str]:
-        """Status and detail of an action that failed; nothing if it succeeded."""
+        """The status and detail of a failed action; empty if the action succeeded."""
         return {"status": self.status, "detail": self.detail} if self.status else {}
 
 
@@ -235,7 +235,7 @@ class OfContributions:
 
 @dataclass(frozen=True, slots=True)
 class UploadBegan(OfContributions):
-    """A contribution's stream was admitted. There may be several. received: number of frames received before."""
+    """A stream of a contribution was admitted. received: number of frames that had already arrived."""
 
     key: ContributionKey
     cycle: int
@@ -295,7 +295,7 @@ class OfRounds:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened(OfRounds):
-    """Learners are asked for contributions to a fragment."""
+    """A round opened, and learners are asked for contributions to its fragment."""
 
     fragment: int
     cycle: int
@@ -327,7 +327,7 @@ class RoundLapsed(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class MergeComputed(OfRounds):
-    """The values of a merge are known; they are not durable yet."""
+    """A merge was computed. It is not durable yet."""
 
     fragment: int
     version: int
@@ -335,7 +335,7 @@ class MergeComputed(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Published(OfRounds):
-    """A merge is durable, and learners may fetch its update. size_bytes: the update's. tokens: the run's so far."""
+    """A merge is durable, and learners may fetch its update. size_bytes: the size of the update."""
 
     merge: Merge
     size_bytes: int

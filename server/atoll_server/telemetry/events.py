@@ -1,4 +1,4 @@
-"""PURE: recent events as text for people. Like a follower's position, a reader's position is (log, number)."""
+"""PURE: keeps recent events as text for people. A reader's position is the log and the last event's number."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class EventLog:
                 assert_never(entry)
 
     def tell_refused(self, now: float) -> None:
-        """Adds one event for all contributions refused since the last one, at most once per REFUSED_EVERY_S."""
+        """Adds one event for all contributions that were refused recently, at most once per REFUSED_EVERY_S."""
         if not self._refused or now - self._refused_at < REFUSED_EVERY_S:
             return
         what = "contribution was" if self._refused == 1 else "contributions were"

@@ -1,8 +1,8 @@
 """A core's journal: each entry is recorded once and passed to all subscribers.
 
 Subscribers are called immediately, in the order of subscription. Some only show entries: metrics, timeline, events,
-logs and the audit log. A fault in one of these is logged and counted, and training continues. Learners rely on the
-followers' log, so a fault there is raised to the code that recorded the entry.
+logs and the audit log. An error in one of these is logged and counted, and training continues. Learners rely on the
+follower log, so its errors are raised in the code that recorded the entry.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Subscriber = Callable[[Entry, float], None]  # arguments: entry, and its time in
 
 
 class Journal:
-    """Passes entries to subscribers. faults: number of faults in subscribers that only show entries."""
+    """Passes entries to subscribers. faults: number of errors in subscribers that only show entries."""
 
     def __init__(self) -> None:
         self.faults = 0
         self._subscribers: list[tuple[Subscriber, bool]] = []
 
     def subscribe(self, subscriber: Subscriber, *, only_shows: bool) -> None:
-        """Calls `subscriber` for every later entry. only_shows: its faults are logged and counted, not raised."""
+        """Calls `subscriber` for every later entry. only_shows: whether its errors are logged, not raised."""
         self._subscribers.append((subscriber, only_shows))
 
     def record(self, entry: Entry, now: float) -> None:

@@ -67,7 +67,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
             pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
-            pass  # the audit log contains these, since it limits each caller's lines
+            pass  # the audit log contains these, and limits the lines per caller
         case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():
             pass
         case entries.MergeComputed() | entries.Adopted():

@@ -1,8 +1,8 @@
 """A core's Prometheus metrics, declared once: names with units, and a bounded number of series.
 
-Counters and histograms follow the journal, in the loop that owns the state. MetricSamples provides the values of the
-state itself (see gauges.py). The thread that serves Prometheus converts these to series, so that many learners cost the
-loop little time.
+The event loop updates counters and histograms from the journal, and samples all other values once per second (see
+gauges.py). The thread that serves Prometheus converts these samples to series, so that the event loop stays responsive
+with many learners.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The state at one moment: values and labels of each metric in SAMPLED, in the same order."""
+    """The values of the metrics in SAMPLED at one moment. values: by metric, its labels and values."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class MetricSamples:
 
 
 class Metrics(Collector):
-    """One core's metrics. Each core has its own registry, so that a process may have several cores."""
+    """One core's metrics. Each core has its own registry, so that one process can run several cores."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -158,7 +158,7 @@ class Metrics(Collector):
         ProcessCollector(registry=r)
 
     def _begin_at_zero(self) -> None:
-        """Creates series with value 0, since a rate needs a value from before the first event."""
+        """Creates series with value 0, because Prometheus needs a value before the first event to compute a rate."""
         for counter, labels in (
             (self.limited, LIMITS),
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
@@ -242,7 +242,7 @@ class Metrics(Collector):
                 yield family
 
     def describe(self) -> Iterator[Metric]:
-        """Metrics without values, for registration."""
+        """Yields the sampled metrics without values, for registration."""
         return (kind(name, text, labels=labels) for name, kind, labels, text in SAMPLED)
 
 

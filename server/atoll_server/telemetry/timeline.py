@@ -1,6 +1,6 @@
-"""The newest rounds for people, and the durations of their phases for Prometheus.
+"""Keeps the newest rounds for people, and measures the durations of their phases for Prometheus.
 
-The timeline subscribes to the journal. The syncer does not depend on it. Times are monotonic seconds.
+The timeline is a subscriber of the journal, and does not influence rounds. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Round:
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """Returns a learner's answer, which is added if it is missing."""
+        """Returns a learner's answer, after adding an empty one if there is none."""
         return self.answers.setdefault(learner, Answer())
 
 
@@ -208,9 +208,9 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """Returns the learners that delayed a round: first those without a durable contribution, then the latest ones.
+    """Returns up to `most` learners with their answers, beginning with those that delayed the round most.
 
-    Learners that declined come last. most: limit on the returned learners.
+    Learners without a durable contribution come first, then the latest contributions. Learners that declined come last.
     """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
