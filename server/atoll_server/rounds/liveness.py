@@ -44,7 +44,7 @@ class LearnerLiveness:
     answer_s: float | None = None  # smoothed time from a round's opening until this learner's contribution is durable
     paused: bool = False
     gone: bool = False
-    refuse_reason: str = ""  # the reason for its eviction; empty if not evicted
+    refuse_reason: str = ""  # reason for the learner's eviction; empty if it was not evicted
     uploading: dict[int, float] = field(default_factory=dict)  # by fragment: arrival time of the newest frame
 
     def hear(self, steps: int, paused: bool, now: float) -> None:

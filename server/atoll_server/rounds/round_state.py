@@ -85,7 +85,7 @@ class RoundState:
         return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are then exactly 1
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
-        """Records that a learner has no contribution to the open round. Has no effect if `cycle` is another round."""
+        """Records that a learner has no contribution to the open round. Has no effect if `cycle` has ended."""
         if self.phase is Phase.OPEN and self.cycle == cycle:
             self.declined[learner] = reason
 
@@ -100,7 +100,7 @@ class RoundState:
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Removes all pending contributions. Returns the shares of a merge, and refusals of too stale contributions.
+        """Removes all pending contributions. Returns the merge's shares, and the refusals of those that are too stale.
 
         counted: learners whose work together makes a whole outer step. weigh: returns a contribution's weight.
 
@@ -142,7 +142,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class StayOpen:
-    """The round stays open. until: when the syncer must decide again, in monotonic seconds. reason: for people."""
+    """The round stays open. until: when the syncer must decide again, in monotonic seconds. reason: text for people."""
 
     reason: str
     until: float
@@ -150,7 +150,7 @@ class StayOpen:
 
 @dataclass(frozen=True, slots=True)
 class CloseNow:
-    """The round closes now. reason: for people."""
+    """The round closes now. reason: text for people."""
 
     cause: Cause
     reason: str

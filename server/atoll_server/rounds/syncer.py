@@ -96,7 +96,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones a round's deadline because a frame arrived. Not an event, because frames are frequent."""
+        """Postpones a round's deadline after a frame arrived. This is not an event, since frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -118,7 +118,7 @@ class Syncer:
         observed.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle and rounds.opened_at:
             observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
-        return self._refuse_all(event.key.learner, observed.refuse_reason)  # if it was evicted meanwhile
+        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted meanwhile, if there is a reason
 
     def _gone(self, event: ev.Left) -> list[ev.Effect]:
         observed = self.liveness.get(event.learner)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ContributionKey(NamedTuple):
-    """Identifies a contribution within one generation. A tuple, because keys are often hashed and sorted."""
+    """Identifies a contribution within one generation. It is a tuple, because keys are often hashed and sorted."""
 
     learner: str
     incarnation: int
@@ -45,7 +45,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A learner reported that it has no contribution to this round. reason: for people."""
+    """A learner reported that it has no contribution to this round. reason: text for people."""
 
     learner: str
     fragment: int

@@ -114,7 +114,7 @@ class Core:
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
-        self.registrar.clock.set()  # a standby may have waited for weeks, in which the clocks differ
+        self.registrar.clock.set()  # the machine's clock may have been set while a standby waited
 
     async def start(self) -> None:
         """Locks the directory unless this process already holds the lock. Then restores the state and starts tasks."""
@@ -154,7 +154,10 @@ class Core:
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
-        """Locks the directory. Returns False if this core is a standby and must wait. Raises SettingsError."""
+        """Prepares and locks the directory. Returns False if a standby must wait for another core.
+
+        Raises SettingsError if the directory cannot be used.
+        """
         try:
             for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
@@ -289,7 +292,7 @@ class Core:
                     shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """Ends the process if `task` failed. A done callback for tasks that run until they are cancelled."""
+        """Ends the process if `task` failed. Used as a done callback of tasks that run until they are cancelled."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

@@ -54,7 +54,10 @@ class Lease:
         return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
-        """Renews the lease if an upload made progress. received: its bytes so far. until: the lease's new end."""
+        """Renews the lease if an upload made progress.
+
+        received: the upload's bytes so far. until: the new end of the lease, in monotonic seconds.
+        """
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
@@ -80,7 +83,10 @@ class LeaseTurns:
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Records that a learner got the lease. Returns the turn's length in seconds. first_s: the first turn's."""
+        """Records that a learner got the lease. Returns the length of its turn in seconds.
+
+        first_s: length of each learner's first turn in seconds.
+        """
         turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)

@@ -102,7 +102,7 @@ class Registrar:
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Durably records that the run has its initial parameters. tensors: JSON values. sha256: the file's, in hex."""
+        """Durably records that the run has its initial parameters. tensors: JSON values. sha256: hex digest."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
             "tensors": tensors,
@@ -183,7 +183,7 @@ class Registrar:
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
-        """Returns the published version of each fragment. The result is empty before the initial parameters."""
+        """Returns the published versions by fragment, which is empty while the run has no parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
     # ------------------------------------------------------------------------------ learners and operators

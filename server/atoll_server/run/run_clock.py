@@ -36,7 +36,6 @@ class RunClock:
         return self._wall + (now - self._began)
 
     def monotonic(self) -> float:
-        """Returns the machine's monotonic seconds."""
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:

@@ -76,7 +76,7 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
         balances.append(balance)
         observed = liveness_of(run, name)
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
-        # Before its first report to this core, a learner's restored counters may be a second old. They must not fall.
+        # Counters must not decrease. They may be too low until the learner's first report to a restarted core.
         if account.heard_at > run.registry.since:
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)

@@ -279,7 +279,7 @@ class OuterService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ checks
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
-        """Returns the learner process that made the call. Raises Refused."""
+        """Returns the learner process that made the call. Raises Refused if its certificate or session is not valid."""
         try:
             caller(context).speaks_for(session.learner)
             return self._run.session(session)

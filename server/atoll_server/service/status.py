@@ -185,7 +185,7 @@ LARGEST_NAME = 64
 
 
 def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
-    """Returns the newest rounds, newest first."""
+    """Returns the newest rounds, newest first. Raises Refused if the requested learner name is too long."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
         raise Refused(Status.INVALID_ARGUMENT, "the learner name is too long: names have at most 64 characters")

@@ -88,7 +88,7 @@ class FollowerLog:
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
         """Yields notifications after a position. Yields the full state first if the position is unknown or too old.
 
-        Without news, yields an empty notification every BEAT_S, so that followers notice a core that does not answer.
+        While nothing happens, yields an empty notification every BEAT_S, so that followers notice if the core hangs.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:

@@ -26,7 +26,7 @@ class HeldContribution:
 
 @dataclass(slots=True, eq=False)
 class Fragment:
-    """A fragment. The event loop owns all state; worker threads change arrays of `state` only while `lock` is held.
+    """One fragment. The event loop owns all state. Worker threads change arrays of `state` only while `lock` is held.
 
     place: its tensors and frames. state: the newest durable version. rounds: changed only by the syncer.
     """

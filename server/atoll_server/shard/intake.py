@@ -39,7 +39,7 @@ class Intake:
         self._shard = shard
 
     def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
-        """Returns a contribution's upload, or its receipt if it already has one. now: monotonic seconds.
+        """Returns a contribution's upload, or the receipt if the contribution already has one. now: monotonic seconds.
 
         Raises Refused if the contribution is not valid, is too old, or must wait.
         """
@@ -104,7 +104,7 @@ class Intake:
         shard.uploads.finish(upload, receipt)
 
     def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
-        """Returns the upload's row for the ledger, and the reason for a refusal, which is empty if it is accepted."""
+        """Returns the upload's row for the ledger, and the reason for a refusal (empty if accepted)."""
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key,

@@ -34,7 +34,7 @@ class Publication:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of all payloads."""
+        """The total size of all payloads in bytes."""
         return sum(self.sizes)
 
 

@@ -17,7 +17,7 @@ MAX_WAIT_S = 10.0  # limit on the wait for a merge or a snapshot that holds the 
 
 
 class Readers:
-    """The readers of all of a shard's fragments."""
+    """The current readers of one shard's fragments."""
 
     def __init__(self, work: Work) -> None:
         """work: the shard's. After a task failed, fragments may be half-changed, so they must not be read."""

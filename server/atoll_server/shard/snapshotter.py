@@ -89,7 +89,10 @@ class Snapshotter:
         return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
-        """Takes a snapshot, then deletes unneeded files. Continues if the caller is cancelled. Raises OSError."""
+        """Takes a snapshot, then deletes files that are no longer needed. Continues even if the caller is cancelled.
+
+        Raises OSError if the snapshot cannot be written.
+        """
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
         task.add_done_callback(self._taken)

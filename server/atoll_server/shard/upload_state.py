@@ -52,7 +52,7 @@ class TransitionError(RuntimeError):
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:
-    """Returns the next state. Raises TransitionError."""
+    """Returns the next state. Raises TransitionError if there is none."""
     following = NEXT.get((state, saw))
     if following is None:
         raise TransitionError(f'an upload that is {state.value} has no next state after "{saw.value}"')

@@ -67,7 +67,7 @@ class Upload:
             self.streams -= 1
 
     def move(self, saw: UploadEvent) -> None:
-        """Moves to the next state. Raises TransitionError."""
+        """Moves to the next state. Raises TransitionError if there is none."""
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
@@ -107,7 +107,7 @@ class Uploads:
         pending_bytes: int,
         now: float,
     ) -> Upload | pb.Receipt:
-        """Returns a contribution's upload, or its receipt if it already has one.
+        """Returns a contribution's upload, or the receipt if the contribution already has one.
 
         version, rounds: the fragment's current ones. max_staleness: outer steps. pending_bytes: size of the learner's
         contributions that wait for their merge. now: monotonic seconds. Raises Refused if the contribution is not
@@ -144,7 +144,7 @@ class Uploads:
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
         """Returns the upload or receipt of a known key, or None for a new key.
 
-        Raises Refused if the key belongs to a different contribution, or to an older one than the newest.
+        Raises Refused if the key belongs to a different contribution, or the learner has a newer contribution.
         """
         upload = self._underway.get(key)
         if upload is not None:
@@ -196,7 +196,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ transitions
 
     def came(self, upload: Upload, now: float, *, new: bool) -> bool:
-        """Records that frames were written. Returns whether this made the upload whole. new: whether any was new."""
+        """Records written frames. Returns whether they made the upload whole. new: whether any frame was new."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)

@@ -73,7 +73,7 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
         if not _schema(db):
             db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
-        # After a failed fsync, the write-ahead log may be only in the page cache. This writes its changes to the disk.
+        # After a failed fsync, the write-ahead log may be only in the page cache. This checkpoint writes its changes.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
             check_pages(db, path)

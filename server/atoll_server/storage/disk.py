@@ -90,7 +90,6 @@ class Disk:
         return True
 
     def exists(self, path: Path) -> bool:
-        """Returns whether a file has this name."""
         return path.exists()
 
     def files(self, directory: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # key of the ledger's value with the beginnings of all generations after the first
+META = "generations"  # the ledger stores the beginnings of all generations after the first under this key
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 
@@ -41,7 +41,6 @@ class Beginning:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Beginning:
-        """Returns the beginning that these results of `as_data` describe."""
         return cls(**(data | {"versions": dict(data["versions"])}))
 
 

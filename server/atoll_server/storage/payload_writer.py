@@ -51,11 +51,11 @@ class PayloadWriter:
     final: Path  # path of the complete file
     kept: ContentCache
     disk: Disk = DISK
-    received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
-    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> each segment's sum of squares
+    received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # by frame: offset, length, crc32c
+    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by frame: each segment's sum of squares
     received_bytes: int = 0  # payload bytes
     path: Path = field(init=False)  # path of the unfinished file; unique, since an upload with this key may restart
-    _contents: dict[int, Content] = field(default_factory=dict)  # by frame, for those that fit in memory
+    _contents: dict[int, Content] = field(default_factory=dict)  # by frame, for the frames whose contents fit in memory
     _written_bytes: int = 0
     _file: WritableFile | None = None
     _closed: bool = False  # whether writing has ended
@@ -114,7 +114,7 @@ class PayloadWriter:
         return len(self.received) == self.frames
 
     def check(self) -> None:
-        """Compares a complete file with the declared size and digest. Raises FrameError."""
+        """Raises FrameError if the complete file differs from its declared size or digest."""
         table = [self.received[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
             raise FrameError(

@@ -30,7 +30,10 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """A contribution's fate. dropped: whether its learner discards the contribution's work after a refusal."""
+    """A contribution's fate. version, weight, staleness: from its merge.
+
+    dropped: whether the learner must discard the work of a refused contribution.
+    """
 
     key: ContributionKey
     fate: Fate

@@ -14,7 +14,7 @@ from atoll_server.storage.rows import LearnerRow
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
-    """Sets a value of the run."""
+    """Stores one of the run's values. value: must be serialisable as JSON."""
     values = (key, json.dumps(value))
     db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, checksum(values)))
 

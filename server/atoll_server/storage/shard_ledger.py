@@ -24,7 +24,7 @@ from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, Snapsh
 def add_contribution(
     db: sqlite3.Connection, generation: int, row: ContributionRow, fate: FateRow | None = None
 ) -> None:
-    """Adds a contribution, whose key must be new. fate: None if it is pending."""
+    """Adds a contribution, whose key must be new. fate: None if the contribution is pending."""
     key = row.key
     values = (
         generation,
@@ -55,7 +55,7 @@ def _fate_values(row: FateRow) -> tuple[Any, ...]:
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
-    """Writes the fates of contributions, all of which must be pending, since a fate is decided once."""
+    """Writes the fates of pending contributions. A contribution that already has a fate is a bug."""
     for row in fates:
         _put_fate(db, generation, row)
 
@@ -189,7 +189,7 @@ def receipts(
     numbers below this; 0 for no limit.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
-    fates = [f"fate='{each}'" for each in FATES if each == fate]  # in the form that the indices use
+    fates = [f"fate='{each}'" for each in FATES if each == fate]  # the form in which SQLite uses the indices
     conditions = " AND ".join([text for text, _ in given] + fates) or "TRUE"
     query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
     found = []

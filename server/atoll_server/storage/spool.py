@@ -58,21 +58,21 @@ class ContentCache:
 
 @dataclass(slots=True)
 class StoredPayload:
-    """A complete contribution on disk, for merges. contents: frames that are still in memory."""
+    """A complete contribution on disk, which a merge reads. contents: decompressed frames that are in memory."""
 
     learner: str
     codec: Codec
     norms_sq: NDArray[np.float64]
     scale: float  # factor that clips the contribution, 0 to 1
     path: Path
-    places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
+    places: dict[int, tuple[int, int, int]]  # by frame: offset, length, crc32c
     disk: Disk
     kept: ContentCache
     contents: dict[int, Content] = field(default_factory=dict)
     _file: ReadableFile | None = None
 
     def content(self, span: FrameSpan) -> Content:
-        """Returns the decompressed content of one frame. Raises SpoolError."""
+        """Returns the decompressed content of one frame. Raises SpoolError if the frame is damaged."""
         found = self.contents.get(span.index)
         if found is not None:
             return found
@@ -122,7 +122,7 @@ class Spool:
         self._room = threading.Lock()  # the event loop reserves space, while worker threads release space
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserves space for a contribution before its first frame. Raises SpoolFull."""
+        """Reserves space for a contribution before its first frame. Raises SpoolFull if there is no space."""
         with self._room:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
@@ -144,7 +144,7 @@ class Spool:
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
-        """Makes the directories durable, so that a payload needs only its own fsync, rename and directory fsync."""
+        """Creates the payloads' directories and makes them durable, so that later writes only sync their own."""
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):

@@ -206,7 +206,7 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator's action has ended. operator: empty without tokens. what: the action's arguments.
+    """An operator's action has ended. operator: empty if operators have no tokens. what: its arguments.
 
     status, detail: of an action that failed; empty if it succeeded.
     """

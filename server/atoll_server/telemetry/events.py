@@ -17,7 +17,7 @@ REFUSED_EVERY_S = 10.0  # shortest time between two events about refused contrib
 
 
 class Kind(StrEnum):
-    """An event's kind. The values are the dashboard's names."""
+    """An event's kind. The dashboard uses these values."""
 
     CORE = "core"
     JOINED = "joined"
@@ -56,7 +56,7 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Returns the events after a reader's position; all kept events if the position is from another process."""
+        """Returns the events after a reader's position, or all events if another core process issued the position."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 

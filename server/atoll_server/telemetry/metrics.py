@@ -221,7 +221,7 @@ class Metrics(Collector):
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
-        """If there are more than `most` regions, adds the counts of those not in `used` to OTHERS. No sum decreases."""
+        """If there are more than `most` regions, moves the counts of regions that are not in `used` to OTHERS."""
         if len(self._regions) <= most:
             return
         for counter in (self._wan, self._payload):

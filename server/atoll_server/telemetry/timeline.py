@@ -65,7 +65,7 @@ class Timeline:
         self._metrics = metrics
         self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
         self._newest: dict[int, Round] = {}  # the newest round of each fragment
-        self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
+        self._made: dict[tuple[int, int], Round] = {}  # by fragment and version: the round that made the version
 
     def newest(self) -> Iterator[Round]:
         """Yields the kept rounds, newest first."""
@@ -183,7 +183,7 @@ class Timeline:
         seen.version = merge.version
         for share in merge.shares:
             answer = seen.answer(share.key.learner)
-            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # the contribution answers that round
+            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it answers that round
                 came = self._newest[merge.fragment].answer(share.key.learner)
                 answer.began_at = came.began_at
                 answer.durable_at = came.durable_at
