@@ -192,7 +192,7 @@ class Syncer:
                 )
             return StayOpen(f"in the grace window, waiting for {named(missing)}", min(grace_ends, deadline))
         fresh, needed = len(rounds.fresh()), self.quorum(present)
-        return StayOpen(f"{fresh} of {needed} answers for the quorum, waiting for {named(missing)}", deadline)
+        return StayOpen(f"{fresh} of {needed} contributions for the quorum, waiting for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
         """Returns a round's deadline in monotonic seconds. Each frame from a missing learner postpones the deadline."""

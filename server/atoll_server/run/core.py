@@ -199,7 +199,7 @@ class Core:
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)
         if stored.record and not settled.record:
-            log.warning("recording is now off: payloads that two snapshots cover are deleted")
+            log.warning("recording is now off: payloads that two snapshots cover will be deleted")
         meta.setdefault("run", uuid.uuid4().hex[:16])
         meta.setdefault("generation", 1)
         meta.setdefault("session_key", secrets.token_bytes(KEY_BYTES).hex())

@@ -183,7 +183,7 @@ class Timeline:
         seen.version = merge.version
         for share in merge.shares:
             answer = seen.answer(share.key.learner)
-            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it answers that round
+            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # late work answers the newest round
                 came = self._newest[merge.fragment].answer(share.key.learner)
                 answer.began_at = came.began_at
                 answer.durable_at = came.durable_at
