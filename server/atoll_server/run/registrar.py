@@ -136,7 +136,6 @@ class Registrar:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
     def record(self, entry: entries.Entry) -> None:
-        """Records a journal entry with the current time."""
         self.journal.record(entry, self.clock.monotonic())
 
     # ------------------------------------------------------------------------------ shards
@@ -200,7 +199,6 @@ class Registrar:
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
-        """Returns the run's settings as a message for learners."""
         return pb.RunSettings(
             inner_steps=self.settings.inner_steps,
             fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
@@ -288,7 +286,6 @@ def _without_parameters() -> Refused:
 
 
 def row_of(entry: RegistryEntry) -> LearnerRow:
-    """Returns a learner's row for the ledger."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 
 

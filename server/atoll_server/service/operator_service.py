@@ -85,7 +85,6 @@ class OperatorService(rpc.OperatorServicer):
         return shards[0]
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        """Returns the current state of the run."""
         await self._may(context)
         core = self._core
         return status(core.registrar, core.settings, core.facts(), core.watch.since)

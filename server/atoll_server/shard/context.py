@@ -32,5 +32,4 @@ class ShardContext:
     fail: Callable[[BaseException], None]
 
     def record(self, entry: Entry) -> None:
-        """Records a journal entry with the current time."""
         self.journal.record(entry, self.clock.monotonic())

@@ -42,7 +42,6 @@ class Fragment:
 
     @property
     def index(self) -> int:
-        """The fragment's number in the run."""
         return self.place.index
 
     @property

@@ -241,7 +241,6 @@ class Shard:
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:
-        """Returns the published versions by fragment number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:

@@ -20,12 +20,10 @@ def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN
 
 
 def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
-    """Returns all values of the run."""
     return {r[0]: json.loads(r[1]) for r in verified(db.execute("SELECT * FROM meta"), "meta", 2, named_by=1)}
 
 
 def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
-    """Adds or replaces a learner's row."""
     values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
     db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, checksum(values)))
 

@@ -71,7 +71,6 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
 
 
 def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
-    """Adds or replaces the sums for one incarnation and fragment."""
     values = (
         generation,
         row.learner,

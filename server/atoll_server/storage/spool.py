@@ -139,7 +139,6 @@ class Spool:
             assert self.used_bytes >= 0, "more space was released than reserved"
 
     def path(self, generation: int, key: ContributionKey) -> Path:
-        """Returns the path of a contribution's payload file."""
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
