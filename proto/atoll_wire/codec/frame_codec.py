@@ -172,7 +172,7 @@ def code_bytes(span: FrameSpan, codec: Codec) -> int:
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Returns the upper bound of a valid payload's size in bytes. zstd stores data that it cannot compress."""
+    """Returns the upper bound of a valid payload's size in bytes, including zstd's overhead for incompressible data."""
     size = content_bytes(span, codec)
     return size + (size >> 8) + 512
 

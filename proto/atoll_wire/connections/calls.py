@@ -99,6 +99,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Context manager for writes, which ignores that the call has ended. Reading from the call raises the reason."""
+    """Suppresses errors of writes to a call that has ended. A later read from the call raises the reason."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

@@ -121,7 +121,10 @@ class Logs(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A setting that is an option. path: names of the fields that lead to it in nested classes. name: of the option."""
+    """A setting with a command-line option.
+
+    path: the field names from the outermost settings class to this setting. name: the option's name.
+    """
 
     path: tuple[str, ...]
     info: FieldInfo
@@ -166,7 +169,7 @@ class Declared:
 
     @property
     def form(self) -> str:
-        """The placeholder of the value in help."""
+        """The placeholder for the option's value in `--help`."""
         name = "bytes" if BYTES in self.info.metadata else TYPE_NAMES.get(self.kind, "text")
         return self.option.metavar or f"<{name}>"
 
