@@ -3,4 +3,4 @@
 This package imports neither torch nor the learner.
 """
 
-import atoll_wire as atoll_wire  # must come before any import of grpc: see `atoll_wire.forking`
+import atoll_wire as atoll_wire  # must come before any import of grpc (see `atoll_wire.forking`)

@@ -1,4 +1,4 @@
-"""`python -m atoll_server`: the subcommands for cores, fronts and certificates, for use where `atoll` is missing."""
+"""`python -m atoll_server`: runs cores and fronts and manages certificates where `atoll` is not installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Settings of a run and of a core process. They are validated once, at startup, and then are plain values."""
+"""Settings of a run and of a core process, validated once, at startup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from atoll_server.access.quotas import Quotas
 
 
 class Quorum(BaseModel):
-    """The smallest number of contributions that may close a round, or their share of the live learners."""
+    """A run's quorum, as a fixed number of contributions or as a share of the live learners.
+
+    learners: the fixed number; None to use `share`. share: fraction of the live learners.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +30,7 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """Returns K for `live` learners: at most `live`, and at least one."""
+        """Returns the quorum for a number of live learners: at most `live`, but at least 1."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
@@ -37,7 +40,10 @@ class Quorum(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Quorum:
-        """Reads "3" as three learners, and "0.5" or "50%" as half of the live learners. Raises SettingsError."""
+        """Parses "3" as three learners, and "0.5" or "50%" as half of the live learners.
+
+        Raises SettingsError for any other text.
+        """
         try:
             if text.endswith("%"):
                 return cls(share=float(text[:-1]) / 100)
@@ -49,7 +55,7 @@ class Quorum(BaseModel):
 
 
 class RunSettings(Settings):
-    """Settings that all of a run's learners share. The core keeps them with the run and sends them in Join replies."""
+    """Settings of a run. The core stores them in the run's directory, and sends them to each learner that joins."""
 
     command: ClassVar[str] = "core"
     panel: ClassVar[str] = "Run settings (stored with the run; a new value replaces the stored one)"
@@ -60,13 +66,17 @@ class RunSettings(Settings):
     ] = 0
     overlap_steps: Annotated[
         float, Field(gt=0, le=1000, description="tau: inner steps that a sync may take."), Option(name="overlap")
-    ] = 4.0  # at least some steps, since a learner answers and adopts only at the end of a step
+    ] = 4.0  # above 0, since a learner sends contributions and adopts updates only at the end of an inner step
     quorum: Annotated[
         Quorum, Field(description="K: number or share of live learners: 3, 0.5 or 50%."), Option(metavar="<text>")
     ] = Quorum()
     grace_ratio: Annotated[
         float,
-        Field(ge=0, lt=1, description="gamma: fraction of the slack that a round waits after its quorum. 0: no wait."),
+        Field(
+            ge=0,
+            lt=1,
+            description="gamma: fraction of a sync's spare time that a round waits after its quorum. 0: no wait.",
+        ),
     ] = 0.8
     staleness_exponent: Annotated[
         float, Field(ge=0, le=10, description="a: the weight of a late contribution is multiplied by staleness^-a.")
@@ -79,25 +89,29 @@ class RunSettings(Settings):
     outer_warm_up: Annotated[
         int,
         Field(ge=0, le=1_000_000, description="Outer steps until a fragment's momentum reaches --outer-momentum."),
-    ] = 25  # early pseudo-gradients point in different directions
+    ] = 25  # since early pseudo-gradients point in different directions
     outer_cool_down: Annotated[
         float,
         Field(ge=0, le=1, description="Final fraction of --total-tokens, over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
-        int, Field(ge=0, le=1 << 60, description="Tokens that all learners together will train. 0: unknown.")
+        int, Field(ge=0, le=1 << 60, description="Tokens on which all learners together will train. 0: unknown.")
     ] = 0
     norm_limit: Annotated[
         float,
-        Field(ge=0, le=1e6, description="Refuse contributions above this many times the usual norm. 0: no limit."),
+        Field(
+            ge=0,
+            le=1e6,
+            description="Refuse contributions whose norm is above this multiple of the usual norm. 0: no limit.",
+        ),
     ] = 100.0
     clip_norm: Annotated[
         float,
         Field(
-            ge=0, le=1e6, description="Scale larger contributions down to this many times the usual norm. 0: no limit."
+            ge=0, le=1e6, description="Scale larger contributions down to this multiple of the usual norm. 0: no limit."
         ),
     ] = 10.0
-    codec: Annotated[Codec, Field(description="Encoding of values in both directions.")] = Codec.INT4
+    codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
     # Retention is kept with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (
         3  # a payload is deleted only after two snapshots cover it
@@ -110,9 +124,10 @@ class RunSettings(Settings):
     ] = False
 
     def heat(self, tokens: int) -> float:
-        """Returns a factor that is 1 during the run and falls to 0 over the last `outer_cool_down` of its tokens.
+        """Returns the fraction of the outer optimizer's effect that is left: 1, then falling to 0 in the cool-down.
 
-        tokens: tokens trained so far.
+        The cool-down is the last `outer_cool_down` of `total_tokens`. Without either setting, the result is always 1.
+        tokens: number of tokens trained so far.
         """
         if not self.total_tokens:
             return 1.0
@@ -120,9 +135,9 @@ class RunSettings(Settings):
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
-        """Returns the learning rate and momentum for the outer step to a version of this age.
+        """Returns the outer learning rate and momentum for one outer step.
 
-        heat: 0 gives a plain mean.
+        age: age of the version that the step makes, in outer steps. heat: the result of `heat`; 0 gives a plain mean.
         """
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
@@ -142,9 +157,9 @@ class RunSettings(Settings):
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
-        """Returns a copy with the given settings replaced.
+        """Returns a copy with the given settings replaced, except those given as None.
 
-        None keeps a setting. Raises SettingsError for invalid values.
+        Raises SettingsError for invalid values.
         """
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
@@ -153,13 +168,16 @@ class Serving(Certificates, Metrics):
     """Settings of every process that serves the protocol."""
 
     def check_reach(self, *addresses: str) -> None:
-        """Raises SettingsError if an address or the metrics would be served to a network in plain text."""
+        """Raises SettingsError if the process would serve the addresses or its metrics to a network in plain text.
+
+        The options that allow plain text disable this check.
+        """
         self.security.check(addresses)
         metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
 
 
 class ServerLimits(Settings):
-    """A server's limits for all callers together."""
+    """Limits of a server, over all its callers."""
 
     panel: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "limit"
@@ -167,7 +185,11 @@ class ServerLimits(Settings):
     calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls of all kinds.")] = 16_384
     message_bytes: Annotated[
         Bytes,
-        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest message that is accepted; Atoll splits larger ones."),
+        Field(
+            ge=MESSAGE_BYTES,
+            le=64 << 20,
+            description="Largest accepted message. Atoll sends larger messages in pieces.",
+        ),
     ] = MESSAGE_BYTES
 
 
@@ -178,7 +200,7 @@ class Limits(ServerLimits):
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
     parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = 1 << 36
-    tokens: int = 1 << 50  # limit on a learner's reported tokens, and on its reported steps
+    tokens: int = 1 << 50  # largest number of tokens, and of steps, that a learner may report
     model_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
     ] = 1 << 40
@@ -193,10 +215,12 @@ class Limits(ServerLimits):
         Bytes,
         Field(ge=1 << 20, le=1 << 50, description="Disk space to keep free for the ledger, in addition to a snapshot."),
     ] = 64 << 20
-    receipts: int = 10_000  # limit on the receipts in one answer
+    receipts: int = 10_000  # largest number of receipts in one reply
     contents_bytes: Annotated[
         Bytes,
-        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read the rest from disk."),
+        Field(
+            ge=0, le=1 << 50, description="Memory for decompressed contributions. Merges read further ones from disk."
+        ),
     ] = 32 << 20
     update_cache_bytes: Annotated[
         Bytes,
@@ -209,19 +233,30 @@ class Limits(ServerLimits):
     update_cache_versions: Annotated[
         int,
         Field(
-            ge=1, le=4096, description="Updates kept per fragment; a learner further behind fetches the whole fragment."
+            ge=1, le=4096, description="Updates kept per fragment. Learners further behind fetch the whole fragment."
         ),
     ] = UPDATES_KEPT
     upload_idle_s: Annotated[
-        float, Field(gt=0, le=86_400, description="Seconds until an upload without a frame loses its reservation.")
+        float,
+        Field(
+            gt=0, le=86_400, description="Seconds without a new frame until an upload loses its reserved disk space."
+        ),
     ] = 60.0
     lease_s: Annotated[
-        float, Field(gt=0, le=86_400, description="Seconds until a learner must begin to send the initial parameters.")
+        float,
+        Field(
+            gt=0,
+            le=86_400,
+            description="Seconds within which the chosen learner must begin to send the initial parameters.",
+        ),
     ] = 60.0
     turn_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Seconds to send all initial parameters while another learner waits.")
-    ] = 600.0  # doubles with each turn of the same name
-    notifications: int = 4096  # limit on those kept for followers; a follower further behind gets the full state
+        float,
+        Field(
+            gt=0, le=1e6, description="Seconds to send all initial parameters, if another learner waits to send them."
+        ),
+    ] = 600.0  # doubles each time the same learner is chosen
+    notifications: int = 4096  # limit on those kept for Follow calls; a learner that missed more gets the full state
 
 
 class CoreSettings(Serving):
@@ -259,7 +294,7 @@ class CoreSettings(Serving):
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory for the core (default: all). A model that needs more memory is refused."),
+        Field(gt=0, description="Memory for the core (default: all). The core refuses a model that needs more."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     limits: Limits = Limits()
@@ -271,7 +306,7 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError if an address would serve a network in plain text, or if --init cannot be read."""
+        """Raises SettingsError if the core would serve a network in plain text, or if --init cannot be read."""
         self.check_reach(*self.listen)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")

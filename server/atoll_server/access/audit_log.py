@@ -1,8 +1,9 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
-A separate thread writes it. A refusal that repeats within a minute is counted, not written again. LINES_PER_MINUTE
-limits the lines per learner, and those per address and kind of refusal. One more line then states how many lines were
-left out. A peer therefore cannot push other lines out of the files. Operator actions are always written.
+A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
+LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. One more line states how
+many lines were left out. A caller therefore cannot displace other lines from the files. Operator actions have no such
+limit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Lines(RotatingFileHandler):
 
 @dataclass(slots=True)
 class _Minute:
-    """The number of lines of one peer or learner since `began`, in monotonic seconds."""
+    """The number of lines to which one limit applied within a minute. began: monotonic seconds."""
 
     began: float
     lines: int = 0
@@ -47,7 +48,7 @@ class _Minute:
 
 
 class AuditLog:
-    """Writes the audit log. path: the file; None writes nothing. Lines before `start` are dropped."""
+    """Writes the audit log. path: the log's file; None for no log. Lines recorded before `start` are dropped."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._path = path
@@ -103,7 +104,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Returns whether another line may be written now. Counts the line in either case. who: the limit's owner."""
+        """Counts a line, and returns whether it may be written. who: the learner, or the refusal and address."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
@@ -118,14 +119,14 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes how many lines were left out in each minute that began by `until`, and drops these minutes."""
+        """Writes the number of lines left out in each minute that began by `until`, and forgets these minutes."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})
             del self._minutes[who]
 
     def _settle(self) -> None:
-        """Writes a line for each refusal that was only counted, and drops the counts."""
+        """Writes a line for each refusal with repetitions that were only counted, and clears the counts."""
         for (act, peer, *what), (_, times) in self._seen.items():
             if times:
                 self._put({"act": act, "peer": peer, "what": what, "repeated": times})

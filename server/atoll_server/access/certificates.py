@@ -24,7 +24,7 @@ ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(
     minutes=5
-)  # the validity begins this long before now, since another machine's clock may be behind
+)  # certificates are valid from this long before their creation, since other machines' clocks may be slow
 LONGEST = 64  # limit on the characters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -32,7 +32,7 @@ USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALL
 
 
 def init(directory: Path) -> Path:
-    """Makes an authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
+    """Makes a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
     Returns the path of `ca.pem`. Raises CertificateError.
     """
@@ -50,7 +50,7 @@ def init(directory: Path) -> Path:
 
 
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
-    """Makes or renews a process's directory with authority, certificate and key. Returns the directory's path.
+    """Makes or renews a process's certificate directory. Returns the directory's path.
 
     hosts: the host names under which the process may serve. days: days of validity. Raises CertificateError.
     """
@@ -70,7 +70,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} belongs to no authority in {AUTHORITY}: add the authority's certificate there"
+            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate there"
         )
     authority = own[0]
     key, subject = (
@@ -146,7 +146,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only their owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

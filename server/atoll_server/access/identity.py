@@ -12,7 +12,7 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A call's sender. role: None in plain text, where callers have no certificates. peer: the caller's address."""
+    """The sender of a call. role: None without TLS, where callers have no certificates. peer: the sender's address."""
 
     role: Role | None
     name: str
@@ -32,7 +32,7 @@ class Caller:
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
-    """Returns the caller of a call. Raises Refused for a certificate without a role."""
+    """Returns the identity of a call's sender. Raises Refused for a certificate without a role."""
     said = context.auth_context()
     if b"ssl" not in said.get("transport_security_type", ()):
         return Caller(None, "", context.peer())

@@ -1,7 +1,7 @@
 """PURE: the quotas of one caller at a core or a front, and their current use.
 
-A peer is a certificate, or an address if there is no certificate. The peer is known before any message is read. The
-learner is known from its session, once a call's first message has arrived.
+A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
+a message. It knows the learner only from the session in a call's first message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Quotas(Settings):
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
-    fresh_s: float = 1.0  # a call without a first message that is older than this makes room for a new one
+    fresh_s: float = 1.0  # a call that is older and has no first message yet may be ended for a new call
     pushes: Annotated[
         int, Field(ge=1, le=4096, description="Concurrent streams per learner that send contributions.")
     ] = 72  # two for each of 32 connections, and control-only streams
@@ -54,13 +54,13 @@ class Quotas(Settings):
     initialises: int = 2  # uploads of initial parameters; a newer upload ends an older one
     probes: int = 4  # calls of `atoll doctor`
     reflections: int = 4  # calls of gRPC reflection, which is available only on loopback
-    other_calls: int = 4  # calls of a peer or learner to each other method, whose requests are one message
+    other_calls: int = 4  # concurrent calls of a peer or learner to each method that is not listed here
     frame_bytes: int = (2 << 20) + (64 << 10)  # largest message with frames that may arrive in pieces
     joining_bytes: Annotated[
         Bytes,
-        Field(ge=64 << 10, le=1 << 30, description="Largest Join; its size grows with the number of tensors."),
+        Field(ge=64 << 10, le=1 << 30, description="Largest Join. Its size grows with the number of tensors."),
     ] = 10 << 20  # a peer may send only one Join in pieces at a time
-    assembling: int = 4  # a learner's or peer's messages that may arrive in pieces at a time
+    assembling: int = 4  # messages that a learner or peer may send in pieces at the same time
     calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second per peer.")] = 300.0
     calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a peer may make in a burst.")] = 600.0
     joins_per_s: Annotated[
@@ -69,10 +69,11 @@ class Quotas(Settings):
     joins_burst: Annotated[
         float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send in a burst.")
     ] = 6.0
-    spoilt_per_s: float = 0.5  # a learner's or peer's calls that end because of a wrong checksum
+    spoilt_per_s: float = 0.5  # calls per second of a learner or peer that end because of a wrong checksum
     spoilt_burst: float = 5.0
     messages_per_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Messages per second per learner, over all its streams of one method.")
+        float,
+        Field(gt=0, le=1e6, description="Messages per second that a learner may send to one method, over all streams."),
     ] = 1000.0
     messages_burst: Annotated[
         float, Field(ge=1, le=1e6, description="Messages to one method that a learner may send in a burst.")
@@ -88,7 +89,7 @@ class Quotas(Settings):
         Field(
             ge=0,
             le=3600,
-            description="Longest wait of a call above a rate, in seconds; calls that must wait longer are refused.",
+            description="Longest wait of a call above a rate, in seconds. A call that would wait longer is refused.",
         ),
     ] = 10.0
     stalled_s: Annotated[
@@ -100,7 +101,7 @@ class Quotas(Settings):
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
     def _read(self) -> dict[str, int]:
-        """Returns the quotas on calls to methods that read further messages after the first one."""
+        """Returns, by method, the quotas on open calls to methods with a stream of requests."""
         return {
             "Push": self.pushes,
             "Report": self.reports,
@@ -152,11 +153,11 @@ T = TypeVar("T")
 
 
 class NoSlotError(Exception):
-    """No slot is free. Each slot belongs to a call that is too young to be ended, or that is still ending."""
+    """No slot is free, and every call is too young to be ended or is already ending."""
 
 
 class CallSlots(Generic[T]):
-    """One owner's slots. When all are taken, a new call gets the oldest call's slot.
+    """The slots for one peer's or learner's open calls. If none is free, a new call replaces the oldest call.
 
     A learner's old calls on dead connections therefore never block its new calls.
     """
@@ -170,9 +171,9 @@ class CallSlots(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a slot. Returns the call that must end to free the slot, or None. Raises NoSlotError.
+        """Takes a slot for a call. Returns an older call that the caller must end in exchange, or None.
 
-        young_s: a call younger than this keeps its slot.
+        now: monotonic seconds. young_s: calls younger than this keep their slots. Raises NoSlotError.
         """
         oldest = None
         if len(self._taken) - len(self._ending) >= self._most:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = 2  # versions of one thing per learner, whose streams may begin before and after a merge
-MAX_OLD = 8  # old versions, over all things, that are kept only for their readers
+MAX_OF_ONE = (
+    2  # versions of one thing that a learner may read at a time, since its streams may begin before and after a merge
+)
+MAX_OLD = 8  # old versions of all things that stay in memory only for their readers
 
 
 class _Reader(NamedTuple):
@@ -20,10 +22,10 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Limits the versions that learners read: to MAX_OF_ONE per learner and thing, and to `most_old` old versions.
+    """Limits the versions that learners read at the same time.
 
-    A thing is whatever has versions, such as a fragment. A version is old once there is a newer one. most_old: limit
-    over all things.
+    A thing is anything with versions, such as a fragment. Each learner may read MAX_OF_ONE versions of a thing. All
+    learners together may read `most_old` old versions of all things. A version is old once a newer one exists.
     """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:
@@ -36,9 +38,9 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """Context manager in which a learner reads a thing's newest version.
+        """Context manager for the time in which a learner reads a thing's newest version.
 
-        end: ends the read when a limit is reached.
+        end: called with the reason to end this read, if the read exceeds a limit now or later.
         """
         self._count += 1
         number, self._newest[thing] = self._count, version
@@ -59,7 +61,7 @@ class ReaderLimits:
         return any(reader.version == version for reader in self._readers.values())
 
     def passed(self, thing: Hashable) -> None:
-        """Records that a thing has a newer version: its older versions are now kept only for their readers."""
+        """Records that a thing has a newer version. Its older versions now stay in memory only for their readers."""
         self._newest.pop(thing, None)
         self._trim()
 

@@ -1,4 +1,4 @@
-"""PURE: refusals. Each consists of a gRPC status, and a text with the reason and the fix."""
+"""PURE: refusals of calls. A refusal consists of a gRPC status, and a text with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that learners handle. The table at the head of outer.proto describes the reactions."""
+    """The gRPC statuses that learners handle. A table at the head of outer.proto says how."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
@@ -24,7 +24,7 @@ LONGEST = 1000  # limit on the characters of a text
 
 
 class Refused(Exception):  # noqa: N818 - a reply, not a fault of this program
-    """A refused call, which changed nothing. detail: one line with the reason, which the caller receives."""
+    """The refusal of a call, which changed nothing. detail: the text that the caller receives, as one line."""
 
     def __init__(self, status: Status, detail: str) -> None:
         line = " ".join(detail.split())  # a name that a peer sent may be long and have line breaks

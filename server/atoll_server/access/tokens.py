@@ -1,4 +1,4 @@
-"""Operators' tokens, in a file with names and SHA-256 sums. The tokens themselves are not stored."""
+"""Operator tokens. A file lists each operator's name and the SHA-256 sum of the token, but not the token itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class OperatorTokens:
-    """The tokens in a file. A changed file is read again, so that removed names are no longer accepted."""
+    """The operator tokens in a file. A changed file is read again, so that tokens of removed names become invalid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,14 +35,17 @@ class OperatorTokens:
     def name_of(self, token: str) -> str | None:
         """Returns the name of the operator with this token, or None.
 
-        An invalid new file does not replace the old tokens.
+        If the file has become invalid, the previous tokens stay valid.
         """
         if self._stamp != (now := self._look()):
             try:
                 self.load()
             except SettingsError as error:
                 self._stamp = now
-                log.error("the changed operator tokens are invalid: the previous tokens stay valid", error=str(error))
+                log.error(
+                    "the file of operator tokens is invalid, so the previous tokens stay valid: correct the file",
+                    error=str(error),
+                )
         found = hashlib.sha256(token.encode()).hexdigest()
         matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None

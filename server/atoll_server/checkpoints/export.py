@@ -1,8 +1,7 @@
-"""The published model as a safetensors file that `load_state_dict(strict=True)` accepts.
+"""Exports the published model as a safetensors file that `load_state_dict(strict=True)` accepts.
 
-Trainable tensors are written at one set of fragment versions, in the model's own types. Each tied name gets its own
-copy. Frozen tensors and buffers have the values of the initial parameters. The metadata lists those whose values may
-have changed since.
+Trainable tensors are written in the model's own types, and tied tensors once for each name. Frozen tensors and buffers
+have their values from the initial parameters. The metadata lists the tensors whose values may have changed in training.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from atoll_server.merging.merge import FragmentState
 
 
 def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
-    """Writes the whole published model. Returns the file's size in bytes. states: the states of all fragments."""
+    """Writes the whole published model. Returns the file's size in bytes. states: one per fragment, by number."""
     owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
     heads = []
     for name in list(initial.entries) + [name for name in owners if name not in initial.entries]:
@@ -47,7 +46,7 @@ def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states
 
 
 def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:
-    """Yields one tensor's pieces in order, from the fragments that contain them."""
+    """Yields the published values of a tensor's pieces, in order. tensor: index in the layout."""
     pieces = [
         (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
     ]

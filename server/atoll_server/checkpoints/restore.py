@@ -1,7 +1,7 @@
-"""Restores a run's state from its directory: the newest readable snapshot, then a verified replay of all later merges.
+"""Restores a run's state from its directory: loads the newest readable snapshot, and replays all later merges.
 
-A core uses this code when it starts, as does an export without a core. With from_start, the replay also proves that a
-run's ledger reproduces its parameters byte for byte.
+The replay compares each merge with the checksums in the ledger. A starting core uses this code, and so does an export
+without a core. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's state as restored from a directory, the replayed merges' updates, and the readable snapshots.
+    """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
-    states: states of the fragments in this directory. snapshots: those of this generation's history, `line`. undone:
-    snapshots of work that a rollback undid. An operator can restore them, but this state does not continue them.
+    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
+    in this history. undone: snapshots of work that a rollback undid. Operators can still restore these snapshots.
     """
 
     layout: Layout
@@ -59,7 +59,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Values from the run's tables that a shard needs to restore its fragments. The rest is in the shard's tables.
+    """Values from the run's tables that a shard needs to restore its fragments, in addition to its own tables.
 
     line: the generation's history. initial_sha256: digest of the initial parameters' file, in hex.
     """
@@ -70,9 +70,9 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Reads the origin from the run's values in the ledger. generation: None for the current one.
+        """Returns the origin of a generation. Raises LedgerError.
 
-        Raises LedgerError.
+        meta: the run's values in the ledger. generation: None for the current one.
         """
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
@@ -86,7 +86,7 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
-            "this version of Atoll computes another layout for the run's tensors: use the version that began the run"
+            "this version of Atoll computes another layout for the run's tensors: use the version that started the run"
         )
     return layout
 
@@ -112,9 +112,10 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Reads the initial parameters again. Raises TensorFileError if they changed. ending: once set, the check ends.
+    """Compares the file of the initial parameters with its SHA-256 digest, in hex. ending: if set, the check stops.
 
-    It does not use a memory map, where an unreadable page would end the process. A failed read raises OSError.
+    The check uses no memory map, since an unreadable page of a map would kill the process. Raises TensorFileError if
+    the file has changed, and OSError if it cannot be read.
     """
     digest, offset = hashlib.sha256(), 0
     with contextlib.closing(disk.open(path)) as file:
@@ -143,7 +144,7 @@ def restore(
     """Rebuilds a generation's state, and compares each replayed merge's checksums with the ledger's.
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
-    this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is passed over.
+    this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.
     Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
     """
     line, layout = origin.line, origin.layout
@@ -176,9 +177,9 @@ def _newest_sound(
     disk: Disk,
     unusable: Callable[[SnapshotError], None],
 ) -> dict[int, FragmentState] | None:
-    """Returns the newest readable snapshot's state, or None without one.
+    """Returns the fragments' states from the newest readable snapshot, or None if no snapshot is readable.
 
-    Removes newer, unreadable snapshots from the list.
+    Removes newer, unreadable snapshots from `snapshots`.
     """
     while snapshots:
         try:

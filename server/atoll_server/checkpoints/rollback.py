@@ -1,7 +1,7 @@
-"""Rollback of a run to an older checkpoint, where a new generation begins.
+"""Rolls a run back to an older checkpoint, from which a new generation begins.
 
-One transaction of the ledger makes the whole change, so that a crash leaves the old generation or the new one. Work
-after the checkpoint stays in the ledger under its generation, for receipts, but is no longer part of the run.
+One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Later
+contributions stay in the ledger under the old generation, for receipts, but are no longer part of the run.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run at a checkpoint.
+    """The result of a rollback. row: the checkpoint.
 
-    generation: the one that continues from the checkpoint. began: whether this call began it.
+    generation: the generation that continues from the checkpoint. began: whether the rollback began it.
     """
 
     row: SnapshotRow
@@ -41,7 +41,7 @@ class RolledBack:
 
 
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
-    """Rolls back the run in a directory to a checkpoint, unless it is already there.
+    """Rolls back the run in a directory to a checkpoint. Changes nothing if the run is already at this checkpoint.
 
     Raises SettingsError if there is no run, a core uses the directory, or the checkpoint is missing or damaged.
     Raises LedgerError if the ledger is damaged.
@@ -107,19 +107,19 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Returns whether no contribution was acknowledged or refused in this generation."""
+    """Returns whether the ledger has no contribution of this generation."""
     return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
     """Refuses the old generation's pending contributions, so that each gets a receipt."""
-    why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before its merge"
+    why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before the merge"
     waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes the new generation's sums and accounts. They include only tokens merged in its history."""
+    """Writes all learners' sums and accounts for the new generation, with only the tokens merged in its history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
@@ -146,7 +146,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
 
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:
-    """Returns a learner's account at the checkpoint."""
+    """Returns a learner's row with its account reset to the checkpoint."""
     account: TimeAccount = TimeAccount.from_data(learner.account)
     parts = (
         undone.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters

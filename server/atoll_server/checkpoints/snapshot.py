@@ -32,7 +32,7 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 
 
 class SnapshotWriter:
-    """Writes one file, fragment by fragment in order. All methods run in a worker thread."""
+    """Writes one snapshot, fragment by fragment in the given order. All methods run in a worker thread."""
 
     def __init__(self, path: Path, fragments: Sequence[FragmentLayout], disk: Disk = DISK) -> None:
         self.path = path
@@ -82,7 +82,10 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a snapshot and compares it with its row in the ledger. Raises SnapshotError if missing or damaged."""
+    """Returns a snapshot's fragment states, compared with its checksums in the ledger.
+
+    Raises SnapshotError if the snapshot is missing or damaged.
+    """
     states = {}
     try:
         file = open_tensors(path, disk)

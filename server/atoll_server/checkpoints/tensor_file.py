@@ -58,7 +58,7 @@ class TensorFileError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor's place in its file. dtype: the format's own name, such as "BF16"."""
+    """A tensor's place in its file. dtype: the format's name, such as "BF16". start, stop: offsets in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """An open file. `data` is its memory map, so that only accessed parts are read."""
+    """An open safetensors file. data: its memory map, so that only accessed parts are read from disk."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -101,7 +101,7 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Checks every offset in a file's header, then maps the file. Raises TensorFileError if the file is invalid."""
+    """Checks every offset in a file's header, and maps the file. Raises TensorFileError if it is missing or invalid."""
     try:
         opened = disk.open(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A model's tensors that change in training but are not shared. An export contains their values at the run's start.
+"""A model's tensors that change in training but are not shared. An export contains their initial values.
 
-These are the averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner listed.
-The list is in the metadata of the initial parameters' file and of exports.
+They are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner
+listed. The metadata of the initial parameters' file and of each export has this list.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """Returns the names in a file's metadata.
+    """Returns the names in a file's metadata, or no names if the list is invalid.
 
-    An invalid list gives no names, because the text comes from a learner.
+    The list comes from a learner, so it can be invalid.
     """
     if not isinstance(metadata, Mapping):
         return []

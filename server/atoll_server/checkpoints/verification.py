@@ -1,4 +1,4 @@
-"""Verifies the run's history and initial parameters while the core serves, since a start does not read them."""
+"""Verifies the ledger and the initial parameters while the core serves, since a start does not read all of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = structlog.get_logger()
 
 ROWS = 1000  # number of rows read at a time
 REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read as a multiple of the read's duration, and its limit in seconds
-MAX_WAIT_S = 1.0  # longest wait for the thread at the end, in which it can finish small files
+MAX_WAIT_S = 1.0  # longest time that `end` waits for the thread, which can finish small files in this time
 
 DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row with a flipped bit raises the last two
 
 
 class RunVerifier:
-    """Reads files in a background thread. say: called with a description for each damaged file."""
+    """Verifies a run's files in a background thread. say: called with a description of each damaged file."""
 
     def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
         self._directory = directory
@@ -45,7 +45,7 @@ class RunVerifier:
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread. After its next start, the core verifies everything again."""
+        """Stops the verification. It begins anew when the core starts again."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(MAX_WAIT_S)

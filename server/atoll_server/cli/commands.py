@@ -180,7 +180,7 @@ def checkpoint_list(
         ),
     ] = None,
 ) -> None:
-    """List the snapshots on a core's disk. You can restore each of them."""
+    """List the checkpoints on a core's disk. You can restore any of them."""
     if directory is not None:
         need("checkpoint list --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import list_from_directory
@@ -204,9 +204,9 @@ def checkpoint_verify(
 ) -> None:
     """Check whether a core can start from a directory, for example from a backup. Nothing is changed.
 
-    It reads the whole ledger, all snapshots, the initial parameters and the payloads, and repeats the merges that a start
-    repeats. It needs about as much memory as a core. A warning names damage that a start survives. The exit status is 1
-    if a core could not start or continue, or if pages of the ledger are damaged.
+    The command reads the whole ledger, all snapshots, the initial parameters and the payloads. It repeats the same merges
+    as a starting core, and needs about as much memory. It prints a warning for damage that does not prevent a start. The
+    exit status is 1 if a core could not start or continue, or if pages of the ledger are damaged.
     """
     need("checkpoint verify", "server", *KEEPING)
     from atoll_server.cli.verify import verify
@@ -240,7 +240,7 @@ def checkpoint_restore(
 def checkpoint_take(
     server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
 ) -> None:
-    """Take a snapshot now, and wait until it is durable."""
+    """Take a checkpoint now, and wait until it is durable."""
     from atoll_server.cli.operator_client import take_checkpoint
 
     take_checkpoint(_core(server, tls, token, insecure_plaintext))

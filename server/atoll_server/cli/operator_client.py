@@ -25,7 +25,7 @@ TIMEOUT_S = 10.0
 
 
 class OperatorError(UserError):
-    """The core could not be reached, or refused the call. The message is one line with the fix."""
+    """The core is unreachable, or refused the call. The message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError if the certificate is a core's: it is only for serving, so each TLS handshake would fail."""
+    """Raises OperatorError for a core's certificate. It is only for serving, so every TLS handshake would fail."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"
@@ -109,14 +109,14 @@ def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None)
 
 
 def list_checkpoints(remote: OperatorTarget) -> None:
-    """Prints the snapshots on a core's disk."""
+    """Prints the checkpoints on a core's disk."""
     with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
     print_checkpoints(reply.checkpoints)
 
 
 def take_checkpoint(remote: OperatorTarget) -> None:
-    """Takes a snapshot, waits until it is durable, and prints it."""
+    """Takes a checkpoint, waits until it is durable, and prints a line about it."""
     with operator(remote) as stub:
         taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
     number, when, merges, size, _ = checkpoint_row(taken)

@@ -22,7 +22,7 @@ from atoll_server.storage.database import read_ledger
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Returns the newest `last` receipts from a core, newest first.
 
-    Makes several calls if the core limits its answers.
+    Makes several calls, since the core limits the receipts per reply. Raises OperatorError.
     """
     found: list[pb.LoggedReceipt] = []
     wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED
@@ -38,7 +38,7 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Returns the newest `last` receipts from a run's ledger, newest first. A core may be using the ledger."""
+    """Returns the newest `last` receipts from a run's ledger, newest first. A core may use the ledger meanwhile."""
     path = directory / LEDGER
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")

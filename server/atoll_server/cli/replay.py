@@ -34,8 +34,8 @@ class Replayed:
     """The result of a replay, compared with the state that a core would start with.
 
     identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. Without
-    one, the compared state comes from the same ledger. apart: distance between the two sets of published parameters,
-    as a fraction of the distance from the recorded run's initial parameters to its last.
+    one, the compared state comes from the same ledger. apart: distance between the replayed and the recorded published
+    parameters, as a fraction of the distance between the recorded run's initial and final parameters.
     """
 
     layout: Layout
@@ -48,11 +48,12 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
-    """Repeats every merge from the initial parameters. changes: NAME=VALUE; if empty, checks the ledger's checksums.
+    """Repeats every merge of a run, starting from the initial parameters.
 
-    With changes, the contributions stay as recorded: their learners trained on the recorded anchors. A core may use
-    the directory meanwhile. The replay leaves out merges that the core makes during the replay. generation: the replay
-    repeats its merges and those of its ancestors; None for the current one.
+    changes: settings to change, as NAME=VALUE; if empty, the replay compares each merge with the ledger's checksums.
+    tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
+    current one. Even with changes, contributions stay as recorded, since learners trained on the recorded anchors.
+    A core may use the directory meanwhile. The replay leaves out merges that the core makes during the replay.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)

@@ -1,4 +1,4 @@
-"""Reads a run's directory without a core, for exports and replays."""
+"""Reads a run's directory without a core, for exports, replays, and restores of checkpoints."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from atoll_server.storage.disk import DISK
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """Returns the state with which a core would start. from_start: replays the whole ledger, which needs --record.
+    """Returns the state with which a core would start.
 
-    check: also compares the initial parameters' file with its digest, since an export copies tensors from this file.
-    generation: None for the current one. Raises SettingsError if the generation does not exist.
+    from_start: replays the whole ledger, which needs --record. check: also compares the initial parameters' file with
+    its digest, since an export copies tensors from this file. generation: None for the current one.
+    Raises SettingsError if the directory has no run or the generation does not exist.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
@@ -83,7 +84,7 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
 
 
 def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model at these states, completely or not at all. Prints a line. Raises SettingsError."""
+    """Writes the published model to a file, or leaves no file after an error. Prints a line. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Shows a run's state as tables in a terminal."""
+"""Formats a run's state as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
 
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
-    """Returns the whole status.
+    """Returns a run's status as text and tables.
 
-    most: limit on shown learners, and on shown fragments. Learners in trouble come first.
+    most: limit on shown learners, and on shown fragments; None for no limit. With a limit, learners that are neither
+    live nor gone come first.
     """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
@@ -122,7 +123,7 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
 
 
 def _recovery(each: pb.LearnerStatus) -> str:
-    """Returns the seconds of the process's start, Join and first step, or an empty string for a first incarnation."""
+    """Returns the seconds for the process's start, Join and first step; empty for a name's first process."""
     parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

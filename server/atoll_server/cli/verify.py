@@ -1,4 +1,4 @@
-"""Checks whether a core can start from a run's directory. It needs no core, and changes nothing."""
+"""Checks whether a core can start from a run's directory. The check needs no core, and changes no files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from atoll_server.storage.spool import Spool, SpoolError, StoredPayload
 
 
 def verify(directory: Path) -> None:
-    """Prints one line per part, and a warning for damage that a start survives.
+    """Prints one line for each part of a directory, and a warning for damage that does not prevent a start.
 
-    Raises UserError for damage with which a core does not start, or stops at its next merge. A damaged page of the
-    ledger counts too, even if a start does not read it.
+    Raises UserError for damage that would prevent a start or stop the core at a merge. Any damaged page of the ledger
+    also raises UserError, even if a start does not read this page.
     """
     with _unused(directory):
         try:
@@ -42,7 +42,7 @@ def verify(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(directory: Path) -> Iterator[None]:
-    """Context manager that prevents any core from taking the directory."""
+    """Context manager that prevents any core from using the directory. Raises SettingsError if a core uses it."""
     try:
         unlock = DISK.share(directory / "lock")
     except BlockingIOError as error:
@@ -87,7 +87,7 @@ class _Check:
         print(f"warning: {text}")
 
     def _initial_parameters(self) -> None:
-        """Checks the file's digest. A start reads only its header, or also its values if there is no sound snapshot."""
+        """Checks the file's digest. A start with a sound snapshot reads only the file's header."""
         meta = run_ledger.get_meta(self._db)
         size = open_tensors(self._directory / INITIAL).data.size
         try:
@@ -109,9 +109,9 @@ class _Check:
         print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
 
     def _payloads(self, start: TrialStart) -> None:
-        """Reads each frame. The trial start has already read those of the merges after the newest sound snapshot."""
+        """Reads each frame of the payloads. The trial start has already read those that it needed for its merges."""
         for held in start.pending:
-            _read_frames(held.row, held.stored)  # a core with a damaged one stops at its merge
+            _read_frames(held.row, held.stored)  # a core would stop when it merges a damaged payload
         spool = Spool(self._directory / "spool", limit_bytes=0, kept_bytes=0)
         read, damaged = len(start.pending), 0
         for generation, row in start.kept:

@@ -1,6 +1,7 @@
 """A front, the gateway of one region.
 
-It serves and calls the core's service. No work is lost when a front loses its state.
+A front serves the core's gRPC service to learners, and calls the core for them. If a front loses its state, no work is
+lost.
 
 `fetch_cache` keeps updates, `core_connection` dials the core, and `pass_through` forwards operators' calls.
 

@@ -1,4 +1,4 @@
-"""A front's connections to one address, which it replaces when they are dead, and its view of each shard there."""
+"""A front's connections to a core's address, replaced when they are dead, and the state of each shard there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
 
 
 class CoreConnection:
-    """The connections to one address, which all learners of a region share. link: the current connections."""
+    """A front's connections to one address, which all its learners share. link: the current connections."""
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
         self.address = address
@@ -51,11 +51,11 @@ class CoreConnection:
             self._kept_since, self._has_answered = self.clock.monotonic(), True
 
     def suspect(self, link: Link) -> None:
-        """Dials again after a call over this link lost its connection: the other connections may be dead too.
+        """Dials again after a call over this link lost its connection, since its other connections may be dead too.
 
-        Keeps a link that is new or has just received its first answer. Attempts from before the core served may still
-        fail, and gRPC repeats them. The decision is immediate: a later one would cut connections that have worked since
-        the failure.
+        Does nothing within AGAIN_S seconds after the dial or the first answer: attempts from before the core served may
+        still fail, and gRPC repeats them. The decision is immediate, since a later one could close connections that
+        have worked since the failure.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
@@ -78,11 +78,11 @@ class CoreConnection:
 
 
 class UpstreamShard:
-    """A front's view of one shard. Several shards may be at one address.
+    """A front's knowledge of one shard. Several shards may have the same address.
 
     fragments: the shard's fragments; None for all at the address. up: whether the shard answered its last call.
-    sessions: those that it answered recently. counts: number of frames per fragment. newest: newest known version per
-    fragment.
+    sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
+    version per fragment.
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
@@ -100,9 +100,9 @@ class UpstreamShard:
         return self.core_connection.link
 
     def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
-        """Records a shard's message. versions: pairs of fragment and version. log: see Notification.
+        """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
 
-        Returns False if the log has changed, since the old log's versions may no longer exist.
+        Returns False if the log has changed. The caller must then drop cached items, whose versions may not exist.
         """
         same = log == self._log
         if not same:

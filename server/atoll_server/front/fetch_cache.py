@@ -1,6 +1,7 @@
-"""A cache of fetches that a front makes once for all its region's learners. It stores frames in bounded memory.
+"""A front's cache of updates and whole fragments, each of which it fetches once for all learners of its region.
 
-After an interrupted fetch, the frames that arrived stay. The next fetch requests only the others from the core.
+The memory for cached frames is bounded. After an interrupted fetch, the cache keeps the frames that arrived. The next
+fetch requests only the missing frames from the core.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies an update or a whole fragment. Its bytes do not change while its shard keeps the same log.
+    """Identifies an update or a whole fragment, whose bytes do not change while its shard keeps the same log.
 
     crc32c: checksum of a whole fragment; 0 for an update.
     """
@@ -32,11 +33,11 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """The item does not fit, since items in use fill the memory."""
+    """The cache has no memory for the item, since all other items are in use."""
 
 
 class CorruptFetchError(Exception):
-    """The core sent another version, or frames that were not requested. Fetch again."""
+    """The core sent another version, or frames that were not requested. The caller must fetch again."""
 
 
 class CachedFetch:
@@ -63,7 +64,7 @@ class CachedFetch:
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Returns the frames that the caller must fetch. Excludes frames that have arrived or are being fetched."""
+        """Returns the frames that the caller must fetch, without frames that have arrived or are being fetched."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
@@ -120,9 +121,9 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Items by key.
+    """Cached items by key. If the memory is full, a new item replaces the least recently used idle items.
 
-    When the memory is full, it drops idle items, the least recently used first. limit_bytes: limit on frames.
+    limit_bytes: limit on the sum of the items' sizes.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -144,7 +145,7 @@ class FetchCache:
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
         """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
 
-        The limit in bytes is not sufficient, since an item needs some kilobytes in addition to its frames.
+        This limit is needed in addition to `limit_bytes`, which does not include some kilobytes per item.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:

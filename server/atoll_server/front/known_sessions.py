@@ -1,4 +1,4 @@
-"""PURE: sessions that a shard answered recently. A front lets the shard check every other session."""
+"""PURE: sessions that a shard accepted recently. For every other session, the front asks the shard."""
 
 from __future__ import annotations
 

@@ -25,10 +25,11 @@ PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 def pass_on(
     server: grpc.aio.Server, core_connection: CoreConnection, region: str, audit_log: AuditLog, *, near: bool
 ) -> None:
-    """Adds the Operator and Doctor services. near: whether only this machine can call the front.
+    """Adds the Operator and Doctor services to a front's server. It passes their calls on to the core.
 
-    Unless `near`, operators need a token here, since the core sees the front's certificate instead of theirs. A core
-    that allows every caller on its own machine must not allow every caller in the front's network.
+    near: whether only processes on this machine can call the front. If not, operators must send a token to the front,
+    since the core does not see their certificates. A core may allow every caller on its own machine, but this must
+    not allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -36,7 +37,7 @@ def pass_on(
         for method in pb.DESCRIPTOR.services_by_name[name].methods:
             path, token_needed = f"/atoll.v1.{name}/{method.name}", name == "Operator" and not near
             passing = _passing(core_connection, path, mark, audit_log, token_needed=token_needed)
-            handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # a unary call is a short stream
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
 
 
@@ -64,7 +65,7 @@ def _passing(
                         sending.cancel()
                         await asyncio.gather(
                             sending, return_exceptions=True
-                        )  # the call reads requests; the rest is discarded below
+                        )  # `sending` reads the requests until then; the rest is discarded below
         except Refused as refused:
             audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
@@ -81,7 +82,7 @@ def _passing(
 
 
 async def _end_without_core(context: Context, address: str, why: str) -> NoReturn:
-    """Ends a call that the core did not answer. The caller receives the core's address."""
+    """Ends a call that the core did not answer, and sends the core's address to the caller."""
     text = f"the core at {address} does not answer the front ({why})"
     await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))
 

@@ -73,7 +73,7 @@ class RegionFetches:
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Records a shard's message (see `UpstreamShard.told`). If the log changed, clears the shard's cached items."""
+        """Records a shard's message (see `UpstreamShard.told`). If its log changed, removes its cached items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
@@ -87,14 +87,14 @@ class RegionFetches:
         known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
         there = self.cache.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
-            # The core checks the session. For a whole fragment, it states the version and the fate of this work.
+            # The core checks the session. For a whole fragment, it sends the version and the learner's last receipts.
             header = await self._header(request)
             shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
         wanted = wanted_frames(request, shard.counts[fragment])
         item = self.cache.find(place) or self.cache.begin(place, shard.counts[fragment])
         if claimed := item.claim(wanted):
-            task = asyncio.create_task(self._bring(request, item, claimed))  # continues even if its learner leaves
+            task = asyncio.create_task(self._bring(request, item, claimed))  # continues even if the learner's call ends
             self._bringing.add(task)
             task.add_done_callback(self._bringing.discard)
         begun = await item.begun()
@@ -118,7 +118,7 @@ class RegionFetches:
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: CachedFetch, claimed: Sequence[int]) -> None:
-        """Fetches frames into an item. After an error, the readers that wait for these frames raise it."""
+        """Fetches frames into an item. If the fetch fails, the readers that wait for these frames raise its error."""
         shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
@@ -136,7 +136,7 @@ class RegionFetches:
             self.cache.drop(item)  # the core now has another version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # concerns only this session; other waiting calls then fetch
+            if error.code() in OF_THE_SESSION:  # concerns only this session, so another waiting call fetches
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:

@@ -1,4 +1,4 @@
-"""Selects the shard to which a call is passed on. The core's reply to a Join states where each fragment is."""
+"""Selects the shard that receives a call. The core's reply to a Join lists the shards and their fragments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 
 
 class Routes:
-    """The shards that a front knows. core: handles Join, Initialise and operators' calls.
+    """The shards that a front knows.
 
-    default: used for the core's shards until a Join names them.
+    core: the connections for Join, Initialise and operators' calls. default: the shard for all fragments until the
+    core's reply to a Join lists the shards.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Routes:
         return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:
-        """Adopts the shards that a Join names. Removes their addresses, since learners call shards through this front.
+        """Stores the shards that a reply to a Join lists.
 
-        reply: changed in place. Raises Refused for an address that this front must not call.
+        reply: changed in place. Removes the shards' addresses, since learners call shards through this front.
+        Raises Refused for an address that this front must not call.
         """
         if reply.state != pb.JoinReply.STATE_READY:
             return
@@ -78,7 +80,7 @@ class Routes:
     def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
         """Returns the shard with this fragment.
 
-        Returns the default for an unknown fragment, or for another run or generation.
+        Returns the default shard for an unknown fragment, or for another run or generation.
         """
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
@@ -86,13 +88,13 @@ class Routes:
     def numbered(self, session: pb.Session, number: int) -> UpstreamShard:
         """Returns the shard with this number.
 
-        Returns the default for an unknown number, or for another run or generation.
+        Returns the default shard for an unknown number, or for another run or generation.
         """
         mine = (session.run, session.generation) == self._run and number < len(self._shards)
         return self._shards[number] if mine else self.default
 
     def near(self, session: pb.Session) -> UpstreamShard:
-        """Returns the first shard at the address where learners join, or the default if there is none."""
+        """Returns the first shard at the address to which this front sends Joins, or the default shard."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
         return next((shard for shard in shards if shard.core_connection is self.core), self.default)

@@ -1,4 +1,4 @@
-"""A front's process."""
+"""Runs the process of a front."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # time for open calls to end, after the front told followers to reconnect elsewhere
+GOODBYE_S = 2.0  # time for open calls to end after the front told learners to reconnect
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
@@ -85,8 +85,8 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """Returns a session's owner: the learner's name if a certificate allows it, or else the name and the token.
+    """Returns the owner of a session's quotas: the learner's name, or without certificates the name and token.
 
-    Only the core can check a token. At a front, callers with different tokens are therefore different owners.
+    Only the core can check a token. A front therefore treats callers with different tokens as different owners.
     """
     return session.learner if who.role is not None else (session.learner, session.token)

@@ -36,7 +36,7 @@ QUICK_S = 20.0
 
 
 class Route:
-    """The shard to which a call is passed on. link: the shard's connections when the shard was chosen."""
+    """The shard that receives a call. link: the connections to this shard when it was selected."""
 
     def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
@@ -61,7 +61,7 @@ class FrontService(rpc.OuterServicer):
         self._stopping = False
 
     def stop(self) -> None:
-        """Ends long calls, and tells every follower to reconnect elsewhere."""
+        """Ends all long calls, and tells the learners with a Follow call to reconnect."""
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 
@@ -237,7 +237,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ ends
 
     def _may(self, context: Context, learner: str) -> None:
-        """Raises Refused unless the caller may use this name. The core relies on this check."""
+        """Raises Refused unless the caller may use this learner's name. The core relies on this check."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
@@ -250,9 +250,10 @@ class FrontService(rpc.OuterServicer):
     async def _answering(
         self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
-        """Context manager for a call. It ends the call with the shard's status, or with this front's refusal.
+        """Context manager for a call's body. If the body fails, the call ends with the error's status.
 
-        shard: None if not known yet. session: None if a failure of this call does not concern a session.
+        shard: the shard that receives the call; None if not known yet. session: the session that the shard must check
+        again if the call fails; None if the failure concerns no session.
         """
         route = Route(shard or self._routes.default)
         try:
@@ -268,7 +269,7 @@ class FrontService(rpc.OuterServicer):
                 route.shard.core_connection.suspect(route.link)
             if is_atoll_status(error):
                 route.shard.core_connection.answered(route.link)
-            else:  # from gRPC, or another server on the core's port; it must not end a learner
+            else:  # from gRPC or another server on the core's port; this status must not stop a learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
@@ -304,9 +305,9 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """Returns the size of a message's payloads in bytes.
+    """Checks a message's frames, and returns the size of their payloads in bytes.
 
-    Raises Refused for frames that are invalid or that this header does not declare.
+    Raises Refused for frames that are invalid or that the stream's header does not declare.
     """
     brought = frame_messages.frames_in(request)
     if header.control_only:

@@ -27,16 +27,16 @@ class FrontSettings(Serving):
     audit_log: Annotated[Path | None, Field(description="File that records refusals as JSON lines.")] = None
     cache_mib: Annotated[
         int,
-        Field(ge=1, description="Memory for cached updates and whole fragments; larger items are not cached."),
+        Field(ge=1, description="Memory for cached updates and whole fragments. Larger items are not cached."),
     ] = 48
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()
 
     @property
     def cache_bytes(self) -> int:
-        """Memory for updates and whole fragments, in bytes."""
+        """`cache_mib` in bytes."""
         return self.cache_mib << 20
 
     def check(self) -> None:
-        """Raises SettingsError if an address would serve the run to a network in plain text."""
+        """Raises SettingsError if the front would serve learners or call the core over a network in plain text."""
         self.check_reach(*self.listen, self.core)

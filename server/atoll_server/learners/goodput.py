@@ -1,10 +1,10 @@
-"""PURE: accounts for learner time: goodput (useful / provisioned learner-seconds) and the causes of lost time.
+"""PURE: each learner's time account: goodput (useful / provisioned seconds), and the lost time by cause.
 
 Provisioned time runs from a name's first Join until the learner leaves or the run ends. It includes downtime, but not
 deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits reported
-times: a learner cannot have trained for longer than it was joined. If a process's steps do not explain a silence, the
-process counts as frozen during it. Tokens of a dead incarnation count only if the core acknowledged them. Times are
-wall-clock seconds, since accounts outlive a core process.
+times: a learner cannot have trained for longer than it was joined. After a silence, a process may report too few steps
+for this time. It then counts as frozen for the unexplained part. Tokens of a dead incarnation count only if the core
+acknowledged them. Times are wall-clock seconds, since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class IncarnationCounters:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     grown_at: float = 0.0  # time of the last report with new steps; 0: none
-    steps_paid: float = 0.0  # see plausibility.counted; 0: since the learner joined
+    steps_paid: float = 0.0  # `paid_until` of `plausibility.counted`; 0: the time of joining
     tokens_paid: float = 0.0
     frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen, unknown to the learner
     undone_tokens: float = 0.0  # tokens whose merge a restored checkpoint undid; weighted like accepted_tokens
-    restored_to: int | None = None  # counted tokens at a checkpoint that was restored after its last report
+    restored_to: int | None = (
+        None  # counted tokens at a checkpoint that was restored after this incarnation's last report
+    )
     said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
     said_tokens: int = 0
 
@@ -53,7 +55,7 @@ class IncarnationCounters:
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
-        """Returns the stepping time of tokens that will never be merged.
+        """Returns the seconds spent on tokens that will never be merged.
 
         accepted: a dead incarnation's acknowledged tokens; None for a living one, which may send more.
         """
@@ -83,7 +85,7 @@ class ShardSums:
 
 @dataclass(frozen=True, slots=True)
 class GoodputTotals:
-    """Time of one learner or of all learners, in learner-seconds. lost_s: lost time by cause, see CAUSES."""
+    """The time of one learner or of all learners, in learner-seconds. lost_s: by cause (see CAUSES)."""
 
     useful_s: float
     provisioned_s: float
@@ -116,7 +118,7 @@ class TimeAccount:
     undone_tokens: int = 0  # reported tokens that do not count, because a rollback undid them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # sum over dead incarnations; at most one element
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard sums again when it starts
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard computes its sums again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """Records that a new incarnation joined.
@@ -174,7 +176,7 @@ class TimeAccount:
         self.left_at = None
 
     def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
-        """Splits a silence into step time and frozen time, by the steps that began before its end.
+        """Splits a silence into step time and frozen time, based on the steps that began before the silence ended.
 
         stepping_s: reported time of the new steps. A report after the silence may contain only steps that ended before
         the silence. A later report then contains the frozen step. A learner that merely lost its connection kept
@@ -194,7 +196,7 @@ class TimeAccount:
 
     @property
     def merged_token_parameters(self) -> int:
-        """Sum over all shards, like the next two properties (see ShardSums)."""
+        """The sum over all shards, as in the next two properties (see ShardSums)."""
         return sum(sums.merged_token_parameters for sums in self.by_shard.values())
 
     @property
@@ -313,7 +315,7 @@ class TimeAccount:
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Returns the seconds since the last report if above SILENT_S, else 0.
+        """Returns the seconds since the last report, or 0 if they are at most SILENT_S.
 
         A silent learner counts as down until it reports.
         """
@@ -321,9 +323,9 @@ class TimeAccount:
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """Returns JSON values for the run's tables in the ledger.
+        """Returns the account as JSON values for the run's tables in the ledger.
 
-        The shards' tables contain the values of `by_shard`.
+        The result excludes `by_shard`, which the shards compute from their own tables.
         """
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
@@ -345,7 +347,7 @@ def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:
 
 
 def total_goodput(balances: Iterable[GoodputTotals]) -> GoodputTotals:
-    """Returns the run's balance: the sum over learners."""
+    """Returns the sum over all learners' balances."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return GoodputTotals(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

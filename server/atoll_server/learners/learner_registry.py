@@ -46,9 +46,11 @@ class RegistryEntry:
     nonces: list[int]
     account: TimeAccount
     session: int = 0  # number of the valid session; 0: the learner left, or did not join since this core started
-    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take over the name; proof that it lives
+    challenge: tuple[int, bytes] | None = (
+        None  # nonce of a process that may take over the name; proof that its next Join must contain
+    )
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due_since: float | None = None  # monotonic seconds of a Join while connected, after which it must reopen its calls
+    due_since: float | None = None  # monotonic seconds of a connected process's new Join; it must reopen its calls
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
     recovery: Recovery = Recovery()
@@ -79,7 +81,10 @@ class RegistryEntry:
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
-        """Returns whether a living process uses the name. After a dead process's delayed Join, no calls follow."""
+        """Returns whether a living process uses the name. now: monotonic seconds.
+
+        A Join without later calls is not sufficient, since it may be a dead process's delayed Join.
+        """
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
@@ -95,7 +100,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerProcess:
-    """The process that made a call. After every wait, a call runs `check_current` before it continues."""
+    """The process that made a call. The call must run `check_current` after every wait."""
 
     entry: RegistryEntry
     incarnation: int
@@ -109,7 +114,7 @@ class LearnerProcess:
 
 
 class LearnerRegistry:
-    """All of a run's learner names. limit: on the number of names. Times in accounts are wall-clock seconds."""
+    """All learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
@@ -133,11 +138,11 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Lets a process use a name. A retry gets the same incarnation, and a restart gets the next one.
+        """Assigns a name to a process. A retry keeps its incarnation, and a restarted process gets the next one.
 
-        wall: seconds of the run's clock. now: monotonic seconds. The reply to a process's first attempt contains a
-        proof, without which it cannot take over a name. A dead process's late Join lacks this proof. Until a Join
-        brings the proof, the returned entry is unchanged and has the proof in its challenge.
+        age_s: seconds since the process started. wall: seconds of the run's clock. now: monotonic seconds.
+        To take over a name, a process must send back the proof from the reply to its first Join. A dead process's
+        delayed Join lacks this proof. Without the proof, the returned entry changes only in its challenge.
         Raises Refused for a name that is malformed, used by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -242,7 +247,7 @@ class LearnerRegistry:
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
         """Returns the entry of a session's name. session: the number that its token proves; 0 if the token is invalid.
 
-        Raises Refused if the session is unknown here (the learner must join again), fenced or evicted.
+        Raises Refused if this core does not know the session, or if the learner was fenced or evicted.
         """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -256,7 +261,7 @@ class LearnerRegistry:
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
-        """Regions of all learners that have neither left nor been evicted. but: an entry to leave out."""
+        """Returns the regions of all learners that have neither left nor been evicted. but: an entry to leave out."""
         entries = (each for each in self.entries.values() if each is not but and not each.evicted)
         return {each.region for each in entries if each.account.left_at is None}
 

@@ -1,14 +1,15 @@
 """PURE: how much of a learner's reported work counts. The core cannot observe training, but it can measure time.
 
-- Reported steps and tokens count up to FASTER times the other learners' median rate. The limit covers the time since
-the last counted work. The excess counts later, as time passes. A learner's own earlier reports do not raise any limit.
+- Reported steps and tokens count up to FASTER times the other learners' median rate, for the time since the last
+  counted work. The excess counts later, as time passes. A learner's own earlier reports do not raise any limit.
 - If there are other learners and none of them has trained yet, tokens are held back. They count as soon as another
   learner has a rate. If a learner is alone, all its tokens count.
 - A contribution's tokens count if they were counted for its learner and were not in its earlier contributions to this
   fragment. A contribution may arrive before the report. Further tokens therefore count for the time since the last
   report. They count at the learner's own rate, or at the others' rate if the learner has none.
-- A weight grows with the tokens per step, which count up to the larger of two limits. One is MIXED times the others'
-  tokens per step. At the other limit, the learner's own step rate gives FASTER times the others' tokens per second.
+- A contribution's weight grows with its tokens per step, which count up to the larger of two limits. The first limit
+  is MIXED times the others' tokens per step. At the second limit, the learner's step rate gives FASTER times the
+  others' tokens per second.
 - In a merge, a learner's weight is at most FASTER times the others' median weight.
 
 Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 FASTER = 10.0  # factor by which a learner may be faster than the others
 MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second for a learner that is alone, which no hardware exceeds
-SPARE_S = 10.0  # unused time that later reports may use, since reports arrive late and at any moment
+SPARE_S = 10.0  # unused seconds that later reports may use, since reports arrive late and irregularly
 OVERTAKEN = 2.0  # factor on the learner's own rate, up to which a contribution may be ahead of the last report
 OVERTAKEN_STEPS, OVERTAKEN_S = (
     4.0,
@@ -107,10 +108,10 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns how much of a reported total counts, and the time up to which this amount uses the learner's time.
+    """Returns the part of a reported total that counts, and the time up to which this part uses the learner's time.
 
-    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time returned
-    by the last call, or the time of joining, in wall-clock seconds.
+    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time that the
+    last call returned, or the time of joining. Times are wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:

@@ -1,4 +1,4 @@
-"""PURE: session tokens. A process with the run's key makes and checks them, without a list of sessions.
+"""PURE: session tokens. Any process with the run's key can make and check them, without a list of sessions.
 
 A token consists of the session's number and an HMAC-SHA-256 of the session's values. It proves that the registrar
 issued the session. The number shows whether a newer session, a leave or an eviction ended the session.

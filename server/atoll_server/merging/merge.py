@@ -30,7 +30,7 @@ from atoll_server.rounds.outer_step import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # limit on a piece's norm, above which a sum could overflow float32
 SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction
-CANCELLED = 1e-6  # if directions cancel, their sum has a smaller norm and is rounding noise
+CANCELLED = 1e-6  # if the norm of a sum of directions is smaller, they cancel, and the sum is rounding noise
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -56,19 +56,19 @@ class FragmentState:
 
 
 class Contribution(Protocol):
-    """The attributes of a contribution that the merge reads. norms_sq: float64, one per piece."""
+    """The attributes of a contribution that the merge reads."""
 
     @property
     def learner(self) -> str:
-        """The learner's name. The merge's order is that of names."""
+        """The learner's name. Contributions are merged in the order of these names."""
 
     @property
     def codec(self) -> Codec:
-        """The codec of its frames."""
+        """The codec of the contribution's frames."""
 
     @property
     def norms_sq(self) -> F64:
-        """Squared norm of each piece, computed when the frames arrived."""
+        """Squared norms, float64 (pieces,), computed when the frames arrived."""
 
     @property
     def scale(self) -> float:
@@ -89,7 +89,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """A merge's result. checksums: CRC-32C of theta, theta_pub and momentum."""
+    """The result of a merge. state: the new version. checksums: its CRC-32C of theta, theta_pub and momentum."""
 
     state: FragmentState
     update: Update
@@ -105,10 +105,10 @@ def start(theta: F32) -> FragmentState:
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
-    """Returns tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
+    """Returns a contribution's weight, tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
 
-    The discount is that of FedAsync (1903.03934), but only for staleness above one outer step. A smaller delay costs
-    little quality, and a discount would cost more (records/quality).
+    The discount for staleness is that of FedAsync (1903.03934), but begins above one outer step. A smaller delay costs
+    little quality, and a discount would cost more (records/quality). staleness: in outer steps.
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 

@@ -12,9 +12,9 @@ times the expected norm is scaled down to this limit. Unusual but honest contrib
 that joins with a fresh optimizer makes much larger steps than the others. No contribution is judged before the window
 is full, since norms grow tenfold within a few rounds of learning-rate warm-up.
 
-All learners have equal shares of the window, which excludes refused norms, so a minority cannot move the median. A real
-change of norms affects all learners. If more than half of the present learners were refused in AGREED rounds in a row,
-their norms become the new reference.
+All learners have equal shares of the window, which excludes refused norms, so a minority cannot move the median. A
+genuine change of norms affects all learners. If more than half of the present learners were refused in AGREED rounds
+in a row, their norms become the new reference.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """The sizes of recent contributions. taken, refused: each learner's latest sizes, latest sender last.
+    """The sizes of recent contributions.
 
-    count: number of accepted contributions.
+    taken, refused: the latest accepted and refused sizes by learner. The learner that sent last is last. count: number
+    of accepted contributions.
     """
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Parts of every gRPC server: channel limits, ends of waiting calls, open calls, rate limits, start and stop.
+"""Parts of every gRPC server: channel limits, interruptible waits, open calls, rate limits, start and stop.
 
 May import: access.
 """

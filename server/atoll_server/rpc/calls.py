@@ -42,12 +42,12 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end. Otherwise, gRPC keeps its call open, and open calls are limited."""
+    """Ends a stream that was not read to its end. Otherwise, gRPC would keep its call open and use up the limit."""
     await aiter(requests).aclose()
 
 
 class InterruptibleWait:
-    """One call's waits, which `end` interrupts."""
+    """The waits of one call, which `end` interrupts."""
 
     def __init__(self) -> None:
         self._why: Refused | None = None
@@ -102,7 +102,7 @@ class InterruptibleWaits:
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """Returns the waits of a new call. They have already ended if the service has stopped."""
+        """Returns the waits of a new call. If the service has stopped, they end immediately."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
@@ -133,7 +133,7 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets the function with which the CallLimiter ends this task's call, in any wait."""
+    """Sets the function that ends this task's call from outside, even while the call waits."""
     _ending.set(end)
 
 

@@ -1,8 +1,8 @@
-"""Applies the limits of `quotas` to every call before a service sees it, in a core and in a front.
+"""Applies the limits of `access.quotas` to every call of a core or a front, before the service receives the call.
 
-gRPC reads a unary call's whole message before any of our code runs. The limiter therefore handles each call as a
-stream, since gRPC buffers at most one window of an unread call. The limiter reads messages in turn, in small pieces and
-in limited time, and charges them to their sender's quotas.
+gRPC reads a unary call's whole message before any of Atoll's code runs. The limiter therefore handles each call as a
+stream, since gRPC buffers at most one window of a stream that is not being read. The limiter reads messages in small
+pieces and limited time, and subtracts them from their sender's quotas.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # interval at which a waiting call checks for a free slot
 FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
-IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; of the replies, only those of Fetch
+IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; only Fetch sends replies in pieces
 
-Vouched = Callable[[Caller, pb.Session], Hashable]  # returns a session's owner; None if unknown here
+Vouched = Callable[
+    [Caller, pb.Session], Hashable
+]  # returns the owner of a session's quotas; None if the session is unknown
 Ended = Callable[[str, str, str], None]  # called for each call that a limit ended, with method, peer and reason
 
 
@@ -41,7 +43,7 @@ class _Call:
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
-    ended: bool = False  # its status is being sent
+    ended: bool = False  # whether the call's status is being sent
 
     def end(self, why: Refused) -> None:
         if self.why is None and not self.ended:
@@ -50,7 +52,10 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on its memory limits."""
+    """A peer's or learner's open calls and rates.
+
+    many: factor on limits of rates and open calls. trusted: factor on limits that protect the memory.
+    """
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -103,7 +108,11 @@ class _Method:
 
 
 class CallLimiter(grpc.aio.ServerInterceptor):
-    """Limits a server's calls. vouched: returns a session's owner. limited: counts refusals and waits, by limit."""
+    """Limits a server's calls.
+
+    vouched: returns the owner of a session's quotas. limited: counts waits and refusals by limit. ended: called for
+    each call that a limit ended.
+    """
 
     def __init__(
         self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
@@ -272,9 +281,9 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """Returns the owner of a caller's connection.
+        """Returns the peer that made a call.
 
-        Fronts, and addresses without certificates, may serve many learners.
+        Fronts, and addresses without certificates, have larger quotas, since they may serve many learners.
         """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
@@ -349,7 +358,7 @@ class _Inward:
 
 
 class _Outward:
-    """The context that a service gets. It splits replies into pieces, and ends calls whose reader stalls."""
+    """The gRPC context that a service receives. It splits replies into pieces, and ends calls whose reader stalls."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -373,7 +382,7 @@ class _Outward:
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
-        """Ends the call with a status. DATA_LOSS uses the sender's quota of wrong checksums."""
+        """Ends the call with a status. DATA_LOSS counts towards the sender's quota for wrong checksums."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
             self._inward.owner.spoilt.take(self._gate.clock.monotonic())

@@ -18,7 +18,9 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # an early end wastes only bytes
+CARRYING = frozenset(
+    {"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"}
+)  # calls that may end early, at the cost of a repeated transfer
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
@@ -32,7 +34,7 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the gauge of open calls that this process answers or makes."""
+        """Yields a gauge with the number of open calls that this process answers or makes."""
         family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):

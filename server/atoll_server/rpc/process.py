@@ -28,7 +28,7 @@ SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A gRPC server and its health service. served: counts the server's calls. credentials: None without TLS."""
+    """A gRPC server and its health service. served: counts the server's open calls. credentials: None without TLS."""
 
     server: grpc.aio.Server
     served: OpenCalls
@@ -89,7 +89,7 @@ class RpcServer:
 
 
 def open_files() -> None:
-    """Raises the limit on open files. A merge opens a file per contribution; a learner opens up to 65 connections."""
+    """Raises the limit on open files. A merge opens a file per contribution, and a learner up to 65 connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
