@@ -45,7 +45,7 @@ class RunVerifier:
         self._thread.start()
 
     def end(self) -> None:
-        """Stops the verification. It begins anew when the core starts again."""
+        """Stops the verification. The core verifies everything again after its next start."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(MAX_WAIT_S)

@@ -52,10 +52,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates.
-
-    many: factor on limits of rates and open calls. trusted: factor on limits that protect the memory.
-    """
+    """A peer's or learner's open calls and rates. many: factor on both limits. trusted: factor on memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -108,11 +105,7 @@ class _Method:
 
 
 class CallLimiter(grpc.aio.ServerInterceptor):
-    """Limits a server's calls.
-
-    vouched: returns the owner of a session's quotas. limited: counts waits and refusals by limit. ended: called for
-    each call that a limit ended.
-    """
+    """Limits a server's calls. vouched: returns a session's owner. limited: counts waits and refusals by limit."""
 
     def __init__(
         self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
