@@ -1,4 +1,4 @@
-"""Constants that both sides must agree on, in addition to the messages of outer.proto: versions, names and limits."""
+"""Constants on which learners and cores must agree, in addition to outer.proto: versions, names and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec
 
 PROTOCOL = 2  # version of the wire protocol; a core refuses learners with another version
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
-REPORT_S = 1.0  # a learner reports at least this often
+REPORT_S = 1.0  # the longest time between two reports of a learner
 REPORTED = 128  # limit on declined rounds, and on adoptions, in one report
 UPDATES_KEPT = 16  # default limit on the published updates that a core or front keeps of each fragment
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that carries an operator's token
@@ -19,15 +19,15 @@ class LearnerState(StrEnum):
     """The states of a learner in status, metrics and the dashboard."""
 
     LIVE = "live"
-    PAUSED = "paused"  # alone, or together with the whole run
-    JOINING = "joining"  # until the core sees its first step
-    SILENT = "silent"  # the core saw no step for longer than usual
+    PAUSED = "paused"  # the learner announced a pause, or the whole run is paused
+    JOINING = "joining"  # the core has not seen the learner's first step yet
+    SILENT = "silent"  # the learner has reported no step for longer than usual
     LEFT = "left"
     EVICTED = "evicted"
 
 
 class Fate(StrEnum):
-    """The fates of a contribution."""
+    """The fate of a contribution."""
 
     PENDING = "pending"  # acknowledged, waiting for its merge
     MERGED = "merged"
@@ -42,7 +42,7 @@ MERGE_KIND_NUMBERS = {kind: number for number, kind in MERGE_KINDS.items()}
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of a call that carries a token. Empty for an empty token."""
+    """Returns the metadata of a call with an operator's token. Returns no metadata for an empty token."""
     return ((AUTHORIZATION, BEARER + token),) if token else ()
 
 
@@ -58,6 +58,6 @@ def tensor_message(tensor: TensorSpec) -> pb.Tensor:
 
 
 def tensor_spec(tensor: pb.Tensor) -> TensorSpec:
-    """Inverts `tensor_message`. Raises KeyError for an unknown kind of merge."""
+    """Returns the tensor that a message of a Join describes. Raises KeyError for an unknown kind of merge."""
     kind = MERGE_KINDS[tensor.kind]
     return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind, tuple(tensor.tied_names))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 SETTING = "GRPC_ENABLE_FORK_SUPPORT"
 OFF = frozenset({"0", "f", "false", "n", "no"})
 
-_refusals: list[Exception] = []  # the newest error is raised
+_refusals: list[Exception] = []  # a fork raises the newest error
 
 
 def switch_off() -> bool:
@@ -34,7 +34,7 @@ _hooked = False
 def refused(error: Exception) -> Iterator[None]:
     """Context manager that makes `os.fork` raise this error if gRPC's handlers would run.
 
-    Starting a program is allowed.
+    The `subprocess` module can still start programs.
     """
     global _hooked  # noqa: PLW0603 - an audit hook cannot be removed
     if not HANDLED:

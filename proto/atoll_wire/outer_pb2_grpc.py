@@ -98,7 +98,7 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Uploads one contribution: a header, then its frames. The call is idempotent, and continues after an interruption.
+        """Uploads one contribution: a header, then its frames. The call is idempotent. A retry sends only the missing frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -453,7 +453,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """Returns recent rounds, newest first: when each learner answered, and why the round closed.
+        """Returns recent rounds, newest first, with the time of each learner's answer and the reason why the round closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

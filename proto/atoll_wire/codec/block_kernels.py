@@ -1,7 +1,8 @@
-"""Inner loops over one block of values that share a scale, and views of memory at an address. Other kernels call them.
+"""Loops over one block of values that share a scale, and views of memory at an address. Other kernels call them.
 
-A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. Adding the product
-to an anchor rounds once, with or without a fused multiply-add, on any machine. Anchors are therefore bit-identical.
+A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. The addition of the
+product to an anchor rounds once on every machine, with or without a fused multiply-add. All learners therefore compute
+bit-identical anchors.
 
 `levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values).
 With two codes per byte, byte i of a block of n values has value i in its low half. Its high half has value
@@ -30,16 +31,16 @@ F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 
 AHEAD, LINE = 2 * BLOCK, 16  # both in values: prefetch distance, and cache line length
-LANES = 64  # number of parallel sums: a single sum would wait for each addition
+LANES = 64  # number of parallel sums: with a single sum, each addition would wait for the previous addition
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function on first use and caches the result on disk. The result releases the GIL and avoids fastmath.
+    """Returns a function that is compiled on first use and cached on disk. It releases the GIL and avoids fastmath.
 
-    See `frame_codec.warm_up`.
+    `frame_codec.warm_up` compiles all kernels in advance.
     """
     return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
@@ -91,9 +92,9 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Prefetches the block after the next. The load overlaps with a kernel's two passes over the current block.
+    """Prefetches the block after the next block, while a kernel makes two passes over the current block.
 
-    at: index of the current block's first value. Does nothing beyond the end of `values`.
+    at: index of the current block's first value. The function does nothing beyond the end of `values`.
     """
     for line in range(at + AHEAD, at + AHEAD + BLOCK, LINE):
         _prefetch_one(values, line)
@@ -127,7 +128,7 @@ def scale_of(bits: np.uint16) -> Any:  # noqa: ANN401 - a float32 of numba's
 def coded_bytes(length: int, levels: int) -> int:
     """Returns the size of the codes in bytes.
 
-    length: of a block, or of a segment of blocks with even length before the last.
+    length: number of values in a block, or in a segment in which only the last block may have an odd length.
     """
     if levels == 7:
         return (length + 1) // 2
@@ -137,7 +138,7 @@ def coded_bytes(length: int, levels: int) -> int:
 # ------------------------------------------------------------------------------------------------- codes to values
 
 
-# These loops vectorise only with codes narrowed to 32 bits, and with slices of known length.
+# The compiler vectorises these loops only if codes are narrowed to 32 bits and slices have a known length.
 
 
 @kernel
@@ -236,7 +237,10 @@ def _square_of_pairs(block: U8, length: int) -> int:
 
 @kernel
 def add_squares(values: F32, sums: F64) -> None:
-    """Adds the squares of the values, in float64, to the LANES sums in turn. Each call begins at the first sum."""
+    """Adds the square of value i to sum i modulo LANES, in float64.
+
+    sums: float64 (LANES,), changed in place.
+    """
     whole = len(values) // LANES * LANES
     for start in range(0, whole, LANES):
         part = values[start : start + LANES]

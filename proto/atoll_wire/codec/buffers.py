@@ -1,4 +1,4 @@
-"""Reuses the memory of large float32 vectors, because a new page costs as much as two passes over it."""
+"""Reuses the memory of large float32 vectors, because the first write to a new page costs as much as two passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
 def empty(length: int) -> NDArray[np.float32]:
-    """Returns `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view of it exists."""
+    """Returns an uninitialised float32 vector of shape (length,).
+
+    Later vectors reuse the memory once neither this vector nor a view of it exists.
+    """
     size = 4 * length
     if size < MIN_BYTES:
         return np.empty(length, np.float32)
@@ -25,7 +28,7 @@ def empty(length: int) -> NDArray[np.float32]:
     try:
         block = _free[size].pop()
     except IndexError:
-        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a fork must not share it
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a forked child must not share the memory
         with contextlib.suppress(AttributeError, OSError):  # some systems do not accept this hint
             block.madvise(mmap.MADV_HUGEPAGE)
     vector = np.frombuffer(block, np.float32, length)

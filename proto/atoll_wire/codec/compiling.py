@@ -22,13 +22,13 @@ def compiling_is_logged() -> Iterator[None]:
 
 
 class _Listener(event.Listener):
-    """Receives numba's compiler events, in the thread that compiles. Kernels loaded from the cache cause no events."""
+    """Receives numba's compiler events in the compiling thread. Loading a kernel from the cache causes no event."""
 
     def __init__(self) -> None:
         self._said = False
 
     def on_start(self, event: Any) -> None:  # noqa: ANN401
-        """Called before a function is compiled. A training script may compile its own functions meanwhile."""
+        """Logs MESSAGE before the first kernel of Atoll is compiled. Ignores functions of a training script."""
         if not self._said and event.data["dispatcher"].py_func.__module__.startswith("atoll"):
             self._said = True
             log.info(MESSAGE)

@@ -55,7 +55,7 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a frame before compression. It is never a view of the values.
+    """Returns the content of a frame before compression, in its own memory.
 
     values: float32 (span.length,), contiguous. Raises CodecError if a value is not finite.
     """
@@ -93,7 +93,10 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Conten
 
 
 def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> None:
-    """Writes a frame's values to its place in `out`, float32 (fragment.length,). Raises FrameError."""
+    """Writes a frame's values to the frame's place in `out`, float32 (fragment.length,).
+
+    Raises FrameError if the payload is not valid.
+    """
     content = decompress(payload, span, codec)
     target = out[span.place]
     if codec is Codec.FLOAT32:
@@ -113,7 +116,7 @@ def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, ou
 
 
 def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """Does the same as `decode_add` for decompressed content, which must be valid."""
+    """Adds values to `out` like `decode_add`, but takes decompressed content, which must be valid."""
     target = out[span.place]
     if codec is Codec.FLOAT32:
         target += np.repeat(factors, lengths(span)) * content.view("<f4")
@@ -136,7 +139,7 @@ def compress(content: Content) -> bytes:
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a payload. Checks the declared size first, so that a zip bomb cannot exhaust the memory.
+    """Returns the content of a payload. Checks the declared size first, so that a zip bomb cannot exhaust memory.
 
     Raises FrameError if the payload is not valid.
     """
@@ -178,12 +181,18 @@ def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
 
 
 def vector_crc32c(vector: F32, before: int = 0) -> int:
-    """Returns the CRC-32C of a vector's little-endian bytes: the checksum of anchors. before: CRC of earlier bytes."""
+    """Returns the CRC-32C of a vector's little-endian bytes, which is the checksum of anchors.
+
+    before: the CRC-32C of the bytes that precede the vector.
+    """
     return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Returns the SHA-256 of each frame's (payload length, CRC-32C), in order. It identifies a contribution's bytes."""
+    """Returns a SHA-256 over the (payload length, CRC-32C) pairs of all frames, in order.
+
+    This digest identifies a contribution's bytes.
+    """
     return hashlib.sha256(b"".join(struct.pack("<QI", length, crc) for length, crc in frames)).digest()
 
 
@@ -203,7 +212,7 @@ def warm_up() -> None:
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor per thread, because neither is thread-safe."""
+    """The compressor and the decompressor of one thread. Neither is thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True)

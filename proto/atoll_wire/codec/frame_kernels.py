@@ -1,7 +1,8 @@
 """Kernels over whole frames. Each makes one pass over memory, without temporaries larger than a block.
 
 Every kernel works on the flat data of one frame. lengths: segment lengths in order; each segment begins a new block of
-512 values. codes, scales: of all blocks; a scale is the bits of a bfloat16. levels: 7 or 127.
+512 values. codes, scales: the codes and scales of all blocks; a scale is stored as the bits of a bfloat16.
+levels: 7 or 127.
 """
 
 from __future__ import annotations

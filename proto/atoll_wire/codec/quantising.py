@@ -1,7 +1,7 @@
 """Quantises blocks of values: chooses a block's scale, and computes its codes.
 
 int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped. int4 has too few codes
-for that rule: the largest of several hundred values says little about the others. An entropy coder works best if the
+for that rule, because most values of a block are much smaller than the largest. An entropy coder works best if the
 quantisation step is proportional to the values' root mean square s. For any distribution, a uniform step loses 0.25
 bits vs. the rate-distortion bound (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193). So the scale is 0.48 s, but at
 least an eighth of the largest value, to limit clipping. Values are scaled down slightly before rounding: the mean of
@@ -64,7 +64,7 @@ def encode_block(values: F32, levels: int, codes: U8) -> int:
 
 @kernel
 def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Returns the bits of the largest magnitude. An integer maximum vectorises, and detects NaN and infinity."""
+    """Returns the bits of the largest magnitude. The loop over integers vectorises, and detects NaN and infinity."""
     largest = np.int32(0)
     for i in range(len(bits)):
         largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -73,7 +73,7 @@ def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer 
 
 @kernel
 def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """Returns the scale of an int4 block, not rounded. A sum of integer squares needs no order, so it vectorises."""
+    """Returns the unrounded scale of an int4 block. Integer sums may be reordered, so the loop vectorises."""
     if largest < SMALLEST:
         return np.float32(0.0)
     square, inverse = np.int32(0), FINENESS / largest
@@ -121,7 +121,7 @@ def _cut(value: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
 
 @kernel
 def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """Writes int4 codes, two per byte. high: as long as low, or one value shorter; then the last high code is zero."""
+    """Writes int4 codes, two per byte. If `high` is one value shorter than `low`, the last high code is zero."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(low[i] * inverse) | (_nibble(high[i] * inverse) << np.uint32(4)))
     for i in range(len(high), len(low)):

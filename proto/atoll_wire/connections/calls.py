@@ -1,9 +1,8 @@
-"""The errors that any call may raise, and the only way to open a streaming call.
+"""The error of calls whose connection was closed, and the only way to open a streaming call.
 
-A streaming call ends with the block that opened it, and is counted until then. A call that is neither read nor
-cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled, gRPC cancels
-only the call for which the task is waiting. `tests/test_tidy.py` checks that all code opens streaming calls in this
-way.
+A streaming call is open, and counted as open, until the end of the `with` block that opened it. A call that is neither
+read nor cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled,
+gRPC cancels only the call for which the task is waiting. `tests/test_tidy.py` checks that all code uses `open_stream`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _open = set[tuple[str, Streaming]]()  # open calls of this process; gRPC reports
 def open_stream(method: str, call: C) -> Iterator[C]:
     """Context manager for a streaming call, which is cancelled at the end of the block.
 
-    The block may raise LinkLost.
+    Raises LinkLost if the connection is closed within the block.
     """
     mine = (method, call)
     _open.add(mine)
@@ -63,9 +62,9 @@ async def unary_reply(call: Awaitable[T]) -> T:
 
 @contextlib.contextmanager
 def _losing_the_link() -> Iterator[None]:
-    """Context manager that raises LinkLost if the call, but not the task, was cancelled.
+    """Context manager that raises LinkLost if the call was cancelled, but the task was not.
 
-    gRPC raises CancelledError for both.
+    gRPC raises CancelledError in both cases.
     """
     try:
         yield
@@ -78,7 +77,7 @@ def _losing_the_link() -> Iterator[None]:
 
 def _ended(mine: tuple[str, Streaming]) -> None:
     _open.discard(mine)
-    # gRPC's `write` waits until the call's metadata is sent. It keeps waiting if the call was cancelled or its channel
+    # gRPC's `write` waits until the call's metadata is sent. It keeps waiting if the call was cancelled, or if the channel
     # closed before there was a connection (seen with grpcio 1.76). Once it wakes, it checks whether the call has ended.
     sent = getattr(mine[1], "_metadata_sent", None)
     if sent is not None:
@@ -99,6 +98,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Suppresses errors of writes to a call that has ended. A later read from the call raises the reason."""
+    """Context manager that suppresses errors of writes to an ended call. A later read raises the reason for the end."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

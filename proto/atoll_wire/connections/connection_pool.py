@@ -1,6 +1,6 @@
 """A pool of connections of one kind to one address.
 
-The pool opens another connection once all carry their share of calls.
+The pool opens another connection once each open connection carries its share of calls.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Connection:
 class ConnectionPool:
     """A pool of connections. dial: opens a connection and returns its stub and channel.
 
-    share: calls per connection before the pool opens another. most: limit on open connections. fewest: number of
-    connections that stay open once opened. Beyond `share` times `most` calls, connections carry more than their share.
+    share: calls per connection before the pool opens another connection. most: limit on open connections. fewest:
+    number of connections that stay open when idle. With more than `share` times `most` calls, connections carry more
+    than their share.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from atoll_wire.connections.parallel_connections import TransferProgress
 from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
 
 LOOK_S = 0.05  # seconds between checks for late frames
-LAST_WORD_S = 1.0  # after a stream fails, seconds to wait for the core to send the reason
+LAST_WORD_S = 1.0  # seconds that an upload waits, after a stream fails, for the reason from the core
 
 
 async def upload(
@@ -35,11 +35,12 @@ async def upload(
 ) -> pb.Receipt | None:
     """Offers a contribution and sends the frames that the core lacks. Returns the receipt, or None if none arrived.
 
-    head: returns the header; called when it is this contribution's turn. messages: encoded frames by number. sent:
-    called with the number of each frame that was passed to gRPC. known: the core should already have all frames.
+    head: returns the header; called when it is this contribution's turn. messages: encoded frames by number.
+    sent: called with the number of each frame that was passed to gRPC. known: whether the core should already have
+    all frames.
     Raises AioRpcError and LinkLost.
     """
-    # This wait may be long. The offer follows it, so that the core reserves no memory for a waiting contribution.
+    # This wait may be long. The offer is sent afterwards, so that the core reserves no memory during the wait.
     carrier = None if known else await link.up.take()
     header = head()
     with link.offers.use() as connection, link.up.carrying() as carried:
@@ -56,7 +57,7 @@ async def upload(
 
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
-    """Offers over a call without frames, so that the core's replies do not wait behind a frame."""
+    """Offers a contribution over a call without frames, so that the core's replies do not wait behind a frame."""
     asked_at = link.clock.monotonic()
     asking = pb.PushHeader(control_only=True)
     asking.MergeFrom(header)
@@ -73,7 +74,8 @@ async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams
 
 
 class _Streams:
-    """The streams of one upload. carrier: connection of the first stream, or None. give_up: ends a failed upload."""
+    """The streams of one upload. carrier: connection of the first stream, or None. give_up: function that ends a failed
+    upload."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class _Streams:
         await self._carry(carrier, self._left)
 
     async def _another(self) -> None:
-        """Runs another stream when a connection is free. Ends if no frames are left or the connections were closed."""
+        """Runs another stream when a connection is free. Returns if no frames are left or the pool is closed."""
         try:
             carrier = await self._link.up.take()
         except LinkLost:
@@ -249,8 +251,9 @@ OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames of an update or a fragment, each once and in any order. Raises AioRpcError and LinkLost.
 
-    wanted: frame indices, ascending. took: called with each received frame and its stream's header. If the rest fails,
-    these frames stay valid, and a later call can fetch the others. Returns False if a stream broke the protocol.
+    wanted: frame indices, ascending. took: called with each received frame and the header of the frame's stream.
+    Received frames stay valid if the download fails later, and another call can fetch the missing frames. Returns False
+    if a stream broke the protocol.
     """
     stripes = min(link.down.count, len(wanted))
     tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]

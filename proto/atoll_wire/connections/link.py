@@ -21,8 +21,8 @@ from atoll_wire.security.transport import TransportSecurity
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
 CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
 QUICK_CALLS = 48  # on one connection; a core allows 64
-MAX_CARRIERS = 64  # limit on connections that carry one stream each
-DEAD_S = 20.0  # a closing link cancels a call without a frame for this long; a float32 message has up to 8 MiB
+MAX_CARRIERS = 64  # limit on connections that each carry a single stream
+DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this time; a float32 message has up to 8 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
@@ -43,7 +43,7 @@ KEEPALIVE_OPTIONS = [  # for connections without frames, where pings do not wait
     *(option for option in OPTIONS if option[0] not in KEEPALIVE),
     *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
 ]
-# With a fixed window, a frame does not wait for an answer.
+# With a fixed flow-control window, a frame does not wait until the other side has enlarged the window.
 FIXED_WINDOW_OPTIONS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 
 
@@ -51,7 +51,7 @@ class Call(Protocol):
     """The method of gRPC calls that this module uses."""
 
     def cancel(self) -> object:
-        """Cancels the call. Waits for the call raise LinkLost."""
+        """Cancels the call. Code that waits for the call gets LinkLost."""
 
 
 def is_atoll_status(error: grpc.RpcError) -> bool:
@@ -95,7 +95,7 @@ class Transfers:
             del self._moved_at[call]
 
     async def end(self) -> None:
-        """Waits until all calls have ended. Cancels calls without a frame for DEAD_S seconds."""
+        """Waits until all calls have ended. Cancels calls that have moved no frame for DEAD_S seconds."""
         while self._moved_at:
             for call, at in list(self._moved_at.items()):
                 if self._clock.monotonic() - at > DEAD_S:
@@ -107,8 +107,8 @@ class Link:
     """The connections to one address, by use.
 
     quick: for calls that must not wait behind frames. offers: for the control calls of uploads. carriers: for streams
-    that need their own connection. up, down: for the frames of uploads and fetches. keepalive: send frequent pings, to
-    detect dead quick connections early.
+    that need their own connection. up: for the frames of uploads. down: for the frames of fetches. keepalive: whether
+    quick connections send frequent pings, which detect a dead connection early.
     """
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, *, keepalive: bool = False) -> None:
@@ -137,7 +137,7 @@ class Link:
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
-        """Records the duration of an answer that did not wait behind a frame. after_s: in seconds."""
+        """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
         self.up.answered(after_s)
         self.down.answered(after_s)
 

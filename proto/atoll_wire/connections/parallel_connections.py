@@ -2,7 +2,7 @@
 
 One TCP connection does not fill a long link that loses packets. Its window shrinks with each loss, grows by one packet
 per round trip, and starts small after a pause. If round trips are long, the number of connections therefore grows,
-unless more connections prove slower. On a short link, one connection is as fast as this machine.
+unless more connections prove slower. On a short link, one connection is enough, because the CPU is the limit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from atoll_wire.process.clock import Clock
 MIN_CONNECTIONS = 1
 FAR_CONNECTIONS = 8  # first number of connections if round trips are long; then more are tried
 MAX_CONNECTIONS = 32
-SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
-FAR_S, ANSWERS = 0.01, 8  # windows matter if even the shortest of the last ANSWERS round trips took FAR_S seconds
+SLOTS = 2  # concurrent calls per connection: one call sends frames while the other waits for its answer
+FAR_S, ANSWERS = 0.01, 8  # a link is long if each of the last ANSWERS round trips took at least FAR_S seconds
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of transfer and this many arrivals
-HURT = 0.95  # below this fraction of the rate with half the connections, there are too many connections
+HURT = 0.95  # a rate below this fraction of the rate with half the connections shows that there are too many
 REST_S = 30.0  # seconds before more connections are tried again
 ENOUGH = 150e6  # bytes/s; above this rate the CPU is the limit
 QUICK_S = 0.25  # frames are quick if their acknowledgement takes less than this many seconds
@@ -49,13 +49,13 @@ class ConnectionCount:
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
-        """Records the duration, in seconds, of an answer that did not wait behind a frame.
+        """Records a response time. The shortest response time is the round trip.
 
-        The shortest is the round trip.
+        after_s: seconds until an answer that did not wait behind a frame.
         """
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
-            self.idle()  # earlier round trips seemed long only because both sides were busy
+            self.idle()  # earlier round trips seemed long only because the two processes were busy
         elif self.far and not self._leapt:
             self.lanes = FAR_CONNECTIONS
             self._changed = True
@@ -63,11 +63,11 @@ class ConnectionCount:
 
     @property
     def far(self) -> bool:
-        """Whether round trips are so long that windows matter."""
+        """Whether round trips are so long that TCP windows limit the rate."""
         return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
-        """Records an arrival over any connection. busy_s: its transfer time in seconds. now: monotonic seconds."""
+        """Records an arrival over any connection. busy_s: transfer time in seconds. now: monotonic seconds."""
         self._bytes += size_bytes
         self._busy_s += busy_s
         self._arrivals += 1
@@ -104,12 +104,15 @@ class TransferProgress:
         self._waiting = frames
 
     def arrived(self, size_bytes: int, taken_s: Iterable[float] = ()) -> None:
-        """Records frames that the other end received. taken_s: seconds from sending to acknowledgement, per frame."""
+        """Records frames that the receiver has acknowledged. taken_s: seconds until the acknowledgement, per frame."""
         self._lanes._arrived(size_bytes, taken_s)
 
 
 class ParallelConnections:
-    """The connections for frames in one direction to one address. dial: opens one, returns its stub and channel."""
+    """The connections for frames in one direction to one address.
+
+    dial: opens a connection, and returns its stub and channel.
+    """
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]], clock: Clock) -> None:
         self._clock = clock
@@ -131,14 +134,14 @@ class ParallelConnections:
 
     @property
     def together(self) -> int:
-        """Frames per message: several on a quick link, where messages are costly, or else 1, so that connections share
-        the frames."""
+        """The number of frames per message: FRAMES_PER_MESSAGE on one quick connection, where the cost per message
+        matters, otherwise 1, so that all connections share the frames."""
         quick = self._taken_s < QUICK_S and not self._width.far and self.count == MIN_CONNECTIONS
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 
     @property
     def spare(self) -> bool:
-        """Whether one of several connections is idle, and no call waits for one."""
+        """Whether one of several connections is idle, and no call waits for a connection."""
         if self._given_up or self.count == MIN_CONNECTIONS or self._turns.locked():
             return False
         connections = self._pool.connections
@@ -146,9 +149,9 @@ class ParallelConnections:
 
     @property
     def max_wait_s(self) -> float:
-        """Seconds to wait for a frame's acknowledgement before sending it again: the mean plus the mean deviation.
+        """Seconds to wait for a frame's acknowledgement before sending the frame again: mean plus mean deviation.
 
-        A shorter wait would send more frames twice, which delays others on a full link.
+        With a shorter wait, more frames would be sent twice, which delays other frames on a full link.
         """
         return self._taken_s + self._off_s
 
@@ -173,7 +176,7 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Records the duration of an answer that did not wait behind a frame. after_s: in seconds."""
+        """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
         self._width.answered(after_s)
         self._widen()
 
@@ -198,7 +201,7 @@ class ParallelConnections:
         for each_s in taken_s:
             self._off_s += SHARE * (abs(each_s - self._taken_s) - self._off_s)
             self._taken_s += SHARE * (each_s - self._taken_s)
-        if self._waiting:  # otherwise a transfer is ending and connections are idle
+        if self._waiting:  # otherwise the transfer is about to end, and some connections are idle
             self._width.arrived(size_bytes, now - self._arrived_at, now)
         self._arrived_at = now
         self._widen()

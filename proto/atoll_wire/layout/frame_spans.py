@@ -20,7 +20,7 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The part of one piece in a frame. offset: position in the vector of the fragment, or of a run of its frames."""
+    """The part of one piece in one frame. offset: position in the vector of the fragment or of the frame run."""
 
     piece: int
     offset: int
@@ -31,7 +31,7 @@ class Segment:
 class FrameSpan:
     """The part of a vector in one frame: whole pieces, or a part of one piece.
 
-    The vector belongs to the fragment, or to a run of its frames. index: number among the fragment's frames.
+    The vector belongs to the fragment or to a frame run. index: the frame's number within the fragment.
     """
 
     index: int
@@ -56,10 +56,10 @@ class FrameSpan:
 
     @cached_property
     def blocks(self) -> int:
-        """The number of blocks. Each block has a scale, and ends at the latest with its segment."""
+        """The number of blocks. Each block has its own scale, and belongs to a single segment."""
         return sum(-(-segment.length // BLOCK) for segment in self.segments)
 
     @cached_property
     def packed_bytes(self) -> int:
-        """The bytes of the frame's codes with two codes per byte. Each segment begins a new byte."""
+        """The size of the frame's codes in bytes, with two codes per byte. Each segment begins a new byte."""
         return sum((segment.length + 1) // 2 for segment in self.segments)

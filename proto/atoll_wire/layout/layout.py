@@ -99,7 +99,7 @@ class FragmentLayout:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Consecutive frames of one fragment, with their values as one vector. One learner process takes and adopts them.
+    """Consecutive frames of one fragment, with their values as one vector. One rank of a learner handles a run.
 
     first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
     in the run's vector, and with their numbers in the fragment.
@@ -141,9 +141,9 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Assigns tensors to fragments. fragments: their number. 0 means 24, or as many as the tensors allow.
+    """Returns a layout of these tensors. fragments: number of fragments; 0: 24, or as many as the tensors allow.
 
-    Raises LayoutError if a fragment would be empty, or if tensors are malformed.
+    Raises LayoutError if a fragment would be empty, and for missing tensors, duplicate names and other dtypes.
     """
     _check(tensors)
     if fragments > MAX_FRAGMENTS:
@@ -226,7 +226,7 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
 
 
 def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
-    """Returns the whole tensor, or nearly equal runs if it is larger than twice the mean fragment size."""
+    """Returns the whole tensor, or nearly equal runs if the tensor is larger than twice the mean fragment size."""
     if tensor.size <= 2 * mean:
         return [_Cut(index, 0, tensor.size)]
     unit = tensor.row if len(tensor.shape) > 1 and tensor.row <= mean else 1
@@ -258,7 +258,7 @@ def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loa
 
 
 def _level(loads: Sequence[int], volume: int) -> float:
-    """Returns the load that fragments reach when `volume` parameters fill the emptiest ones up to one level."""
+    """Returns the load to which `volume` parameters fill the emptiest fragments."""
     ordered = sorted(loads)
     below = 0
     for count, load in enumerate(ordered, start=1):

@@ -1,8 +1,8 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
-Both messages have `Frame`s as field 2. A frame is encoded once for all its receivers, in protobuf's format.
-Concatenated frames form a message. This module reads such messages as views of their bytes. protobuf reads messages in
-any other form.
+Both message types have `Frame`s as field 2. The sender encodes a frame once for all receivers, in protobuf's format.
+Encoded frames can be concatenated to one message. This module reads such messages as views of their bytes, and leaves
+messages in any other form to protobuf.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WireFrame:
 
 
 class FrameBatch(list[WireFrame]):
-    """The frames of one message, and the message's bytes, which a front relays."""
+    """The frames of one message, and the message's bytes, which a front forwards unchanged."""
 
     __slots__ = ("message",)
 
@@ -56,31 +56,31 @@ Fetched: TypeAlias = pb.FetchReply | FrameBatch
 
 
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
-    """Returns a message with one frame, valid as PushRequest and as FetchReply. Messages can be concatenated."""
+    """Returns a message with one frame, valid as PushRequest and as FetchReply. Such messages can be concatenated."""
     number = bytes((INDEX,)) + _varint(index) if index else b""
     inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
     return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
 
 
 def serialise(message: Sent) -> bytes:
-    """Returns the bytes of a message. gRPC uses this as serialiser of replies."""
+    """Returns the bytes of a message. gRPC serialises replies with this function."""
     if isinstance(message, FrameBatch):
         return message.message
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def push_request(message: bytes) -> Pushed:
-    """Parses a PushRequest. gRPC uses this as deserialiser. Raises DecodeError."""
+    """Parses a PushRequest, as gRPC's deserialiser. Raises DecodeError for a malformed message."""
     return _read(message) or pb.PushRequest.FromString(_few_fields(message))
 
 
 def fetch_reply(message: bytes) -> Fetched:
-    """Parses a FetchReply. gRPC uses this as deserialiser. Raises DecodeError."""
+    """Parses a FetchReply, as gRPC's deserialiser. Raises DecodeError for a malformed message."""
     return _read(message) or pb.FetchReply.FromString(_few_fields(message))
 
 
 def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
-    """Returns the frames of a message in either form."""
+    """Returns the frames of a message, whether this module or protobuf parsed it."""
     return message if isinstance(message, list) else message.frames
 
 
@@ -108,7 +108,10 @@ def _read(message: bytes) -> FrameBatch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """Parses a JoinRequest. gRPC uses this as deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
+    """Parses a JoinRequest, as gRPC's deserialiser.
+
+    Raises DecodeError for a malformed message, and for more than TENSORS tensors.
+    """
     most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
     return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
 
@@ -116,7 +119,7 @@ def join_request(message: bytes) -> pb.JoinRequest:
 def _few_fields(message: bytes, most: int = FRAMES_PER_MESSAGE + 1) -> bytes:
     """Returns the message unchanged.
 
-    Raises DecodeError for more than `most` fields: protobuf makes an object for each.
+    Raises DecodeError for more than `most` fields, because protobuf would allocate an object for each field.
     """
     at, count = 0, 0
     while at < len(message):
@@ -161,7 +164,7 @@ def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
 
 
 class _OtherForm(Exception):  # noqa: N818 - not an error
-    """The message has another form, which protobuf can read."""
+    """The message is not in the form of `encode`. protobuf may still be able to parse it."""
 
 
 def _tag(message: bytes, at: int, tag: int) -> int:
@@ -257,7 +260,7 @@ class FrameStub(rpc.OuterStub):
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
     """Adds the service to a server, with this module's readers and writers.
 
-    Use this instead of the generated function, not after it: gRPC versions differ in which of two handlers they call.
+    Call this instead of the generated function. If a server has both handlers, the gRPC version decides which one runs.
     """
     handlers = {}
     for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:

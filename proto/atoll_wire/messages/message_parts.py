@@ -38,7 +38,7 @@ class MessageAssembler:
         self.size_bytes = 0
 
     def take(self, message: bytes) -> bytes | None:
-        """Accepts a message or a piece. Returns the whole message once it is complete, else None.
+        """Takes the next message or piece. Returns the whole message once it is complete, otherwise None.
 
         Raises DecodeError if the pieces exceed the limit, or if a message follows an unfinished one.
         """

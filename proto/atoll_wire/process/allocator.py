@@ -23,7 +23,7 @@ def return_freed_memory() -> None:
 
 
 def drop_code_pages(library: str) -> None:
-    """Drops a library's code pages from memory, for example a compiler's after its use. They are read again on use.
+    """Drops a library's code pages from memory. The system reads a page again when its code runs.
 
     library: prefix of the file name. Only executable mappings are dropped, because no loader writes to them.
     """

@@ -1,4 +1,4 @@
-"""The clock of a process. The process passes it to all code that reads the time."""
+"""The clock of a process. All code that reads the time gets this object as an argument."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks. Use `monotonic` for durations and deadlines, and `wall` for people and for stored data."""
+    """Two clocks. Use `monotonic` for durations and deadlines, and `wall` for times that are displayed or stored."""
 
     def monotonic(self) -> float:
-        """Returns the seconds since an arbitrary moment. They never decrease. Compare them only in this process."""
+        """Returns the seconds since an arbitrary moment. The value never decreases, and has no meaning elsewhere."""
 
     def wall(self) -> float:
         """Returns the seconds since 1970 from the machine's clock, which may jump."""

@@ -13,7 +13,7 @@ Command = Callable[..., None]
 
 
 def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> None:
-    """Adds a subcommand. text: its help. load: imports dependencies, returns the function (see `settings.command`)."""
+    """Adds a subcommand. text: the help text. load: imports dependencies and returns a `settings.command` function."""
 
     @cache
     def loaded() -> Any:  # noqa: ANN401 - typer's command
@@ -22,7 +22,7 @@ def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> 
         return typer.main.get_command(alone)
 
     class Lazy(TyperCommand):
-        """Reads its parameters and its function from the command that `load` returns."""
+        """A subcommand that reads its parameters and its function from the command that `load` returns."""
 
         @property
         def params(self) -> list[Any]:

@@ -16,7 +16,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Lossy(io.TextIOBase):
-    """A log file that loses lines on write errors (full disk, closed pipe), but does not stop the process."""
+    """A log file that drops lines on write errors (full disk, closed pipe), so that the process continues."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -25,7 +25,7 @@ HEARTBEAT_S = 1.0
 STUCK_S = 30.0  # a process is not alive if its event loop has not run for this long
 CALLER_S = 10.0  # timeout of reading a request and of sending the answer
 
-Reason = Callable[[], str]  # returns the reason for a "no", or "" for "yes"
+Reason = Callable[[], str]  # returns why the process fails a check, or "" if it passes
 
 
 class MetricsServerError(UserError):
@@ -44,7 +44,7 @@ class ProcessHealth:
         self.turned_at = self.clock.monotonic()
 
     async def keep(self) -> None:
-        """Records repeatedly that the event loop runs. Run this as a task."""
+        """Records periodically that the event loop runs. Run this coroutine as a task."""
         while True:
             self.turned_at = self.clock.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
@@ -77,7 +77,7 @@ def check(address: str | None, *, plaintext: bool) -> None:
 
 
 def serve(registry: CollectorRegistry, address: str, not_alive: Reason, not_ready: Reason) -> MetricsServer:
-    """Starts a server at HOST:PORT in its own thread, which answers even if the event loop is stuck.
+    """Starts a server at HOST:PORT. Its own thread answers requests, even if the event loop is stuck.
 
     Raises MetricsServerError if the address cannot be bound.
     """
@@ -115,7 +115,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Binds without the DNS query for this host's name that HTTPServer makes."""
+        """Binds the socket without HTTPServer's DNS query for the name of this host."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()

@@ -33,7 +33,7 @@ REACH = "Certificates"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Overrides parts of a setting's option. An empty value keeps the default, which follows from the field and class.
+    """Overrides parts of a setting's option. An empty value keeps the default, which follows from field and class.
 
     name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
     panel: the heading in help.
@@ -138,7 +138,7 @@ class Declared:
 
     @property
     def key(self) -> str:
-        """The option's name as an identifier. The environment variable ends with it."""
+        """The option's name as an identifier, which is also the last part of the environment variable."""
         return self.name.replace("-", "_")
 
     @property
@@ -151,7 +151,7 @@ class Declared:
 
     @property
     def several(self) -> bool:
-        """Whether the option may be given several times."""
+        """Whether users may repeat the option."""
         return get_origin(self.kind) is tuple
 
     @property
@@ -194,7 +194,7 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """The whole help text: description and range."""
+        """The whole help text: description, range, and whether users may repeat the option."""
         several = "You may repeat this option." if self.several else ""
         return " ".join(filter(None, (self.info.description, several, self.range and f"({self.range})")))
 
@@ -249,7 +249,7 @@ def _named(cls: type[Settings], error: ValidationError) -> SettingsError:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """For `command`: pass only the settings that the user gave, as a dict of checked values."""
+    """Makes `command` pass only the settings that the user gave, as a dict of checked values."""
 
     of: type[Settings]
 

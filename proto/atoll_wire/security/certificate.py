@@ -1,4 +1,4 @@
-"""A certificate's identity, `atoll://ROLE/NAME`, its hosts, and its validity."""
+"""Reads the identity, `atoll://ROLE/NAME`, the hosts and the validity of a certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ANY = "*"  # at the end of a name, it covers all names with this prefix, for fleets whose members are not known yet
+ANY = "*"  # at the end of a certificate's name: the certificate is valid for all names with this prefix
 
 
 class Role(Enum):
@@ -34,7 +34,7 @@ class CertificateError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """The contents of a certificate. identity: "role/name", or a description if there is none. begins, ends: in UTC."""
+    """The contents of a certificate. identity: "role/name", or a description without one. begins, ends: in UTC."""
 
     identity: str
     hosts: tuple[str, ...]
@@ -75,14 +75,14 @@ def read_certificate(path: Path) -> CertificateInfo:
 
 
 def allows_name(said: str, name: str) -> bool:
-    """Returns whether a certificate's name covers a name. said: the certificate's name, which may end with ANY."""
+    """Returns whether a certificate is valid for a name. said: the certificate's name, which may end with ANY."""
     return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
 
 
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:
     """Raises CertificateError if a directory's certificate has another role or name.
 
-    Certificates without an Atoll identity pass, because only TLS checks them.
+    Accepts certificates without an Atoll identity.
     """
     if directory is None:
         return

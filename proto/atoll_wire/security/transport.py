@@ -1,4 +1,4 @@
-"""Connections and servers with TLS, or in plain text where that is safe.
+"""Connections and servers with TLS, or with plain text on loopback and trusted networks.
 
 A directory from `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
 identity). If the files change while a process runs, its next connections use the new files.
@@ -54,7 +54,10 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class TransportSecurity:
-    """Opens connections and serves. tls: directory of certificates. plaintext: allow plain text beyond loopback."""
+    """Opens connections and returns server credentials, with TLS or in plain text.
+
+    tls: directory of certificates; None: plain text. plaintext: allow plain text beyond loopback.
+    """
 
     tls: Path | None = None
     plaintext: bool = False
@@ -120,7 +123,7 @@ def read(directory: Path) -> CertificateFiles:
 
 @dataclass(slots=True)
 class _Known:
-    """The last valid contents of a directory. stamp: of these contents. seen: stamp of the newest files read."""
+    """The last valid contents of a directory. stamp: stamp of these contents. seen: stamp of the newest files read."""
 
     pem: CertificateFiles
     stamp: Stamp
@@ -160,7 +163,7 @@ def _look(directory: Path) -> Stamp:
         try:
             stat = (directory / name).stat()
         except OSError:
-            return ()  # the file is being replaced
+            return ()  # the file is missing, for example while it is being replaced
         found += [stat.st_mtime_ns, stat.st_ino]
     return tuple(found)
 
@@ -171,7 +174,7 @@ def _channel_credentials(directory: Path) -> grpc.ChannelCredentials:
 
 
 def _server_credentials(directory: Path) -> grpc.ServerCredentials:
-    """Returns credentials that use the newest valid certificate, and require a certificate of each client."""
+    """Returns credentials that use the newest valid certificate and require a certificate from each client."""
     shown = _newest(directory)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:  # None, which the stubs do not allow, means unchanged
