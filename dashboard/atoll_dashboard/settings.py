@@ -13,7 +13,7 @@ LOCAL_NAMES = ("localhost",)  # in addition to all IP addresses
 
 
 class DashboardSettings(Certificates):
-    """The options of `atoll dashboard`. Its certificates are an operator's, for the core."""
+    """The options of `atoll dashboard`. The core requires an operator's certificate."""
 
     command: ClassVar[str] = "dashboard"
 
@@ -45,7 +45,7 @@ class DashboardSettings(Certificates):
     def check(self) -> None:
         """Raises SettingsError for invalid values, and for an address that would serve plain HTTP to a network.
 
-        Raises TransportSecurityError if the core must not be called without TLS.
+        Raises TransportSecurityError for unusable certificates, and for a core beyond loopback without TLS.
         """
         self.security.check([self.server])
         if not self.plaintext and not on_loopback([self.listen]):

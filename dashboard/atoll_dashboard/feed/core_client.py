@@ -1,4 +1,4 @@
-"""The dashboard's calls to a core, over one channel. It dials again when certificates change."""
+"""The dashboard's calls to a core, over one channel. A change of the certificates opens a new channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ OPTIONS = [
 
 
 class CoreClient:
-    """A client of a core or a front. token: the dashboard's own, only for reading; actions use the operator's.
+    """A client of a core or a front. token: the dashboard's own token, which it uses only for reading.
+
+    Methods for operator actions take the operator's token as an argument.
 
     Every method may raise grpc.aio.AioRpcError, LinkLost, or TransportSecurityError for unusable certificates.
     """
@@ -54,7 +56,7 @@ class CoreClient:
             old = self._channel
             self._channel = self._security.dial(self.address, OPTIONS)
             self._stamp = stamp
-            if old is not None:  # open calls, such as a download, may finish on it
+            if old is not None:  # open calls, such as a download, may finish on the old channel
                 self._closing.add(closing := asyncio.create_task(old.close(SLOW_S)))
                 closing.add_done_callback(self._closing.discard)
         return rpc.OperatorStub(self._channel)
@@ -75,7 +77,7 @@ class CoreClient:
         return list((await self._ask("ListRounds", request, self._own)).rounds)
 
     async def events(self, log: int, after: int) -> pb.ListEventsReply:
-        """Returns the events after a position."""
+        """Returns the events after a position. log, after: see ListEventsRequest."""
         reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
         return reply
 

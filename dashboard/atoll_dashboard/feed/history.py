@@ -1,4 +1,4 @@
-"""PURE: rates, and time series of bounded size. A full series drops every second point."""
+"""PURE: growth rates, and time series of bounded size. A full series drops every second point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class History(Generic[K]):
-    """Columns by name on one time axis. A value is NaN where a column has none. most: number of points to keep."""
+    """Named columns on one time axis. NaN stands for a missing value. most: limit on the number of points."""
 
     def __init__(self, most: int = MAX_POINTS) -> None:
         self._most = most
@@ -45,14 +45,14 @@ class History(Generic[K]):
 
 
 class Rates(Generic[K]):
-    """Rates of growing sums, by name, over the last window_s seconds."""
+    """The rates at which named sums grow, over the last window_s seconds."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
     def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
-        """Adds the current sums, unless the last sums are at most least_s seconds older. at: seconds."""
+        """Adds the current sums, unless the previous sums are at most `least_s` seconds older. at: seconds."""
         if self._seen and at <= self._seen[-1][0] + least_s:
             return
         self._seen.append((at, sums))

@@ -1,4 +1,4 @@
-"""Polls the core, and keeps its last answers while the core does not answer."""
+"""Polls the core, and keeps the core's last answers during an outage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CoreAnswers:
 
 
 class RunFeed:
-    """The dashboard's view of a run. price_per_gb: of the WAN, in US dollars, for the displayed cost.
+    """The dashboard's view of a run. price_per_gb: price of a gigabyte over the WAN, in US dollars.
 
     problem: why the last poll failed, or "".
     """
@@ -95,13 +95,13 @@ class RunFeed:
                 continue  # no page was opened meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next poll, or after a second, because displayed ages change, too."""
+        """Returns after the next poll, or after one second, because the displayed ages also change without a poll."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await self._looked.wait()
 
     def watched(self) -> None:
-        """Records a request: polls are frequent for the next WATCHED_S seconds."""
+        """Records a request, so that polls are frequent for the next WATCHED_S seconds."""
         if not self.watchers and time.monotonic() - self._asked_at >= WATCHED_S:
             self._wanted.set()
         self._asked_at = time.monotonic()
@@ -140,7 +140,7 @@ class RunFeed:
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`
         """Returns the core's answer to a call.
 
-        Requests within a second share it, and at most AT_ONCE calls run at a time.
+        Requests within a second share one answer, and at most AT_ONCE calls run at a time.
         """
         now, key = time.monotonic(), (ask.__name__, *words)
         self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
@@ -148,7 +148,7 @@ class RunFeed:
             asked = asyncio.create_task(self._one_of_few(ask, *words))
             asked.add_done_callback(
                 lambda ended: ended.cancelled() or ended.exception()
-            )  # requests that still wait raise it
+            )  # all requests that wait for this answer raise the error
             self._answers[key] = (now, asked)
         answer: T = await asyncio.shield(self._answers[key][1])
         return answer
@@ -160,7 +160,7 @@ class RunFeed:
     def _take_events(self, reply: pb.ListEventsReply) -> None:
         for each in reply.events:
             self._number += 1
-            kind = each.kind if each.kind in get_args(Kind) else "core"  # a newer core may have other kinds
+            kind = each.kind if each.kind in get_args(Kind) else "core"  # a newer core may send other kinds
             told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
             self.events.append(Event.model_validate(told))
             self._position = (reply.log, each.number)
@@ -168,7 +168,7 @@ class RunFeed:
     # ------------------------------------------------------------------------------ requests
 
     def now_json(self) -> str:
-        """Returns the stream's next message as JSON, made once per poll for all pages."""
+        """Returns the stream's next message as JSON, which is created once per poll for all pages."""
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
                 run=self.run(),
@@ -183,7 +183,7 @@ class RunFeed:
         return time.monotonic() // EVERY_S
 
     def run(self) -> Run:
-        """Returns the run at the last poll, and the age of that answer."""
+        """Returns the state of the run at the last poll, with the age of the core's answer."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
         up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
@@ -227,7 +227,7 @@ class RunFeed:
         return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
 
     def _cost(self) -> Cost:
-        """Returns the cost per day and month. It uses the last hour, since contributions come in bursts."""
+        """Returns the WAN cost per day and month, from the last hour, because contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
         price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
         known = self.rates.long.span_s() >= MIN_LONG_S
@@ -267,7 +267,7 @@ class RunFeed:
         )
 
     def _dots(self) -> int:
-        """Returns the number of learners that the map shows per region. It is smaller if there are many regions."""
+        """Returns the limit on the learners that the map shows per region. Many regions have a lower limit."""
         return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
 
     def learner(self, name: str) -> Learner | None:
@@ -290,7 +290,7 @@ class RunFeed:
 
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
-    """Returns one line with the fact and the fix for a failed call."""
+    """Returns one line with the error and the fix for a failed call."""
     if not is_unreachable(error):
         return f"the core at {address} refused the call: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()

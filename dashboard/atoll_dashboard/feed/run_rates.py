@@ -1,4 +1,4 @@
-"""PURE: rates of one run over the last seconds, minutes and hour, and histories, from successive polls."""
+"""PURE: computes rates over the last seconds, minutes and hour, and histories of one run, from successive polls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll_dashboard.models.api_models import Run
 TOKENS_WINDOW_S = 10.0
 BYTES_WINDOW_S = 60.0
 RECENT_S = 300.0
-MIN_RECENT_S = 60.0  # before that, the first joins of a run hide its goodput
+MIN_RECENT_S = 60.0  # shorter spans would mostly show the time that learners need to join
 LONG_WINDOW_S, LONG_EVERY_S, MIN_LONG_S = 3600.0, 10.0, 60.0  # for the cost per day
 LEARNER_POINTS = 240
 TOKENS = "tokens"
@@ -22,7 +22,7 @@ DOWN = "down"
 
 
 class RunRates:
-    """Rates of one generation of a run. tokens: by learner; bytes: by region and direction; long: of all bytes."""
+    """The rates of one generation of a run. tokens: by learner. bytes: by region and direction. long: of all bytes."""
 
     def __init__(self) -> None:
         self.history: History[str] = History()
@@ -40,7 +40,7 @@ class RunRates:
     def is_another(self, status: pb.StatusReply) -> bool:
         """Returns whether a status is from another run or generation, or a restored backup.
 
-        Rates must then start again.
+        The caller must then start with new rates.
         """
         last = self._last
         if last is None:
@@ -51,7 +51,7 @@ class RunRates:
         """Adds the sums of one poll."""
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
-                # Per learner, so that a learner that returns in another region does not bring its old bytes there.
+                # Differences are per learner, so that a learner in a new region does not bring its earlier bytes there.
                 before = self._totals.get((each.learner, way), 0 if self._last is not None else total)
                 self._moved[each.region, way] += max(0, total - before)
                 self._totals[each.learner, way] = total
@@ -63,14 +63,14 @@ class RunRates:
         self._last = status
 
     def recent(self) -> float | None:
-        """Returns goodput of the last five minutes, or None before MIN_RECENT_S seconds were seen."""
+        """Returns the goodput of the last five minutes, or None in the first MIN_RECENT_S seconds."""
         provisioned = self._seconds.grown("provisioned")
         if not provisioned or self._seconds.span_s() < MIN_RECENT_S:
             return None
         return self._seconds.grown("useful") / provisioned
 
     def remember(self, status: pb.StatusReply, run: Run) -> None:
-        """Adds a point to each history. run: from the same poll."""
+        """Adds a point to each history. run: the run's state at the same poll."""
         self.history.add(
             status.at,
             {

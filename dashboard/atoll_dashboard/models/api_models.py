@@ -1,6 +1,6 @@
 """The models of the JSON API, for the page, the OpenAPI schema and other programs.
 
-Durations are in seconds and sizes in bytes. Times are seconds since 1970 by the core's clock. null: not known (yet).
+Durations are in seconds and sizes in bytes. Times are seconds since 1970 by the core's clock. null: unknown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Bytes of payloads. whole: of whole fragments and initial parameters. bits: per coded parameter."""
+    """Bytes of payloads. whole: bytes of whole fragments and initial parameters. bits: bits per coded parameter."""
 
     up_bytes: int
     down_bytes: int
@@ -61,7 +61,7 @@ class Wire(BaseModel):
 class Cost(BaseModel):
     """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: none is set.
 
-    per_day, gb_per_month: at the rate of the last hour; null in the first minute of a dashboard.
+    per_day, gb_per_month: at the rate of the last hour; null in the first minute after the dashboard's start.
     """
 
     price_per_gb: float
@@ -72,12 +72,12 @@ class Cost(BaseModel):
 
 
 class Run(BaseModel):
-    """The run at the time `at` of the core's clock.
+    """The state of the run at the time `at` of the core's clock.
 
-    reachable: whether the core answered the last poll; problem: why not, in one line. age_s: age of this answer.
-    paused: who paused the run and why; "": it is not paused. actions: whether the core accepts tokens, which
-    operator actions need; actions_problem: what to do if not. learners: number in each state. dashboard_s: seconds
-    since this dashboard was started, which is also the length of the history.
+    reachable: whether the core answered the last poll. problem: why the last poll failed, in one line. age_s: age of
+    the core's answer. paused: who paused the run and why; "": the run is not paused. actions: whether the core accepts
+    operator tokens. actions_problem: how to allow operator actions if they are not possible. learners: number of
+    learners in each state. dashboard_s: seconds since the dashboard's start, which is the length of the history.
     """
 
     reachable: bool
@@ -139,7 +139,8 @@ class Region(BaseModel):
 
 
 class Learner(BaseModel):
-    """A learner. since: when its state began. lost_s: by cause. last_seen_age_s: since its last message."""
+    """A learner. since: time at which its state began. lost_s: lost time by cause. last_seen_age_s: seconds since the
+    core received the learner's last message."""
 
     learner: str
     region: str
@@ -164,7 +165,7 @@ class Learner(BaseModel):
 
 
 class Fragment(BaseModel):
-    """A fragment. size_bytes: of its parameters in float32. state: what it waits for, as text."""
+    """A fragment. size_bytes: size of its parameters in float32. state: what the fragment waits for, as text."""
 
     fragment: int
     parameters: int
@@ -176,9 +177,11 @@ class Fragment(BaseModel):
 
 
 class Answer(BaseModel):
-    """A learner's answer in a round. began_at: first frame; durable_at: acknowledged; adopted_at: of the new version.
+    """A learner's answer in a round.
 
-    declined: why it has no contribution. late: its contribution answers an earlier round.
+    began_at: when the upload began. durable_at: when the core acknowledged the contribution. adopted_at: when the
+    learner adopted the new version. declined: why the learner has no contribution. late: whether the contribution
+    answers an earlier round.
     """
 
     learner: str
@@ -192,7 +195,7 @@ class Answer(BaseModel):
 
 
 class Round(BaseModel):
-    """One round, from open to merged or lapsed. reason: why it closed, or what it waits for."""
+    """One round, from open to merged or lapsed. reason: why the round closed, or what the round waits for."""
 
     fragment: int
     cycle: int
@@ -209,7 +212,7 @@ class Round(BaseModel):
 
 
 class Receipt(BaseModel):
-    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: factor; 1: not clipped."""
+    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: scaling factor; 1: not clipped."""
 
     number: int
     key: str
@@ -229,7 +232,7 @@ class Receipt(BaseModel):
 
 
 class Receipts(BaseModel):
-    """Receipts, newest first. before: pass it to get earlier receipts; null: there are none."""
+    """Receipts, newest first. before: the value of `before` for earlier receipts; null: there are no earlier receipts."""
 
     items: list[Receipt]
     before: int | None
@@ -242,11 +245,11 @@ class Checkpoint(BaseModel):
     taken_at: float
     merges: int
     size_bytes: int
-    generation: int  # the generation that took it
+    generation: int  # the generation in which the snapshot was taken
 
 
 class Event(BaseModel):
-    """An event. number: counts the events of this dashboard process."""
+    """An event. number: position among the events of this dashboard process."""
 
     number: int
     at: float
@@ -256,7 +259,7 @@ class Event(BaseModel):
 
 
 class History(BaseModel):
-    """Columns of equal length, with a value for each time. A long history is thinned out to a few hundred points."""
+    """Columns of equal length, with a value for each time. A history keeps at most a few hundred points."""
 
     at: list[float]
     goodput: list[float | None]

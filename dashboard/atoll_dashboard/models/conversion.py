@@ -42,14 +42,14 @@ GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 
 
 def known(value: float) -> float | None:
-    """Returns the value, or None if it is 0 or NaN, which in a message means unknown."""
+    """Returns the value, or None for 0 and NaN, which stand for an unknown value in messages."""
     return value if value and math.isfinite(value) else None
 
 
 def moment(at: float) -> float | None:
-    """Returns a time rounded to milliseconds, or None if unknown.
+    """Returns a time rounded to milliseconds, or None if the time is unknown.
 
-    The core computes it for each answer from two clocks.
+    The core computes such times from two clocks, so that their last digits vary between answers.
     """
     return known(round(at, 3))
 

@@ -1,11 +1,11 @@
-// Operator actions. Each asks for confirmation and needs a token, which the page keeps only in memory.
+// Operator actions. Each action asks for confirmation and needs a token, which the page keeps only in memory.
 
 import { action, Refused } from "./api.js";
 import { h, set, show, text } from "./dom.js";
 
 const SAID_MS = 15000;
 
-/** done(): called after an action, to refresh the view. */
+/** done(): refreshes the view after an action. */
 export function makeActions(done) {
   const dialog = document.getElementById("confirm");
   const said = document.getElementById("said");
@@ -101,7 +101,7 @@ export function makeActions(done) {
     return made;
   }
 
-  /** A line with the reason why actions are not possible; empty if they are. */
+  /** A line with the reason why actions are not possible, or an empty line. */
   function problemLine() {
     const line = h("p", { class: "hint actions-problem", hidden: true });
     buttons.set(line, "line");

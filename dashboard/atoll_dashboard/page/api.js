@@ -4,13 +4,13 @@ export class Refused extends Error {}
 
 const path = (parts) => parts.map((part) => encodeURIComponent(part)).join("/");
 
-/** The error as one line: the server's own if it sent one. */
+/** The error as one line: the server's message, if there is one. */
 async function complaint(reply) {
   try {
     const { detail } = await reply.json();
     if (typeof detail === "string" && detail !== "") return detail;
   } catch {
-    // not JSON, for example a proxy's error page
+    // The answer is not JSON, for example a proxy's error page.
   }
   return `the dashboard answered ${reply.status} ${reply.statusText}`.trim();
 }
@@ -32,7 +32,7 @@ async function ask(url, options) {
   }
 }
 
-/** get(["learners", name], {limit: 50}); parameters that are "" or null are left out. */
+/** Example: get(["learners", name], {limit: 50}). Omits parameters that are "" or null. */
 export function get(parts, query = {}, signal = undefined) {
   const asked = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const tail = new URLSearchParams(asked).toString();

@@ -45,7 +45,7 @@ export function show(node, wanted) {
   if (node.hidden === Boolean(wanted)) node.hidden = !wanted;
 }
 
-/** Shows one of two nodes. If the hidden one had the focus, the shown one gets it. */
+/** Shows one of two nodes. If the hidden node had the focus, the other node gets the focus. */
 export function swap(one, other, first) {
   const [wanted, gone] = first ? [one, other] : [other, one];
   const focused = document.activeElement === gone;
@@ -54,7 +54,7 @@ export function swap(one, other, first) {
   show(gone, false);
 }
 
-/** A sign from the symbols of index.html. It is hidden from screen readers, because the text next to it says the same. */
+/** A symbol of index.html, hidden from screen readers, because the text next to the symbol has the same meaning. */
 export function sign(name) {
   const use = s("use", { href: `#sign-${name}` });
   return s("svg", { class: `sign sign-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, use);

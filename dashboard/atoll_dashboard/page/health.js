@@ -1,14 +1,14 @@
-// The problems of a run as text, the worst first.
+// The problems of a run as text, with the worst problem first.
 
 import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
 import { learnerLink, regionLink, regionName, total } from "./labels.js";
 
 export const OLD_S = 5;
-const LOW_GOODPUT = 0.8; // of the last five minutes
+const LOW_GOODPUT = 0.8; // lower limit on the goodput of the last five minutes
 
 const problem = (level, key, words, link = "#overview") => ({ level, key, words, link });
 
-/** Why the displayed data is old; "" if it is not. */
+/** The reason why the displayed data is old, or "" if the data is current. */
 export function oldness(feed) {
   const run = feed.now?.run;
   if (feed.brokenAt !== null) return `${feed.why}; the page reconnects automatically`;
@@ -17,7 +17,7 @@ export function oldness(feed) {
   return feed.age() > OLD_S ? "no newer data has arrived" : "";
 }
 
-/** [{level: "bad" or "warn", key, words, link}]; empty: healthy. The key stays while the problem does. */
+/** [{level: "bad" or "warn", key, words, link}]; empty: healthy. A problem keeps its key until it is solved. */
 export function problems(feed) {
   const found = [];
   if (feed.brokenAt !== null) {
@@ -64,7 +64,7 @@ function rank({ key, level }) {
   return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }
 
-/** A region's silent learners, as one problem. */
+/** One problem that lists all silent learners of a region. */
 function silence(region, now) {
   const silent = region.learners.silent ?? 0;
   if (silent === 0) return [];

@@ -16,7 +16,7 @@ const CAUSE_WORDS = {
   other: "other",
 };
 
-/** A cause that only a newer core knows is shown by its name. */
+/** The label of a cause. For a cause that this page does not know, the label is the name from the core. */
 export function causeWords(cause) {
   return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
 }

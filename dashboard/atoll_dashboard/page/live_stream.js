@@ -1,11 +1,11 @@
-// The stream of the current state. It reconnects automatically and knows the age of its data.
+// The stream of the run's current state. It reconnects automatically and records the age of its data.
 
 const QUIET_S = 10; // messages arrive every second; without one for this long, the stream is dead
 const AGAIN_S = 3;
 
 const seconds = () => performance.now() / 1000;
 
-/** listener(feed) is called for each message and every second; onCore, when another core process answers. */
+/** Calls listener(feed) for each message and every second, and onCore() when another core process answers. */
 export function startFeed(listener, onCore) {
   const feed = { now: null, brokenAt: null, why: "", age, coreNow };
   let source = null;
@@ -17,7 +17,7 @@ export function startFeed(listener, onCore) {
     return feed.now === null ? seconds() - openedAt : feed.now.run.age_s + seconds() - heardAt;
   }
 
-  /** The core's clock, estimated from its last message; ages are relative to it. */
+  /** The estimated time on the core's clock. All displayed ages are relative to this time. */
   function coreNow() {
     const { at } = feed.now?.run ?? { at: 0 };
     return at > 0 ? at + age() : Date.now() / 1000;

@@ -4,7 +4,7 @@ export const MOST_ISLANDS = 16;
 const FULL_TURN = 2 * Math.PI;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 
-/** A deterministic random number generator: the same name always gives the same shore. */
+/** A random number generator with a name as its seed, so that an island keeps its shape. */
 function dice(name) {
   let state = 2166136261;
   for (const letter of name) state = Math.imul(state ^ letter.codePointAt(0), 16777619);
@@ -60,7 +60,7 @@ export function dotPlaces(count, pitch) {
   });
 }
 
-/** Whether rates do not fit next to the links. If so, captions show them. */
+/** Whether the rates do not fit next to the links, so that captions show them. */
 export const crowded = (width, count) => width < 600 || count > 6;
 
 /** Columns and rows of the grid around the core, for many islands. */
@@ -81,7 +81,7 @@ export function heightOf(width, count) {
   return rows <= 3 ? 570 : rows * 128;
 }
 
-/** Positions on an ellipse, at equal distances along it, the first to the left of the core. */
+/** Positions at equal distances along an ellipse. The first position is to the left of the core. */
 function onEllipse(count, rx, ry) {
   const steps = 720;
   const first = count === 4 ? 0.5 : 0;

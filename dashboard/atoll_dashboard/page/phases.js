@@ -11,7 +11,7 @@ export const PHASES = {
   adoption: "adoption",
 };
 
-/** The end of a round's time axis: its last known time, or now if it is not over. */
+/** The end of a round's time axis: the last known time of the round, or the current time if the round is open. */
 export function endOf(round, now) {
   const times = [round.quorum_at, round.closed_at, round.merged_at, round.published_at];
   for (const answer of round.answers) times.push(answer.began_at, answer.durable_at, answer.adopted_at);
@@ -67,7 +67,7 @@ export function story(round, answer, end) {
   return parts.join(", ");
 }
 
-/** Slowest answers first, declined ones last. */
+/** Sorts answers: the slowest answers come first, and declined rounds come last. */
 export function slowestFirst(answers) {
   const rank = (answer) => (answer.declined ? -1 : answer.durable_at === null ? Infinity : answer.durable_at);
   return [...answers].sort((one, other) => {

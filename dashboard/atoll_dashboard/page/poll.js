@@ -1,6 +1,6 @@
 // Polling, but never in a hidden tab, and with at most one request at a time.
 
-/** ask(signal) -> answer; done(answer); failed(error). */
+/** ask(signal): returns a promise of the answer. done(answer), failed(error): called with the result. */
 export function poller(ask, done, failed, everyMs) {
   let timer = 0;
   let running = false;

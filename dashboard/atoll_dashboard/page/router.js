@@ -23,7 +23,7 @@ export function keepQuery(view, query) {
   history.replaceState(null, "", `#${view}${tail ? `?${tail}` : ""}`);
 }
 
-/** arrive(place, first) is called now and after each change of the address. */
+/** Calls arrive(place, first) now and after each change of the address. */
 export function startRouter(arrive) {
   addEventListener("hashchange", () => arrive(place(), false));
   arrive(place(), true);

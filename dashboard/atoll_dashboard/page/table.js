@@ -2,7 +2,7 @@
 
 import { h, keyed, set, sign, setSign, text } from "./dom.js";
 
-/** Columns: {title, show(cell, item, row), make(cell), sort, number, minor, wide}. show defaults to nothing. */
+/** Columns: {title, show(cell, item, row), make(cell), sort, number, minor, wide}. By default, show does nothing. */
 export function makeTable({ caption, columns, key, sort, onsort }) {
   const heads = columns.map((column) => head(column, onsort));
   const body = h("tbody");

@@ -7,7 +7,7 @@
     try {
       return known(localStorage.getItem(KEY));
     } catch {
-      return "automatic"; // without storage the choice lasts until the page is closed
+      return "automatic"; // without storage, the choice is lost when the page is closed
     }
   };
   let chosen = read();

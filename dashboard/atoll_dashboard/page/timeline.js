@@ -76,7 +76,7 @@ function makeRound() {
 function updateRound(node, round, now, only) {
   const goesOn = round.outcome === "open" || round.outcome === "merging";
   const drawn = goesOn ? "" : only + JSON.stringify(round);
-  if (drawn !== "" && drawn === node.drawn) return; // a finished round does not change
+  if (drawn !== "" && drawn === node.drawn) return; // finished rounds do not change
   node.drawn = drawn;
   const [head, reason, gantt, more] = node.children;
   const [title, outcome, times] = head.children;

@@ -1,4 +1,4 @@
-"""Operator actions: the dashboard passes them to the core with the operator's own token, which the core checks."""
+"""Routes for operator actions. The dashboard forwards each action with the operator's token, which the core checks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ router = APIRouter(tags=["act"])
 
 
 class Pause(BaseModel):
-    """A pause of the run. reason: shown to learners and operators."""
+    """A request to pause the run. reason: text for learners and operators."""
 
     reason: Reason = "from the dashboard"
 
 
 class Evict(BaseModel):
-    """An eviction. reason: shown to the learner, and recorded."""
+    """A request to evict a learner. reason: text for the learner, which the core also records."""
 
     learner: Name
     reason: Reason = "from the dashboard"
 
 
 class Readmit(BaseModel):
-    """A learner that may join again."""
+    """A request to let an evicted learner join again."""
 
     learner: Name
 
@@ -54,19 +54,19 @@ class ActionDone(BaseModel):
 
 
 class Ticket(BaseModel):
-    """A URL for one download of the model within a minute. A browser sends no token when it follows a link."""
+    """A URL for one download of the model within a minute. Browsers cannot send a token when they follow a link."""
 
     url: str
 
 
 @dataclass(slots=True)
 class Tickets:
-    """Tickets for downloads that have not begun. Each has a token and expires after TICKET_S seconds."""
+    """Tickets for downloads that have not begun. Each ticket stores a token, and expires after TICKET_S seconds."""
 
     _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def new(self, token: str) -> str:
-        """Returns a ticket for a token. Raises HTTPException if there are too many."""
+        """Returns a ticket for a token. Raises HTTPException if too many tickets are open."""
         now = time.monotonic()
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
         mine = sum(kept[1] == token for kept in self._kept.values())
@@ -77,23 +77,23 @@ class Tickets:
         return name
 
     def use(self, name: str) -> str:
-        """Returns a ticket's token, once. Raises HTTPException for a used or expired ticket."""
+        """Returns the token of a ticket, and removes the ticket. Raises HTTPException for a used or expired ticket."""
         until, token = self._kept.pop(name, (0.0, ""))
         if until < time.monotonic():
-            raise HTTPException(403, "this link was used, or is older than a minute: start the download again")
+            raise HTTPException(403, "this link was already used, or is older than a minute: start the download again")
         return token
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """An action at a core, with its operator's token."""
+    """The core that an operator action calls, and the operator's token."""
 
     core: CoreClient
     token: str
 
 
 def operator_action(request: Request) -> OperatorAction:
-    """Returns the action with the caller's own token. The dashboard's token is for reading only. Raises HTTPException.
+    """Returns the action with the caller's own token. Raises HTTPException for a missing or malformed token.
 
     The page sends the token in its own header, because a proxy may use `Authorization`.
     """
@@ -128,7 +128,7 @@ async def resume(action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
-    """Evicts a learner. It stops, its pending work is refused, and its name cannot join again."""
+    """Evicts a learner. The learner stops, the core refuses its pending work, and its name cannot join again."""
     await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
     return ActionDone(said=f"{what.learner} was evicted")
 
@@ -149,19 +149,19 @@ async def checkpoint(action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/download-ticket")
 async def ticket(action: ActionRequest, request: Request) -> Ticket:
-    """A ticket for one download of the published model."""
-    await action.core.status(action.token)  # refuses an invalid token now, so that it uses up no ticket
+    """Creates a ticket for one download of the published model."""
+    await action.core.status(action.token)  # fails for an invalid token, which must not get a ticket
     tickets: Tickets = request.app.state.tickets
     return Ticket(url=f"api/model?ticket={tickets.new(action.token)}")
 
 
 @router.get("/model", response_class=StreamingResponse)
 async def model(request: Request, ticket: str) -> StreamingResponse:
-    """The published model as a safetensors file that load_state_dict(strict=True) loads."""
+    """Downloads the published model as a safetensors file for load_state_dict(strict=True)."""
     feed: RunFeed = request.app.state.feed
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
-    first = await anext(chunks)  # raises the core's refusal before the response begins
-    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # the core chose it, and it goes into a header
+    first = await anext(chunks)  # raises an error of the core before the response begins
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # the run's name goes into a header
     name = f"atoll-{run}-{feed.seen.status.merges}.safetensors"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)

@@ -1,4 +1,4 @@
-"""The page and the JSON API over HTTP. The dashboard passes operator actions to the core with the caller's token."""
+"""The HTTP application: the page, the JSON API and the runbooks."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Headers:
         await self._app(scope, read, say)
 
     def _known(self, host: str) -> bool:
-        """Returns whether a host name is allowed. IP addresses always are, because DNS rebinding needs a name."""
+        """Returns whether a host is allowed. IP addresses are always allowed, because DNS rebinding needs a name."""
         return host in self._hosts or _address(host)
 
 

@@ -1,4 +1,4 @@
-"""Routes that only read. They answer with JSON, for the page and for other programs."""
+"""Read-only routes, which return JSON for the page and for other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["look"])
 
 
 def feed_of(request: Request) -> RunFeed:
-    """Returns the application's feed. Each request makes it poll more often for a while."""
+    """Returns the application's feed, which polls more often for a while after each request."""
     feed: RunFeed = request.app.state.feed
     feed.watched()
     return feed
@@ -68,7 +68,7 @@ async def learners(
     offset: Offset = 0,
     limit: Limit = 50,
 ) -> Page[Learner]:
-    """A page of the learners."""
+    """One page of the list of learners."""
     found = sorted(feed.learners(region, state or "", search), key=lambda each: each.learner)
     found.sort(key=lambda each: _place(each, sort), reverse=descending)
     return Page[Learner](total=len(found), offset=offset, items=found[offset : offset + limit])
@@ -76,7 +76,7 @@ async def learners(
 
 @router.get("/learners/{name}")
 async def learner(feed: FeedOfRequest, name: str) -> Learner:
-    """One learner; 404 for an unknown name."""
+    """One learner. The status is 404 for an unknown name."""
     found = feed.learner(name)
     if found is None:
         raise HTTPException(404, f'this run has no learner "{name[:80]}": `atoll status` lists its learners')
@@ -108,7 +108,7 @@ async def history(feed: FeedOfRequest) -> History:
 
 @router.get("/fragments")
 async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100) -> Page[Fragment]:
-    """A page of the fragments."""
+    """One page of the list of fragments."""
     told = feed.seen.status.fragments
     items = [conversion.fragment(each) for each in told[offset : offset + limit]]
     return Page[Fragment](total=len(told), offset=offset, items=items)
@@ -116,7 +116,7 @@ async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100)
 
 @router.get("/rounds")
 async def rounds(feed: FeedOfRequest, last: Annotated[int, Query(ge=1, le=256)] = 40, learner: str = "") -> list[Round]:
-    """The newest rounds, newest first. learner: return only this learner's answers."""
+    """The newest rounds, newest first. learner: the only learner whose answers are returned."""
     return [conversion.round_of(each) for each in await feed.shared(feed.core.rounds, last, learner)]
 
 
@@ -128,7 +128,7 @@ async def receipts(
     before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
     limit: Limit = 100,
 ) -> Receipts:
-    """Contributions with their fates, newest first."""
+    """Receipts of contributions, newest first."""
     wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
     items = [conversion.receipt(each) for each in found]
@@ -150,7 +150,7 @@ async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, li
 
 @router.get("/live", response_class=StreamingResponse)
 async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
-    """Server-sent events: a Now message every second, even while the core does not answer."""
+    """A stream of server-sent events, with a Now message every second, even while the core does not answer."""
     if feed.watchers >= MAX_STREAMS:
         raise HTTPException(503, f"{MAX_STREAMS} pages are already open: close one")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -1,4 +1,4 @@
-"""The runbooks as a web page: each alert's `runbook_url` opens its section."""
+"""The runbooks as a web page. The `runbook_url` of an alert opens the alert's section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 PACKAGE = Path(__file__).parent.parent
-# A wheel contains the file. In a checkout, it is part of the documentation.
+# A wheel contains a copy of the runbooks. In a checkout, they are part of the documentation.
 SOURCES = (PACKAGE / "runbooks.md", PACKAGE.parent.parent / "docs/operate/runbooks.md")
 TEMPLATE = PACKAGE / "page/runbooks.html"
 DOCUMENTATION = "docs/operate/"
@@ -60,12 +60,12 @@ def render(markdown: str) -> tuple[str, str, str]:
 
 
 def _without_tab(found: re.Match[str]) -> str:
-    """Replaces a tab, as the site shows it, with its label and its text below."""
+    """Returns the label of a tab, followed by the tab's text without its indentation."""
     return f"**{found['label']}**\n" + re.sub(r"^    ", "", found["body"], flags=re.MULTILINE)
 
 
 def _links_within(children: list[Token]) -> list[Token]:
-    """Keeps links that open on this page. A link to another document becomes its text and the file's path."""
+    """Keeps links within this page. Replaces a link to another document by the link's text and the file's path."""
     kept, file = list[Token](), None
     for token in children:
         if token.type == "link_open":

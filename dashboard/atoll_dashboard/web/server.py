@@ -50,7 +50,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
     announce(address)
     await server.serve(sockets=[listening])
     if looking.done():
-        looking.result()  # raises the error that ended the feed
+        looking.result()  # raises the error that stopped the feed
     looking.cancel()
     await asyncio.wait({looking})
     await feed.core.close()
@@ -58,7 +58,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
 
 
 class _Server(uvicorn.Server):
-    """A server without uvicorn's signal handling, which ends the process by the signal instead of with status 0."""
+    """A server without uvicorn's signal handling, so that the process ends with status 0 after a signal."""
 
     def stop(self) -> None:
         self.should_exit = True

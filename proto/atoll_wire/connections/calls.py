@@ -77,8 +77,8 @@ def _losing_the_link() -> Iterator[None]:
 
 def _ended(mine: tuple[str, Streaming]) -> None:
     _open.discard(mine)
-    # gRPC's `write` waits until the call's metadata is sent. It keeps waiting if the call was cancelled, or if the channel
-    # closed before there was a connection (seen with grpcio 1.76). Once it wakes, it checks whether the call has ended.
+    # gRPC's `write` waits until the call's metadata is sent. If the call was cancelled or the channel was closed before
+    # a connection existed, `write` keeps waiting (seen with grpcio 1.76). Once woken, it checks whether the call ended.
     sent = getattr(mine[1], "_metadata_sent", None)
     if sent is not None:
         sent.set()
