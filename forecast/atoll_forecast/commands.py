@@ -1,4 +1,4 @@
-"""The subcommands `atoll simulate` and `atoll plan`. They need no run and no network."""
+"""The subcommands `atoll simulate` and `atoll plan`, which need neither a run nor a network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
-MAX_EVENTS = 1e7  # events in one simulation, which then takes minutes
-MAX_LEARNERS = 4096  # learners in one run
+MAX_EVENTS = 1e7  # limit on the events in one simulation; a simulation of this size takes minutes
+MAX_LEARNERS = 4096  # limit on the learners in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
 

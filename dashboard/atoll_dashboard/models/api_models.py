@@ -232,7 +232,7 @@ class Receipt(BaseModel):
 
 
 class Receipts(BaseModel):
-    """Receipts, newest first. before: the value of `before` for earlier receipts; null: there are no earlier receipts."""
+    """Receipts, newest first. before: the value of `before` for the next page; null: this is the last page."""
 
     items: list[Receipt]
     before: int | None

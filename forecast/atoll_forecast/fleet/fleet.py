@@ -1,8 +1,8 @@
 """A whole run in virtual time, with the real syncer, simulated steps, link delays and failures.
 
-The fleet does not train. It calls a `Work` for each change of a learner's parameters, in order. The same fleet runs
-simulations without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock, so that a
-seed always gives the same events.
+The fleet does not train. It calls the methods of a `Work` for each change of a learner's parameters, in order. The same
+fleet therefore serves simulations without parameters and runs that train models (benchmarks/quality). This package
+reads no clock, so that a seed always gives the same events.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ MIN_WAIT_S = 0.001  # shortest time between two timer events, as in a core
 
 
 class Fleet:
-    """Learners around one syncer. specs: one per learner. work: the training that the fleet drives.
+    """The learners of a run, and their syncer. specs: one per learner. work: the training that the fleet calls.
 
-    merge_s: seconds from a round's end to its update. overlap: a learner waits if its contribution was not merged
-    within this many steps. 0 is the original DiLoCo (arXiv 2311.08105). With infinity, as in Atoll, it never waits.
+    merge_s: seconds from a round's end to its update. overlap: number of steps after which a learner waits for the
+    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), it waits at once. With infinity, as
+    in Atoll, it never waits.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Fleet:
     def run(self, until: Callable[[Fleet], bool]) -> None:
         """Runs until `until` returns True, then lets all learners leave.
 
-        Raises RuntimeError if events end before that.
+        Raises RuntimeError if no events are left before that.
         """
         for learner in self.learners.values():
             self._at(learner.spec.joins_at_s, self._of(learner, self._begin))
@@ -171,7 +172,7 @@ class Fleet:
         return True
 
     def _leave(self, learner: FleetLearner) -> None:
-        """Sends all outstanding work. The learner leaves DRAIN_STEPS steps later."""
+        """Sends all outstanding work of a learner, which leaves DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
             max_wait_s = DRAIN_STEPS * learner.spec.step_s
@@ -193,7 +194,7 @@ class Fleet:
         self._at(self.now + learner.spec.repair_s, self._of(learner, self._begin))
 
     def _receive(self, learner: FleetLearner, ready: Ready) -> None:
-        """Handles a version, or the fate of a contribution in flight, at a learner."""
+        """Handles the arrival of a version, or of the fate of a contribution in flight, at a learner."""
         if not learner.alive or learner.left:
             return
         fragment = ready.published.fragment
@@ -210,7 +211,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Wraps an event so that it is dropped if the learner's process has died. `_begin` is never dropped."""
+        """Returns an event that does nothing if the learner's process has died. Returns `_begin` unchanged."""
         incarnation = learner.incarnation
 
         def when() -> None:
@@ -259,7 +260,7 @@ class Fleet:
         def asked(learner: FleetLearner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
-            if learner.waits:  # the learner waits at a step boundary, and others may wait for its answer
+            if learner.waits:  # the learner waits at a step boundary, and other learners may wait for its answer
                 self._answer_one(learner)
 
         return asked

@@ -1,4 +1,4 @@
-"""Parts of a fleet: properties and state of each learner, and the interface to the work that it does."""
+"""Parts of a fleet: the properties and the state of each learner, and the interface to the training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.rounds import syncer_events as ev
 
 @dataclass(frozen=True, slots=True)
 class LearnerSpec:
-    """The properties of one learner. Times are in seconds, and rates in bits per second. delay_s: one way.
+    """The properties of one learner. Times are in seconds, and rates in bits per second. delay_s: one-way delay.
 
     jitter: relative standard deviation of a step's time. between_failures_s: mean time between the failures of a
     Poisson process.
@@ -54,25 +54,26 @@ class Published:
 
 
 class Work(Protocol):
-    """The training of a fleet. The fleet calls these methods in the order of events. Learners are given by name."""
+    """The training of a fleet. The fleet calls these methods in the order of events. `learner` is a learner's name."""
 
     def begin(self, learner: str) -> None:
-        """Starts a learner's process, with the newest published parameters and no outstanding work."""
+        """Starts a learner's process with the newest published parameters and without outstanding work."""
 
     def train(self, learner: str) -> None:
-        """Makes one inner step of a learner."""
+        """Makes one inner step on a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
-        """Takes a fragment's outstanding work as a contribution.
+        """Returns a fragment's outstanding work as a contribution, or None without outstanding work.
 
-        Returns None if there is none. seq: the contribution's number.
+        seq: the contribution's number.
         """
 
     def merge(self, effect: ev.Merge) -> Published:
         """Merges the contributions that the effect names into a new version."""
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
-        """Adopts a newer anchor. merged: it includes the contribution in flight. drop: drop the outstanding work."""
+        """Adopts a newer anchor. merged: whether the anchor includes the contribution in flight. drop: whether to drop
+        the outstanding work."""
 
 
 @dataclass(slots=True)
@@ -86,7 +87,8 @@ class Ready:
 
 @dataclass(slots=True)
 class LearnerTimes:
-    """The virtual time of one learner. blocked_s: waiting for adoptions. staleness: of merged contributions."""
+    """The virtual time of one learner. blocked_s: time of waiting for adoptions. staleness: staleness of each merged
+    contribution."""
 
     steps: int = 0
     trained_s: float = 0.0

@@ -1,4 +1,4 @@
-"""PURE: a fleet's work without training: only sizes and versions, so that days of a run take seconds."""
+"""PURE: simulates a fleet's work without training. Only sizes and versions count, so days of a run take seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Process:
 
 @dataclass(slots=True)
 class Schedule:
-    """The `Work` of a fleet. sizes: coded bytes of each fragment, each way. tokens: tokens per step, by learner."""
+    """A `Work` that only counts. sizes: coded bytes of each fragment, each way. tokens: tokens per step, by learner."""
 
     sizes: Sequence[float]
     tokens: dict[str, int]
@@ -38,7 +38,7 @@ class Schedule:
 
     @property
     def merged_steps(self) -> float:
-        """Merged inner steps of all learners, in steps of the whole model."""
+        """The merged inner steps of all learners, in steps of the whole model."""
         return sum(self.merged.values())
 
     def begin(self, learner: str) -> None:

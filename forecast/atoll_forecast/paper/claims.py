@@ -1,4 +1,4 @@
-"""The paper's figures and those of our simulations, as rows for tables, plots and files."""
+"""Pairs of figures, from the paper and from our simulations, for tables, plots and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPER_INNER_STEPS, PAPER_OVERLAP = 24, 2
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure. theirs: the paper's; None if the paper has none. how: the method that gave our figure."""
+    """One figure. theirs: the paper's value, or None. how: the method that gave our value."""
 
     name: str
     ours: float
@@ -28,7 +28,7 @@ class Claim:
 
 
 def goodput_claims(failures: goodput.Failures, hours: float) -> dict[str, list[float]]:
-    """Returns Table 1, all 30 cells: goodput in %, by method and number of chips. hours: simulated time."""
+    """Returns all 30 cells of Table 1: goodput in %, by method and number of chips. hours: simulated time."""
     return goodput.table(figures.CHIPS, LEARNERS, failures, hours)
 
 
@@ -77,7 +77,7 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
 
 
 def hardware_claims(steps: int = 2000) -> list[Claim]:
-    """Returns goodput in % with one of eight learners 18 % slower, and 10 % jitter of all step times."""
+    """Returns goodput in % for eight learners. One learner is 18 % slower, and all step times have 10 % jitter."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)

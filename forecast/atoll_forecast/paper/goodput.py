@@ -1,9 +1,9 @@
 """Simulates the goodput of many chips under failures (Table 1 of arXiv 2604.21428).
 
 A learner's chips are grouped into slices, and a failed chip stops its slice. An elastic learner pauses to continue with
-fewer slices. It pauses again, for a shorter time, when the slice returns. Events within a pause do not extend it, so
-pauses coalesce at high rates. A learner that is not elastic restarts as a whole, on spare slices. Learners fail
-independently: each of M learners loses as much as a single learner with 1/M of the chips.
+fewer slices. It pauses again, for a shorter time, when the slice returns. Events within a pause do not extend the
+pause, so pauses coalesce at high rates. A learner that is not elastic restarts as a whole, on spare slices. Learners
+fail independently: each of M learners loses as much as a single learner with 1/M of the chips.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ YEAR_S = 365.25 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failures and pauses. The paper does not give their values. The defaults minimise the RMSE over Table 1.
+    """The rates and durations of failures and pauses. The paper does not state these values. The defaults minimise the
+    RMSE over Table 1.
 
     per_chip_year: rate of a Poisson process. slice_chips: chips that fail together. downscale_s, upscale_s: pauses of
     an elastic learner. repair_s, repair_shape: mean and shape of the Weibull distribution of repair times.
@@ -37,9 +38,9 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected results.
+    """The results of a simulation.
 
-    goodput: useful share of all chip-seconds. uptime: share of the time in which any learner trains.
+    goodput: useful share of all chip-seconds. uptime: share of the time in which at least one learner trains.
     """
 
     goodput: float
@@ -51,7 +52,7 @@ def simulate(
 ) -> Expected:
     """Simulates a fleet of equal learners.
 
-    hours: simulated time. A simulation of 2.4 million chips takes a second or two.
+    hours: simulated time. A simulation of 2.4 million chips takes one or two seconds.
     """
     random = Random(f"{seed}/{chips}/{learners}/{elastic}")  # noqa: S311 - not a secret
     of_each = [_learner(chips / learners, failures, elastic, hours * 3600, random) for _ in range(learners)]

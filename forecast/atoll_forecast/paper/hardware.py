@@ -29,7 +29,7 @@ class Outcome:
 
 
 def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
-    """Simulates learners of these relative speeds. steps: number of one-second steps of a learner with speed 1."""
+    """Simulates learners with these relative speeds. A learner with speed 1 makes `steps` steps of one second."""
     specs = [LearnerSpec(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
     return _run(specs, settings, steps * sum(speeds), seed)
 
@@ -53,7 +53,7 @@ def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int
 
 
 def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
-    """Returns the training time, relative to no extra compute, if extra x learners join after half of the tokens."""
+    """Returns the training time, relative to no extra compute. `extra` x `learners` join after half of the tokens."""
     own = [LearnerSpec(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
     guests = [LearnerSpec(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
     alone = _run(own, settings, steps * learners, seed)
@@ -70,7 +70,7 @@ def scavenged_data_parallel(extra: float, exchange: float) -> float:
 
 
 def _run(specs: Sequence[LearnerSpec], settings: RunSettings, steps: float, seed: int) -> Outcome:
-    """Runs a fleet until `steps` inner steps, summed over learners, are merged."""
+    """Runs a fleet until `steps` inner steps, summed over learners, have been merged."""
     fragments = settings.fragments or 24
     work = Schedule([FRAGMENT_BYTES] * fragments, {spec.name: 1 for spec in specs})
     fleet = Fleet(settings, fragments, specs, work, seed=seed)

@@ -16,7 +16,7 @@ OURS, THEIRS = "#2a9d8f", "#264653"
 
 
 def goodput(ours: dict[str, list[float]], path: Path) -> None:
-    """Plots Table 1, with our figures as lines and the paper's as points. path: the SVG or PNG file."""
+    """Plots Table 1. Lines show our figures, and points show the paper's. path: the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same figures give the same file
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
@@ -46,7 +46,7 @@ def _finding(ours: dict[str, list[float]]) -> str:
 
 
 def claims(finding: str, rows: Sequence[Claim], path: Path) -> None:
-    """Plots a pair of bars per claim: ours and the paper's. finding: the title. path: the SVG or PNG file."""
+    """Plots two bars per claim: our figure and the paper's. finding: the title. path: the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"
     figure = Figure(figsize=(8, 0.55 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()

@@ -14,7 +14,7 @@ NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"
 
 
 def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
-    """Returns Table 1 in %, with our value and the paper's in each cell. difference: the RMSE in percentage points."""
+    """Returns Table 1 in %. Each cell has our value and the paper's. difference: the RMSE in percentage points."""
     title = (
         f"Goodput in %, {failures_per_year:g} failures per chip and year: ours (paper's); RMSE {difference:.2f} points"
     )

@@ -11,8 +11,7 @@ DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 
 
 def data_parallel(job: Job) -> Method:
-    """Returns the estimate for data-parallel training with bfloat16 gradients, reduced within a region first.
-
+    """Returns the estimate for data-parallel training with bfloat16 gradients, which are reduced per region first.
     All learners wait for the slowest link, and for failed learners.
     """
     slowest = min(job.regions, key=lambda region: region.bits_s)
@@ -41,7 +40,7 @@ def diloco(job: Job) -> Method:
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
-    """Returns the estimate for a job that stops when any learner fails. Failures during a stop add no cost."""
+    """Returns the estimate for a job that stops when any learner fails. Failures during a stop cost no extra time."""
     lives = 1.0
     if not math.isinf(job.between_failures_s):
         each_s = job.between_failures_s / job.learners

@@ -1,8 +1,8 @@
-"""PURE: the rate that a link must carry, by the paper's accounting, with the paper's bits or Atoll's coded bits.
+"""PURE: computes the rate that a link must carry, by the paper's accounting, with the paper's bits or Atoll's.
 
 A step of T seconds consists of a forward pass of T/3 and a backward pass of 2T/3. Data-parallel training sends
 gradients in 128 buckets, evenly during the backward pass, over one first-in first-out link. Between M data centres,
-each link carries 2 (1 - 1/M) times the payload. The step ends with the last bucket. The time spent waiting for it is a
+each link carries 2 (1 - 1/M) times the payload. The step ends with the last bucket. The wait for that bucket is a
 stall.
 """
 
@@ -26,7 +26,7 @@ class Model:
 
 
 def exchange_factor(sites: int) -> float:
-    """Returns how many times its payload an all-reduce over `sites` sites sends over each site's link, each way."""
+    """Returns the bytes that an all-reduce sends over each site's link, each way, as a multiple of the payload."""
     return 2 * (1 - 1 / sites)
 
 

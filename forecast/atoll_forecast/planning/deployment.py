@@ -6,7 +6,7 @@ from atoll_forecast.planning.job import Job
 from atoll_forecast.planning.planner import Plan
 
 FRONT_BYTES = 1792 << 20  # memory of a front without its cache: the process, and 64 uploads in transit
-LEARNER_BYTES = 8 << 30  # host memory of a learner without Atoll's part: torch, CUDA's libraries, and a data loader
+LEARNER_BYTES = 8 << 30  # host memory of a learner apart from Atoll: torch, CUDA's libraries, and a data loader
 TRAINED_BYTES = 16  # memory per parameter on a CPU: the parameter, its gradient, and AdamW's two moments
 REGIONS = ("eu", "us", "ap")  # as in docker/compose.yaml
 

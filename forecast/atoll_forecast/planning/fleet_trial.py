@@ -1,4 +1,4 @@
-"""PURE: a trial of settings on a job's links, with a fleet in virtual time and the real syncer."""
+"""PURE: tries settings on a job's links, with a fleet in virtual time and the real syncer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 from atoll_forecast.planning.job import Job
 
-LEARNERS = 12  # limit on simulated learners; further learners in a region behave like these
+LEARNERS = 12  # limit on simulated learners; the other learners of a region would behave in the same way
 SYNCS = 8  # number of simulated syncs of every fragment
 LONGEST_STEP_S = 10.0  # longer steps are scaled down, because reports come once per second, however long a step is
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Means of a trial. staleness: in outer steps. contributions: share of all learners in a merge.
+    """The mean results of a trial. staleness: in outer steps. contributions: share of all learners in a merge.
 
     rounds: share of the due rounds that were merged.
     """
@@ -34,7 +34,7 @@ def run_trial(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
     trip_steps: steps from a round's opening to its end. Rounds that open too late for this are not due.
     """
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
-    step_s = job.step_s / quick  # all other times are scaled, too
+    step_s = job.step_s / quick  # all other times are scaled by the same factor
     specs = []
     for region in job.regions:
         count = max(1, round(region.learners / shrink))

@@ -1,4 +1,4 @@
-"""PURE: a training job, and the figures of a method that trains it."""
+"""PURE: describes a training job, and the expected figures of a training method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from atoll_forecast.planning import bandwidth
 
 MONTH_S = 30 * 86_400.0
-MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # seconds of a core per parameter, and per parameter and contribution
+MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # seconds of a merge per parameter, and per parameter and contribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method to train a job.
+    """A training method for a job, with its expected figures.
 
-    utilisation: useful share of the learners' time without failures. goodput: with failures.
-    month_gb: gigabytes per month over all links. month_price: None if a region has no price. step_s: duration of an
-    inner step without stalls.
+    utilisation: useful share of the learners' time without failures. goodput: the same share with failures.
+    month_gb: gigabytes per month over all links. month_price: price per month, or None if a region has no price.
+    step_s: duration of an inner step without stalls.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """Months that all learners need for a thousand inner steps, to compare methods of unequal pace."""
+        """Months in which all learners make a thousand inner steps, for comparing methods with different paces."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 

@@ -1,7 +1,7 @@
-"""PURE: plans the settings of a run, and its expected link load, cost, goodput and memory.
+"""PURE: plans the settings of a run, and estimates its link load, cost, goodput and memory.
 
-Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). A fleet in virtual time with the
-real syncer shows whether rounds keep up with the links.
+Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). A trial in virtual time with the
+real syncer shows whether the links are fast enough for the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
 
 LINK_SHARE = 0.7  # share of a link's rate that a plan may use, because links carry other traffic and their rates vary
 MIN_INNER_STEPS = 24  # the paper's value; fewer steps are better only in short runs (records/quality)
-MAX_BLOCKED = 0.05  # share of the learners' time that step boundaries may take; H grows until they take less
+MAX_BLOCKED = 0.05  # limit on the step boundaries' share of the learners' time; H grows until the share is smaller
 BLOCKED_S = 1.3e-9  # duration of step boundaries, per parameter taken and adopted, on a CPU
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # bytes per round without payloads: headers, receipts (records/wan)
 DISK_BYTES = 4 * 12.0 + 4.0  # bytes per parameter: four snapshots, and the initial parameters' file
@@ -32,8 +32,8 @@ LEARNER_BYTES = 7.4  # bytes of host memory per parameter
 WAITING_BYTES = 0.5  # bytes on disk, per parameter, learner and outer step of allowed staleness
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
 MIN_MERGED = 0.9  # smallest share of the learners in each merge; below it, the plan warns
-MAX_CONTRIBUTIONS_S = 100.0  # contributions per second to one core; more were never measured
-LARGEST_CORE = 24 << 40  # bytes of memory of the largest machine for rent
+MAX_CONTRIBUTIONS_S = 100.0  # contributions per second to one core; higher rates were never measured
+LARGEST_CORE = 24 << 40  # memory in bytes of the largest machine that cloud providers offer
 MIN_GOODPUT = 0.1
 HOME = "all, at the core"
 KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/quality)
@@ -41,10 +41,10 @@ KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load of one region's link. Each learner sends contributions up. Each update is sent down once, to a front.
+    """The load of one region's link, over which all learners' contributions go up, and each update comes down once.
 
-    up_bits_s, down_bits_s: bits per second. share: used share of the link's rate in its busier direction. month_gb:
-    gigabytes per month, both ways.
+    up_bits_s, down_bits_s: in bits per second. share: used share of the link's rate in the busier direction.
+    month_gb: gigabytes per month, both ways.
     """
 
     region: Region
@@ -62,9 +62,9 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class RegionLoss:
-    """The loss of a whole region.
+    """The effect of losing a whole region.
 
-    pace: share that remains. silent_s: seconds after which rounds no longer wait for it.
+    pace: remaining share of the run's pace. silent_s: seconds after which rounds no longer wait for the region.
     """
 
     region: str
@@ -77,7 +77,8 @@ class Plan:
     """The settings of a run, and its expected figures. staleness: mean, in outer steps.
 
     why: the reason for the number of inner steps. core: load of the core's own link. others: alternative methods.
-    contributions: share of all learners in a merge, without failures. works: if False, ignore the figures.
+    contributions: share of all learners in a merge, without failures. works: whether the plan is feasible; if False,
+    ignore the figures.
     """
 
     settings: RunSettings
@@ -97,9 +98,9 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """Plans a job with the least H that links and step boundaries allow, and the least tau that hides a round trip.
+    """Plans a job with the smallest H for its links and step boundaries, and the smallest tau that hides a round trip.
 
-    fragments: number of fragments; 0 for the default, 24.
+    fragments: number of fragments; 0: the default, 24.
     """
     count = fragments or DEFAULT_FRAGMENTS
     inner_steps, why = _inner_steps(job, count)
@@ -181,7 +182,7 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Li
 
 
 def _together(job: Job, carried: Sequence[LinkLoad]) -> LinkLoad:
-    """Returns the load of the core's own link. Here, up_bits_s is the rate that arrives at the core."""
+    """Returns the load of the core's own link. In the result, up_bits_s is the rate that arrives at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
     return LinkLoad(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 
@@ -192,7 +193,9 @@ def _blocked(job: Job) -> float:
 
 
 def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
-    whole = [_carried(job, region, fragments, 1) for region in job.regions]  # a sync of the whole model at every step
+    whole = [
+        _carried(job, region, fragments, 1) for region in job.regions
+    ]  # with a sync of the whole model at every step
     links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
         (MIN_INNER_STEPS, "the paper's value"),
@@ -211,8 +214,10 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
-    """Returns the steps from a round's opening to its adoption: two step boundaries, transfers, round trips, and a
-    merge."""
+    """Returns the number of steps from a round's opening to the adoption of its update.
+
+    In this time are two step boundaries, transfers, round trips, and a merge.
+    """
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
     carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s

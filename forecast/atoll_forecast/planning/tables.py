@@ -1,4 +1,4 @@
-"""A plan as tables and as JSON."""
+"""Formats a plan as tables and as JSON."""
 
 from __future__ import annotations
 
