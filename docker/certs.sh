@@ -1,4 +1,4 @@
-# Makes the demo's certificate authority once, and new certificates at each start. Running processes reload them.
+# Creates the demo's certificate authority once, and new certificates at each start. Running processes reload them.
 # Here, a region's front and learners share a volume. In production, each process has only its own certificate, and no
 # process has the authority's key.
 cd /certs/authority

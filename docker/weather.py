@@ -1,4 +1,4 @@
-"""Cuts and restores the link of a relay at random. Run it in the relay's process namespace: python weather.py."""
+"""Cuts and restores the link of a relay at random. Run `python weather.py` in the relay's process namespace."""
 
 import os
 import random

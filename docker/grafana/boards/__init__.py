@@ -1,1 +1,1 @@
-"""The dashboards for Grafana, one per module. `parts` has the panels that they share."""
+"""The dashboards for Grafana, one per module. Module `parts` has the panels that all dashboards share."""

@@ -28,20 +28,20 @@ def _numbers() -> list[Panel]:
     heard = f"max(atoll_learner_heard_timestamp_seconds{{{WHO}}})"
     here = f"max(atoll_learner_inner_steps_total{{{WHO}}})"
     return [
-        value("State", "State as seen by the core.", "none", parts.rank("learner", f", {WHO}"),
+        value("State", "The learner's state, as seen by the core.", "none", parts.rank("learner", f", {WHO}"),
               steps(GREEN), mappings=parts.state_words()),
         value("Last heard", "Time of the learner's last message to the core.", "dateTimeFromNow", f"1000 * {heard}",
               steps(BLUE)),
-        value("Lost in this time range", "The learner's lost seconds, from all causes.", "s",
+        value("Lost in this time range", "The learner's lost time in seconds, summed over all causes.", "s",
               f"clamp_min(max(delta(atoll_learner_lost_seconds{{{WHO}}}[$__range])), 0)",
               steps(GREEN, (300, YELLOW), (1800, RED))),
-        value("Lost in the run", "The learner's lost seconds since it first joined.", "s",
+        value("Lost in the run", "The learner's lost time in seconds since it first joined.", "s",
               f"max(atoll_learner_lost_seconds{{{WHO}}})", steps(GREEN, (600, YELLOW), (3600, RED))),
         value("Loss", "The learner's latest training loss.", "none", f"max(atoll_learner_loss{{{WHO}}})", steps(BLUE),
               decimals=3),
-        value("Step time", "Smoothed time of an inner step.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
+        value("Step time", "Smoothed duration of an inner step.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
               steps(BLUE)),
-        value("Inner steps", "Inner steps of all the learner's incarnations.", "none", here, steps(BLUE)),
+        value("Inner steps", "Inner steps, summed over all incarnations of the learner.", "none", here, steps(BLUE)),
         value("Blocked in step()", "Share of the last 15 minutes inside Learner.step().", "percentunit",
               f"max(rate(atoll_learner_blocked_seconds_total{{{WHO}}}[15m]))",
               steps(GREEN, (0.02, YELLOW), (0.1, RED)), decimals=2),
@@ -66,7 +66,7 @@ def _seen() -> list[Panel]:
               {"{{learner}}": lost}, most=1),
         lines("Blocked in step()", "Share of the learner's time inside Learner.step().", "percentunit",
               {"{{learner}}": rate.format("blocked_seconds")}),
-        lines("Step time", "Smoothed time of an inner step.", "s",
+        lines("Step time", "Smoothed duration of an inner step.", "s",
               {"{{learner}}": f"max by (learner) (atoll_learner_step_seconds{{{WHO}}})"}),
     ]  # fmt: skip
 

@@ -31,19 +31,19 @@ def _at_a_glance() -> list[Panel]:
               "none",
               "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
               mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
-        value("Live learners", "Learners that are making inner steps.", "none",
+        value("Live learners", "Learners that make inner steps.", "none",
               'sum(atoll_learners{state="live"})', steps(RED, (1, GREEN))),
-        value("Silent learners", "Learners that stopped without leaving the run. The table below lists them.", "none",
+        value("Silent learners", "Learners that stopped making steps, but did not leave the run.", "none",
               'sum(atoll_learners{state="silent"})', steps(GREEN, (1, RED))),
         value("Goodput, 15 minutes", "Useful share of the provisioned learner-seconds in the last 15 minutes.",
               "percentunit", "run:atoll_goodput:ratio_15m", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Goodput of the run", "Useful share of the provisioned learner-seconds since the run began.",
               "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
-        value("Rounds at their deadline", "Share of the rounds in the last half hour that closed at their deadline.",
+        value("Rounds closed at deadline", "Share of the rounds in the last half hour that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("WAN cost per month",
-              "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.",
+              "Cost of 30 days at the last day's rate and the price above. Red: above 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
               steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
         value("WAN budget used", "Bytes in 30 days at the last day's rate, as a share of --wan-budget-gb.",
@@ -73,7 +73,7 @@ def _learners() -> Panel:
 
 def _alerts() -> Panel:
     """Returns the table of firing alerts."""
-    text = "Alerts that are firing. The runbook_url of an alert opens its runbook on the Atoll dashboard."
+    text = "Alerts that are firing. The runbook_url of an alert opens the alert's runbook on the Atoll dashboard."
     fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
     return rows(
         "Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires], span=8, height=9
@@ -116,9 +116,9 @@ def _over_time() -> list[Panel]:
         lines("Goodput", "Useful share of the provisioned learner-seconds, over 15 minutes and over the whole run.",
               "percentunit", {"15 minutes": "run:atoll_goodput:ratio_15m", "the run": "max(atoll_goodput_ratio)"},
               span=12, most=1, limits=steps(RED, (0.8, GREEN))),
-        lines("Loss", "Latest training loss of each learner, and the median of live learners.", "none",
+        lines("Loss", "The latest training loss of each learner, and the median of live learners.", "none",
               {"{{learner}}": "max by (learner) (atoll_learner_loss)", "median": "run:atoll_loss:median"}, least=None),
-        lines("Tokens per second", "Trained tokens and merged tokens.", "none", tokens),
+        lines("Tokens per second", "Trained tokens and merged tokens per second.", "none", tokens),
         lines("WAN", "Payload bytes per second between learners and the core.", "Bps",
               {"{{region}} {{direction}}": "sum by (region, direction) (region:atoll_wan_bytes:rate_5m)"},
               stacked=True),

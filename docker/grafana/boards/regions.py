@@ -31,7 +31,7 @@ def _numbers() -> list[Panel]:
         value("WAN bytes per month", "Payload bytes of all regions in 30 days at the last day's rate.", "decbytes",
               "run:atoll_wan_bytes:month_1d", steps(GREEN)),
         value("WAN cost per month",
-              "Cost of 30 days at the last day's rate and the price above. Red: more than 1000 USD.", "currencyUSD",
+              "Cost of 30 days at the last day's rate and the price above. Red: above 1000 USD.", "currencyUSD",
               "run:atoll_wan_bytes:month_1d / 1e9 * $price", steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
         value("WAN budget used", "Bytes in 30 days at the last day's rate, as a share of --wan-budget-gb.",
               "percentunit",
@@ -41,7 +41,7 @@ def _numbers() -> list[Panel]:
               'atoll_compression_ratio{direction="up"}', steps(RED, (1, YELLOW), (4, GREEN)), decimals=1),
         value("Compression, down", "Size of published updates as float32, divided by their size on the wire.", "none",
               'atoll_compression_ratio{direction="down"}', steps(RED, (1, YELLOW), (4, GREEN)), decimals=1),
-        value("Connected fronts", "Share of fronts that reach the core.", "percentunit",
+        value("Connected fronts", "Share of the fronts that can reach the core.", "percentunit",
               "avg(atoll_front_core_up)", steps(RED, (0.01, YELLOW), (1, GREEN)), none="no fronts", decimals=0),
         value("Saved by fronts", "Share of the bytes to learners that did not cross the WAN.", "percentunit",
               '1 - sum(rate(atoll_front_wan_bytes_total{direction="down"}[15m]))'
@@ -78,12 +78,12 @@ def _fronts() -> list[Panel]:
     wan = f"sum by (region, direction, kind) (rate(atoll_front_wan_bytes_total{{{HERE}}}[$__rate_interval]))"
     learners = "sum by (instance, direction) (rate(atoll_front_learner_bytes_total[$__rate_interval]))"
     return [
-        states("Connection of fronts to the core", "Whether each front reached the core, over time.",
+        states("Connection of fronts to the core", "Whether each front could reach the core, over time.",
                "max by (instance) (atoll_front_core_up)", "{{instance}}", up, span=24, height=6),
         lines("Between fronts and core", "Payload bytes per second over the WAN, by kind.", "Bps",
               {"{{region}} {{direction}} {{kind}}": wan}),
         lines("Between fronts and learners",
-              "Payload bytes per second within regions. Fronts save the difference between this and the WAN traffic.",
+              "Payload bytes per second within regions. Fronts save the difference from the WAN traffic.",
               "Bps", {"{{instance}} {{direction}}": learners}),
         lines("Refused calls", "Calls per second that a front refused, by status.", "none",
               {"{{status}}": "sum by (status) (rate(atoll_front_refused_total[$__rate_interval]))"}),

@@ -28,9 +28,9 @@ def quantiles(name: str) -> dict[str, str]:
 def _numbers() -> list[Panel]:
     """Returns the panels with current values."""
     return [
-        value("Merges per minute", "Mean over the last five minutes.", "none",
+        value("Merges per minute", "Mean of the last five minutes.", "none",
               "60 * sum(rate(atoll_merges_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
-        value("Rounds at their deadline", "Share of the rounds in the last half hour that closed at their deadline.",
+        value("Rounds closed at deadline", "Share of the rounds in the last half hour that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("Rounds that lapse", "Share of the rounds in the last half hour that had nothing to merge.",
@@ -73,7 +73,7 @@ def _rounds() -> list[Panel]:
               "late: late work was merged without a round.", "none", closed, stacked=True),
         lines("Outcome of rounds", "Rounds per minute, by outcome. lapsed: the round had nothing to merge.", "none",
               outcome, stacked=True),
-        lines("Versions", "Published versions of all fragments. They should stay close together.", "none", versions),
+        lines("Versions", "Published version per fragment. Versions should stay close together.", "none", versions),
         *(lines(title, text, "s", quantiles(f"atoll_{name}_seconds")) for title, (text, name) in stages.items()),
         lines("Age of anchors", "Time since the last published update of a fragment, for the five oldest.", "s",
               {"fragment {{fragment}}": "topk(5, max by (fragment) (atoll_fragment_age_seconds))"}),
@@ -91,12 +91,12 @@ def _contributions() -> list[Panel]:
               {"pending": "sum(atoll_contributions_pending)"}),
         lines("Staleness", "Outer steps between the base version of a contribution and its merge.", "none",
               quantiles("atoll_staleness_outer_steps")),
-        lines("Weights", "Weight of a contribution in its outer step. Late contributions have less weight.",
+        lines("Weights", "Weight of a contribution in its outer step. Late contributions have a lower weight.",
               "percentunit",
               quantiles("atoll_contribution_weight"), most=1),
-        lines("Tokens per second", "Trained tokens and merged tokens.", "none",
+        lines("Tokens per second", "Trained tokens and merged tokens per second.", "none",
               {word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")}),
-        lines("Merges per minute", "Merges of all fragments.", "none",
+        lines("Merges per minute", "Merges per minute, over all fragments.", "none",
               {"merges": "60 * sum(rate(atoll_merges_total[$__rate_interval]))"}),
     ]  # fmt: skip
 
@@ -105,10 +105,10 @@ def _core() -> list[Panel]:
     """Returns the panels with disk, memory, CPU and restarts of the core."""
     disk = {"spool": "sum(atoll_spool_bytes)", "ledger": "sum(atoll_ledger_bytes)"}
     return [
-        lines("Disk use", "Bytes of the spool's payloads and of the ledger.", "bytes", disk),
+        lines("Disk use", "Size of the spool's payloads and of the ledger, in bytes.", "bytes", disk),
         lines("Free disk space", "Free bytes of the file system that holds the run's directory.", "bytes",
               {"free": "min(atoll_disk_free_bytes)"}),
-        lines("Snapshots", "Age of the newest snapshot. It grows until the next snapshot is written.", "s",
+        lines("Snapshots", "Age of the newest snapshot. The age grows until the core writes the next snapshot.", "s",
               {"age": "time() - max(atoll_snapshot_timestamp_seconds)"}),
         lines("Memory", "Resident memory of the core process.", "bytes",
               {"{{instance}}": 'process_resident_memory_bytes{job="core"}'}),

@@ -49,7 +49,7 @@ automountServiceAccountToken: false
 {{- $values := get $root.Values (last .) -}}
 serviceAccountName: {{ include "atoll.name" . }}
 automountServiceAccountToken: false
-# Otherwise Kubernetes sets ATOLL_CORE_PORT and others for the Services, and Atoll would read them as options.
+# Otherwise Kubernetes sets ATOLL_CORE_PORT and similar variables for the Services, and Atoll would read them as options.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
 securityContext:
@@ -85,7 +85,7 @@ securityContext:
   readOnlyRootFilesystem: true
 {{- end }}
 
-{{/* The Secret as a directory. With subPath, new certificates would not reach a running process. */}}
+{{/* Mounts the Secret as a directory. With subPath, new certificates would not reach a running process. */}}
 {{- define "atoll.tlsVolume" -}}
 - name: tls
   secret:
@@ -128,7 +128,7 @@ spec:
   externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs use
   {{- end }}
   {{- if eq (last .) "front" }}
-  sessionAffinity: ClientIP  # all connections of a learner go to one front, whose cache serves them
+  sessionAffinity: ClientIP  # all connections of a learner go to the same front, so that its cache is used
   {{- end }}
   selector: {{- include "atoll.selector" $who | nindent 4 }}
   ports:
@@ -164,7 +164,7 @@ localhost
 {{- .Values.dashboard.server | default $own | required $said -}}
 {{- end }}
 
-{{/* Where operators open the dashboard; the alerts' runbook_url begins with it. */}}
+{{/* The dashboard's address for operators, with which the alerts' runbook_url begins. */}}
 {{- define "atoll.dashboardUrl" -}}
 {{- $ingress := .Values.dashboard.ingress -}}
 {{- $own := "http://localhost:7080" -}}
