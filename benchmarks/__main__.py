@@ -86,7 +86,7 @@ def of_throughput(report: Report) -> None:
 
 
 def of_crowd(report: Report) -> None:
-    """Measures the CPU time and memory of a core with 1,000 idle learners."""
+    """Measures a core's CPU time and memory with 1,000 idle learners."""
     found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"

@@ -2,7 +2,7 @@
 
 python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
 
-It trains Atoll's reference model and text under DistributedDataParallel (gloo, CPU, one process with one thread per
+The job trains the reference model and text under DistributedDataParallel (gloo, CPU, one process with one thread per
 rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job is ended,
 restarted, and continues from its last checkpoint.
 
@@ -90,14 +90,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.seconds is None and options.tokens is None:
-        parser.error("the job would never end: give --seconds or --tokens")
+        parser.error("the job has no end: give --seconds or --tokens")
     if options.kills is not None and options.mtbf is not None:
         parser.error("--kills and --mtbf cannot be combined: give only one of them")
     if any(kill.rank >= options.ranks for kill in options.kills or ()):
         parser.error(f"--kills names an unknown rank: give 0 to {options.ranks - 1}")
     if options.json is not None:
         try:
-            options.json.touch()  # fails now, not after minutes of training
+            options.json.touch()  # raises OSError before the training, not after it
         except OSError as error:
             parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another path")
     return options
@@ -130,7 +130,7 @@ def _kills(options: argparse.Namespace) -> Iterator[Kill]:
 
 
 def _final_model(settings: JobSettings, directory: Path) -> tuple[int, float]:
-    """Returns the steps and the validation loss of the last checkpoint, in the plain model."""
+    """Returns the number of steps and the validation loss of the last checkpoint, loaded into the plain model."""
     from atoll.reference import data  # noqa: PLC0415 - torch is loaded only after the ranks have ended
     from atoll.reference.model import SIZES, build  # noqa: PLC0415
     from atoll.reference.train import validation_loss  # noqa: PLC0415

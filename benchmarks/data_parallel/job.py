@@ -28,12 +28,12 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class JobError(UserError):
-    """A rank ended by itself, or all ranks are silent. The message is one line, with the last line of a log."""
+    """A rank ended by itself, or no rank makes progress. The message is one line, with the last line of a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """The command line's options; see `python -m benchmarks.data_parallel --help`.
+    """The options of the command line; see `python -m benchmarks.data_parallel --help`.
 
     seconds, tokens: None for no limit.
     """
@@ -48,7 +48,7 @@ class JobSettings:
 
 @dataclass(slots=True)
 class Rank:
-    """A rank's process, its files of records and log, the number of record bytes that were read, and its account."""
+    """A rank's process, with its record file, its log, the number of record bytes that were read, and its account."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -90,7 +90,7 @@ class Job:
         self.history = History(settings.ranks)
 
     def run(self) -> float:
-        """Runs the job. Returns the time when the last step ended, in monotonic seconds. No rank outlives the call."""
+        """Runs the job, and ends all ranks. Returns the time when the last step ended, in monotonic seconds."""
         with interruptible():
             try:
                 while (end_s := self._one_start()) is None:
@@ -100,7 +100,7 @@ class Job:
                 self._end_all()
 
     def _one_start(self) -> float | None:
-        """Runs until a failure, and then returns None, or until the end. Failures may also happen during a restart."""
+        """Runs all ranks until a failure or the end of the job. Returns None after a failure, even during a restart."""
         self._start_all()
         while True:
             time.sleep(POLL_S)
@@ -119,7 +119,7 @@ class Job:
             passed_s, due = now - self.history.began_s, self._next_kill
             if self._settings.seconds is not None and passed_s >= self._settings.seconds:
                 if not self._ask_to_stop():
-                    return now  # the ranks are still starting, so the result is the last checkpoint
+                    return now  # the ranks have made no step since this start, so the result is the last checkpoint
             elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: a rank ended after the last step
                 self._fail(due)
                 return None
@@ -157,7 +157,7 @@ class Job:
             self.history.began_s = self._said_s = max(at_s for at_s in prepared if at_s is not None)
 
     def _check(self, codes: list[int | None]) -> None:
-        """Raises JobError for a rank that ended by itself. This is a defect, not a measured failure."""
+        """Raises JobError for a rank that ended by itself, which is a defect and not a measured failure."""
         for rank, code in zip(self._ranks, codes, strict=True):
             if code not in {None, 0}:
                 lines = rank.log.read_text(errors="replace").strip().splitlines()
@@ -185,7 +185,7 @@ class Job:
         self._next_kill = next(self._kills, None)
 
     def _end_all(self) -> None:
-        """Kills all ranks before it waits for any, because a surviving rank would only wait for its peers."""
+        """Kills all ranks, then waits for their ends. A surviving rank would only wait for the other ranks."""
         for rank in self._ranks:
             rank.process.kill()
         for rank in self._ranks:
@@ -219,9 +219,9 @@ class Job:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context manager in which SIGTERM raises KeyboardInterrupt. Another signal cannot interrupt the cleanup.
+    """Context manager in which SIGTERM raises KeyboardInterrupt. A second signal cannot interrupt the cleanup.
 
-    It sets both handlers, because a process that a script starts in the background ignores SIGINT.
+    The handler of SIGINT is set, too, because a process that a script starts in the background ignores SIGINT.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
 

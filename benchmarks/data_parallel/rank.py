@@ -1,6 +1,6 @@
 """One rank of the synchronous job: the reference model under DistributedDataParallel, on gloo.
 
-Its standard input is a pipe from the parent that carries no data: it closes when the parent ends.
+Its standard input is a pipe from the parent that carries no data. The pipe closes when the parent ends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
     optimizer = optimizer_for(model, settings.learning_rate)
     record(Prepared(time.monotonic()))
 
-    # Ranks meet through a file, not a port: gloo picks free ports, and a start cannot meet ranks of the previous start.
+    # Ranks meet through a file, not a port. So gloo chooses free ports, and ranks never meet ranks of an earlier start.
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.meeting.resolve()}",
@@ -129,12 +129,12 @@ def _inner_step(
 
 
 def _stops(stop: Path, asked: bool, step: int) -> bool:
-    """Returns True if no rank is to make `step`.
+    """Returns whether the job stops before `step`. The result is the same on all ranks.
 
-    All ranks return the same. asked: this is rank 0, and it was asked to stop.
+    asked: whether this is rank 0 and the parent has asked it to stop.
 
-    Rank 0 writes the number of the step after the one that it is about to begin. No rank can begin that step before
-    rank 0 has taken part in the current step's all-reduce. Each rank therefore finds the file in time.
+    When asked, rank 0 writes the number of the step after `step` to the file. No other rank can begin that step before
+    rank 0 has taken part in the all-reduce of `step`. Each rank therefore finds the file in time.
     """
     if stop.exists():
         return step >= int(stop.read_text())
@@ -146,7 +146,7 @@ def _stops(stop: Path, asked: bool, step: int) -> bool:
 
 
 def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Replaces the checkpoint atomically. The file is not flushed to disk, because only processes die here."""
+    """Replaces the checkpoint atomically, without a flush to disk, because only processes are killed."""
     draft = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
     draft.replace(path)
@@ -155,7 +155,7 @@ def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step:
 def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
     """Loads the checkpoint, if there is one, and returns its number of steps.
 
-    optimizer: None leaves its state unread.
+    optimizer: None: the function does not load the optimizer's state.
     """
     if not path.exists():
         return 0
@@ -167,7 +167,7 @@ def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the parent ends, even by SIGKILL, because a pipe closes with its last writer."""
+    """Ends this process when the parent ends, even by SIGKILL, because the pipe from the parent then closes."""
     os.read(0, 1)
     os._exit(1)
 

@@ -18,14 +18,14 @@ CAUSES = (*STAGES, "redone", "saving", "cut_off", "other")
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The interpreter runs, and torch is imported."""
+    """The interpreter runs and has imported torch."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The text is read and the model is built. A rank can do no more without the others."""
+    """The text is read and the model is built. From then on, a rank needs the other ranks."""
 
     at_s: float
 
@@ -75,7 +75,7 @@ def decode(line: bytes) -> Event:
 
 @dataclass(slots=True)
 class Life:
-    """One rank in one start. died_s: when it was killed or ended; None while it runs."""
+    """One rank in one start of the job. died_s: when the rank was killed or ended; None while the rank runs."""
 
     spawned_s: float
     died_s: float | None = None
@@ -126,9 +126,9 @@ class Kill:
 
 @dataclass(slots=True)
 class History:
-    """A job.
+    """The history of a job.
 
-    lives: by start, then rank. kills: in order. began_s: when every rank was first prepared; None before that.
+    lives: by start, then by rank. kills: in order. began_s: when all ranks were first prepared; None before that.
     """
 
     ranks: int
@@ -159,7 +159,7 @@ class Balance:
 
     @property
     def goodput_without_interpreter_start(self) -> float:
-        """Goodput as if the interpreters of restarted ranks started immediately."""
+        """The goodput if the interpreters of restarted ranks started immediately."""
         rest = self.provisioned_s - self.lost_s["interpreter"]
         return self.useful_s / rest if rest > 0 else 1.0
 
@@ -219,7 +219,7 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
 def _kept_below(history: History, final_step: int) -> list[int]:
     """Returns, for each start, the first step whose work is lost.
 
-    It is the step where a later start continued, or the step after the final model.
+    This is the step from which a later start continued, or the step after the final model.
     """
     below, found = final_step, []
     for lives in reversed(history.lives):

@@ -1,7 +1,7 @@
 """Measures the cost of a front: python -m benchmarks.data_plane.fronts [--size 124m] [--json PATH].
 
-It compares the CPU seconds of an outer sync of two learners with and without a front, in alternating pairs. It also
-measures the front's peak memory, and its memory with 100 learners that follow and report through it.
+The benchmark compares the CPU seconds of an outer sync of two learners with and without a front, in alternating pairs.
+It also measures the front's peak memory, and its memory with 100 learners that follow and report through the front.
 """
 
 from __future__ import annotations

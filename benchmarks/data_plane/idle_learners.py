@@ -1,8 +1,8 @@
 """Measures the cost of many idle learners for a core: python -m benchmarks.data_plane.idle_learners [COUNT].
 
-Each learner runs the real agent (`atoll.agent.run_session`) with its own connections. All run on one event loop of one
-process. They join, follow, make a step every 10 s and report. A round is due after 10,000 steps. Their cost is the
-core's CPU time over half a minute, and the growth of its resident memory since its first learner.
+Each learner runs the real agent (`atoll.agent.run_session`) with its own connections. All learners run on one event
+loop of one process. They join, follow, make a step every 10 s and report. A round is due after 10,000 steps. The cost
+is the core's CPU time over half a minute, and the growth of its resident memory since the first learner joined.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class IdleCost:
 
     @property
     def cpu(self) -> float:
-        """CPUs that the core used: the median over the windows."""
+        """The number of CPUs that the core used: the median over the windows."""
         return statistics.median(self.cpus)
 
 
 def measure(count: int = COUNT) -> IdleCost:
-    """Runs a core, its first learner, and the others."""
+    """Runs a core, its first learner and the other learners. Returns their cost. count: number of learners."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         options = ["--dir", f"{directory}/run", "--inner-steps", "10000", "--listen", "127.0.0.1:0"]
@@ -120,7 +120,7 @@ class Member:
 
 
 async def crowd(count: int, address: str, place: Path) -> None:
-    """Runs the learners. The first sends the parameters, the others join on SIGUSR1, and all leave on SIGTERM.
+    """Runs the learners. The first learner sends the parameters. The others join on SIGUSR1. All leave on SIGTERM.
 
     place: a folder for the files `first`, `all`, and `lost` (number of lost connections).
     """
@@ -151,7 +151,7 @@ async def crowd(count: int, address: str, place: Path) -> None:
 
 
 def main() -> None:
-    """Measures, or runs the learners if it gets an address and a folder."""
+    """Measures the cost, or runs the learners if the arguments contain an address and a folder."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if len(sys.argv) > 2:

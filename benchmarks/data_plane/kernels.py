@@ -1,7 +1,7 @@
-"""Measures codec and merge on one CPU, on vectors larger than the cache.
+"""Measures the codec and the merge on one CPU, on vectors larger than the cache.
 
-The rows compare them with this machine's copy bandwidth and with eager torch. Each figure is the median of several
-passes. Ratios are computed per pass, so both sides see the same machine speed.
+The rows compare both with this machine's copy bandwidth and with eager torch. Each figure is the median of several
+passes. Ratios are computed per pass, so that both sides see the same machine speed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMETERS = 1 << 25  # 128 MiB as float32
 PASSES = 9
 DECODED_BYTES = (
     8.0 + 0.5 + 2 / BLOCK
-)  # per parameter of decode-accumulate: it is read and written, its code and scale are read
+)  # bytes per parameter of decode-accumulate: the value is read and written, its code and scale are read
 STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta, momentum, theta_pub and codes are read and written
 
 

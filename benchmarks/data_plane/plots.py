@@ -15,7 +15,7 @@ HOLDS, MISSED = "#2a9d8f", "#e76f51"
 def margins(rows: Sequence[Row], path: Path) -> None:
     """Plots each row's margin.
 
-    Bars to the right of 1 keep their limit, and bars to the left miss it. path: SVG or PNG.
+    A bar to the right of 1 is within the limit, and a bar to the left is not. path: the SVG or PNG file.
     """
     rows = [row for row in rows if row.value > 0]
     if not rows:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, with its limit and a note, such as a peer's figure. most: whether the limit is an upper limit."""
+    """One figure, with a limit and a note, such as a peer's figure. most: whether the limit is an upper limit."""
 
     name: str
     value: float
@@ -20,7 +20,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the value keeps the limit."""
+        """Whether the value is within the limit."""
         return self.value <= self.limit if self.most else self.value >= self.limit
 
 
@@ -42,7 +42,7 @@ class Report:
 
 
 def pace_s() -> float:
-    """Returns the seconds that this machine now needs for ten million turns of an empty Python loop."""
+    """Returns the seconds that this machine currently needs for ten million iterations of an empty Python loop."""
     began = time.perf_counter()
     for _ in range(10_000_000):
         pass

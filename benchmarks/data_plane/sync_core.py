@@ -24,13 +24,13 @@ folder = Path(sys.argv.pop(1))
 
 
 class AtOnce(Syncer):
-    """A syncer without a pace, which opens all rounds of a sync at once."""
+    """A syncer that opens all rounds of a sync at once."""
 
     _syncs = 0
     _wanted: Mapping[int, int] = {}  # by fragment: its version after the sync
 
     def present(self, now: float) -> LiveLearners:
-        """Counts all learners as live, so that rounds wait for them even if a busy machine delays their reports."""
+        """Counts all learners as live, so that rounds wait for all learners even if a busy machine delays reports."""
         return replace(super().present(now), live=frozenset(self.liveness))
 
     def _next_open_at(self, present: LiveLearners) -> float:

@@ -2,9 +2,9 @@
 
 python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
-It does not train. Between two syncs, it adds noise to the parameters, as large as some inner steps. It creates
-`NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the time, the
-bytes of its payloads, and its number of merged contributions.
+The learner does not train. Between two syncs, it adds noise to the parameters, as large as a few inner steps. It
+creates `NAME.ready.K` before sync K. When it has adopted every fragment, it writes `NAME.K`: a line of JSON with the
+time, the bytes of its payloads, and its number of merged contributions.
 """
 
 from __future__ import annotations

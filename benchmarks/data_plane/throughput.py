@@ -104,7 +104,7 @@ def tracks(learner: Learner) -> list[FragmentTrack]:
 
 
 def rest_s(learner: Learner) -> float:
-    """Completes the uploads and fetches that a phase left. Returns their CPU seconds, which count for that phase."""
+    """Completes the open uploads and fetches of a phase. Returns their CPU seconds, which count for that phase."""
     began = time.process_time()
     with learner.pause():
         while learner.stats().pending or any(track.behind() or track.fetching for track in tracks(learner)):

@@ -25,7 +25,7 @@ BAR = 22  # number of characters in a full bar
 
 
 def main() -> int:
-    """Runs both and prints a comparison. Returns 1 if Atoll's goodput is below MIN_GOODPUT."""
+    """Runs both jobs and prints a comparison. Returns 1 if Atoll's goodput is below MIN_GOODPUT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -1,6 +1,6 @@
 """Kills the core repeatedly under four learners, and measures pauses of the learners and the change of the loss.
 
-Each seed is a pair of runs: in one the core is killed; in the other an idle process is started at the same times.
+Each seed has a pair of runs. In one run, the core is killed. In the other run, an idle process is started instead.
 
 python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json PATH
 """
@@ -197,7 +197,7 @@ def change(pair: dict[str, Any]) -> float:
 
 
 def holds(rows: list[dict[str, Any]]) -> bool:
-    """Returns whether every pair keeps the limits. For the loss, the mean over pairs must keep its limit."""
+    """Returns whether all pairs are within the limits. For the loss, the mean over pairs must be within its limit."""
     return (
         all(pair["killed"]["longest_step_s"] <= LARGEST_STEP_S for pair in rows)
         and all(ratio(pair) <= LARGEST_RATIO for pair in rows)

@@ -75,7 +75,7 @@ class Synthetic(threading.Thread):
         self._coded: dict[int, list[bytes]] = {}
 
     def run(self) -> None:
-        """Joins, follows and pushes until `ending` is set. Joins again after an outage of the core."""
+        """Joins, follows and pushes until `ending` is set. After an outage of the core, joins again."""
         with grpc.insecure_channel(self._address, options=MESSAGES) as channel:
             stub = rpc.OuterStub(channel)
             while not self.ending.is_set():

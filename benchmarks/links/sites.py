@@ -71,7 +71,7 @@ class Sites:
         return [IP, "netns", "exec", namespace, *words]
 
     def remove(self) -> None:
-        """Removes all objects, even if `make` failed halfway."""
+        """Removes all namespaces and links, even if `make` failed halfway."""
         for number in range(len(self.names)):
             Path(f"/run/netns/{self.home}.{self.device(number)}.up").unlink(missing_ok=True)
         for name in (self.home, *self.names.values()):
@@ -82,7 +82,7 @@ class Sites:
 def sites(group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> Iterator[Sites]:
     """Context manager that makes sites.
 
-    At the end, it kills all children, because a process keeps its namespace alive.
+    At the end, the context manager kills all children, because a process keeps its namespace alive.
     """
     made = Sites(group, directory, names, mbit, delay_ms)
     try:

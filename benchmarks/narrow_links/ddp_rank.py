@@ -1,7 +1,7 @@
-"""One rank of the data-parallel side, at its best: buckets overlap with the backward pass, gradients have 16 bits.
+"""One rank of the data-parallel side, with its best options: overlapping buckets, and gradients with 16 bits.
 
-Forward takes a third of the step's length, backward two thirds, during which buckets are sent when they are ready. So
-communication can overlap with the whole backward pass. The CPU's computation is a part of the step's length.
+The forward pass takes a third of the step's length, and the backward pass two thirds. Buckets are sent during the
+backward pass, as soon as they are ready. The CPU's computation is a part of the step's length.
 """
 
 import argparse

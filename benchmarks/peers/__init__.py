@@ -1,4 +1,4 @@
-"""Other systems, each used as documented, in its own environment. This package contains none of their code.
+"""Measures other systems, each in its own environment and as its documentation says. Contains none of their code.
 
 May import: data_plane.
 """

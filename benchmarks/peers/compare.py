@@ -17,7 +17,7 @@ PEERS: dict[str, Callable[[Measured, str], PeerSync]] = {
 
 
 def add(report: Report, mine: Measured, size: str) -> None:
-    """Measures each peer with the same numbers of workers and parameters. If a peer fails, the report says so."""
+    """Measures each peer with the same numbers of workers and parameters. The report lists peers that failed."""
     for name, measure in PEERS.items():
         try:
             report.rows += rows(name, size, mine, measure(mine, size))

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, made once under build/ from the package index that pip is configured for."""
+"""Creates a virtual environment for each peer once, under build/, from the package index in pip's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_WAIT_S = 900.0
 
 
 def install(directory: Path, *stages: tuple[str, ...]) -> Path:
-    """Makes an environment, and returns the path of its Python. stages: packages, installed one stage after the other.
+    """Creates an environment, and returns the path of its Python. stages: packages, installed stage by stage.
 
     Raises SystemExit with the reason in one line.
     """

@@ -1,4 +1,4 @@
-"""Policies that were tried and rejected. They are applied to a fleet by name, so that the report can compare them."""
+"""Rejected policies, which a recipe can apply to a fleet by name, so that the report can compare their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def put_on(fleet: Fleet, policy: str) -> None:
 
 
 def weights_of_those_here(fleet: Fleet) -> None:
-    """Applies the paper's weights, which sum to one in each merge, however few or late its contributions are."""
+    """Applies the paper's weights, which sum to one in each merge, even if contributions are few or late."""
     syncer = fleet.syncer
     close = syncer._close
 

@@ -60,7 +60,7 @@ class Recipe:
     def deciding_settings(self) -> dict[str, Any] | None:
         """Returns the run's settings that decide its result, including Atoll's defaults, or None for data-parallel.
 
-        When a default changes, runs with it must be trained again.
+        When a default changes, runs that use this default must be trained again.
         """
         return None if self.method == "data-parallel" else self.settings.model_dump(mode="json", exclude=KEPT_ON_DISK)
 

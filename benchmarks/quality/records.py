@@ -28,7 +28,7 @@ CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # C
 
 
 class RecordError(UserError):
-    """The record of a run cannot be compared with the others, or cannot be reproduced."""
+    """A run's record would not be reproducible, or not comparable with the other records."""
 
 
 class Records:
@@ -40,14 +40,14 @@ class Records:
 
     @classmethod
     def load(cls, folder: Path = RUNS) -> Records:
-        """Reads all series. A missing folder has none."""
+        """Reads all series in a folder. A missing folder has no records."""
         found = [run for path in sorted(folder.glob("*.json")) for run in json.loads(path.read_text())]
         return cls(folder, {recipe_of(run): run for run in found})
 
     def read(self, recipe: Recipe) -> dict[str, Any] | None:
         """Returns the record of a run.
 
-        Returns None if it was not run, or ran with settings that are no longer Atoll's defaults.
+        Returns None if there is no record, or if its settings are no longer Atoll's defaults.
         """
         run = self._runs.get(recipe)
         return run if run is not None and run.get("settings") == recipe.deciding_settings() else None

@@ -1,4 +1,4 @@
-"""Tables of the records: mean and spread over seeds, and each variant compared with the first, seed by seed."""
+"""Tables of the records: mean and spread over seeds, and each variant compared with the first variant by seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Line:
 
     @property
     def losses(self) -> list[float]:
-        """The losses of the seeds that were run."""
+        """The loss of each seed that has a record."""
         return [record["loss"] for record in self.records]
 
 
@@ -43,7 +43,7 @@ class Gap:
 
     @property
     def behind(self) -> list[float]:
-        """Percent by which the loss of decoupled training is above data-parallel, seed by seed."""
+        """The percentage by which the loss of decoupled training exceeds data-parallel, for each seed."""
         return [100 * (other / one - 1) for one, other in self.losses]
 
 

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Process:
-    """The state of one learner's process, which is lost when it dies. steps, tokens: of this process."""
+    """The state of one learner's process, which is lost when the process dies. steps, tokens: of this process."""
 
     model: Transformer
     optimizer: torch.optim.Optimizer

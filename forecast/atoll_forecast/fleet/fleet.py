@@ -211,7 +211,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Returns an event that does nothing if the learner's process has died. `_begin` also runs for a dead process."""
+        """Returns an event that does nothing if the learner's process has died. `_begin` runs in any case."""
         incarnation = learner.incarnation
 
         def when() -> None:
