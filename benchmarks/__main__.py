@@ -10,10 +10,17 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch
-from atoll.boundary.ranks import SingleRank
+from atoll.agent.thread import Agent
+from atoll.boundary.parameters import Parameters
 from atoll.learner import Learner
+from atoll.ranks.division import undivided
+from atoll.ranks.rank_group import ALONE
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import plan
 from rich.console import Console
 from rich.table import Table
 
@@ -65,8 +72,7 @@ def of_syncs(report: Report) -> None:
 def of_step(report: Report) -> None:
     """Measures `Learner.step()` when no round is due and no update waits to be adopted."""
     model = torch.nn.Linear(2, 2)
-    learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._rank_group = SingleRank()  # as if the learner had been entered, with an idle agent
+    learner = idle_learner(model, torch.optim.SGD(model.parameters(), 0.1))
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -74,6 +80,24 @@ def of_step(report: Report) -> None:
         times.append(time.perf_counter() - began)
     beside = f"99 % below {statistics.quantiles(times, n=100)[98] * 1e6:.1f}"
     report.rows.append(Row("step() with nothing due", statistics.median(times) * 1e6, 20.0, "microseconds", beside))
+
+
+def idle_learner(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Learner:
+    """Returns a learner that has entered a run, with an agent that does nothing."""
+
+    class Idle:
+        failure, run_codec = None, Codec.INT4
+
+        def submit(self, _: object) -> None:
+            raise AssertionError("no round is due")
+
+    learner, agent = Learner(model, optimizer, server="127.0.0.1:1", name="a"), cast("Agent", Idle())
+    learner._ranks, learner._agent = ALONE, agent
+    parameters = learner._parameters = Parameters(model, optimizer)
+    layout = plan(parameters.tensors, 0)
+    anchors = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
+    learner._take_over(parameters, layout, agent, undivided(layout), anchors)
+    return learner
 
 
 def of_throughput(report: Report) -> None:

@@ -10,13 +10,14 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.frame_spans import Codec
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("outer_pb2.py", "outer_pb2.pyi", "outer_pb2_grpc.py")
+KINDS = {"outer": ("python", "pyi", "grpc_python"), "ranks": ("python", "pyi")}
+NAMES = ("outer_pb2.py", "outer_pb2.pyi", "outer_pb2_grpc.py", "ranks_pb2.py", "ranks_pb2.pyi")
 
 
 def test_generated_code_does_not_drift_from_the_proto(tmp_path):
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", "proto/atoll_wire/outer.proto"]
-    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    subprocess.run([*command, *outputs], cwd=ROOT, check=True)
+    for name, kinds in KINDS.items():
+        command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", f"proto/atoll_wire/{name}.proto"]
+        subprocess.run([*command, *(f"--{kind}_out={tmp_path}" for kind in kinds)], cwd=ROOT, check=True)
     for name in NAMES:
         assert (tmp_path / "atoll_wire" / name).read_text() == (ROOT / "proto/atoll_wire" / name).read_text()
 

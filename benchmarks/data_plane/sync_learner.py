@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from atoll.agent import sending
-from atoll.fragments.segments import Coded
+from atoll.fragments.exchange import Submission
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.layout.layout import FrameRun
@@ -27,8 +26,8 @@ BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
 
 
-def _counted(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    messages, table = _messages(coded, run)
+def _counted(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+    messages, table = _messages(taken, run)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
 
@@ -36,11 +35,10 @@ def _counted(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple
 class Watched(Learner):
     """Counts adoptions, and contributions that the core has acknowledged."""
 
-    adoptions = 0
-
-    def _adopt(self, fragments: Sequence[int]) -> None:
-        super()._adopt(fragments)
-        self.adoptions += len(fragments)
+    @property
+    def adoptions(self) -> int:
+        """The number of adoptions so far."""
+        return sum(self.stats().versions)
 
     @property
     def acknowledged(self) -> int:

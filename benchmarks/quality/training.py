@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
-from atoll.fragments.adoption import Fate, PseudoGradient
-from atoll.fragments.exchange import PreparedAnchor
+from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
+from atoll.ranks.division import undivided
 from atoll.reference import data
 from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
@@ -95,10 +94,7 @@ class Training:
             self.flying.pop((learner, fragment), None)
         model = new_model(self.recipe)
         optimizer = optimizer_for(model, self.recipe.learning_rate)
-        host_memory = HostMemory(Parameters(model, optimizer).values, self.layout.runs, self.settings.codec)
-        anchors = [(published.version, anchor_of(published)) for published in self.published]
-        local = LocalParameters(host_memory, anchors, keep=self.recipe.adoption == "rebase")
-        self.processes[learner] = Process(model, optimizer, local)
+        self.processes[learner] = Process(model, optimizer, self._local(model, optimizer))
         if learner not in self.batches:
             self.batches[learner] = batches(self.recipe, self.corpus, learner)
 
@@ -167,11 +163,14 @@ class Training:
     def model(self) -> Transformer:
         """Returns a new model with the newest published parameters."""
         model = new_model(self.recipe)
-        host_memory = HostMemory(
-            Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec
-        )
-        LocalParameters(host_memory, [(p.version, anchor_of(p)) for p in self.published], keep=True)
+        self._local(model, optimizer_for(model, 1.0))
         return model
+
+    def _local(self, model: Transformer, optimizer: torch.optim.Optimizer) -> LocalParameters:
+        """Sets a model's parameters to the newest anchors."""
+        values, anchors = Parameters(model, optimizer).values, [(p.version, anchor_of(p)) for p in self.published]
+        keep = self.recipe.adoption == "rebase"
+        return LocalParameters(values, undivided(self.layout), self.settings.codec, anchors, keep=keep)
 
 
 def new_model(recipe: Recipe) -> Transformer:

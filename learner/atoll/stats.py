@@ -114,18 +114,22 @@ class Counters:
         corrected, self.corrected = self.corrected, False
         return max(0 if corrected else agreed, self.known_tokens())
 
-    def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
-        """Counts an inner step. whole_s: its duration, which includes paused_s seconds of deliberate pauses."""
+    def stepped(self, whole_s: float, paused_s: float, loss: float | None) -> None:
+        """Times an inner step. whole_s: its duration, which includes paused_s seconds of deliberate pauses."""
         step_s = max(0.0, whole_s - paused_s)
         self.stepping_s += step_s
-        if not self.steps:
+        first = not self.periods
+        if first:
             self.first_step_s = step_s
-        self.step_time_s += (step_s - self.step_time_s) * (STEP_SMOOTHING if self.steps else 1.0)
+        self.step_time_s += (step_s - self.step_time_s) * (1.0 if first else STEP_SMOOTHING)
         self.periods.append(whole_s)
         self.period_s = min(self.periods)
-        self.steps += 1
-        self.tokens += tokens
         self.loss = self.loss if loss is None else loss
+
+    def trained(self, tokens: int, steps: int) -> None:
+        """Counts inner steps, and the tokens of all ranks in them."""
+        self.steps += steps
+        self.tokens += tokens
 
     def left(self, unsettled: int) -> None:
         """Records that the learner has left. unsettled: number of contributions that were never acknowledged."""

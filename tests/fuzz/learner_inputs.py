@@ -20,9 +20,9 @@ from atoll.agent.retry_loop import Failure
 from atoll.agent.run_session import RunSession
 from atoll.agent.shard_session import ShardSession
 from atoll.errors import LearnerError
-from atoll.fragments.adoption import PseudoGradient
+from atoll.fragments.adoption import Track
 from atoll.fragments.exchange import Submission, ThreadExchange
-from atoll.fragments.segments import Coded
+from atoll.fragments.segments import FragmentShape
 from atoll.stats import Counters
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
@@ -62,7 +62,7 @@ class Ears:
         self._receipt = pb.Receipt(
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
         )
-        taken = [self._taken(fragment.index).outstanding.coded for fragment in self._layout.fragments]
+        taken = [self._taken(fragment.index) for fragment in self._layout.fragments]
         self._coded = list(map(sending._messages, taken, self._layout.runs))
 
     def one(self, rng: random.Random) -> bool:
@@ -96,7 +96,7 @@ class Ears:
         shard.joined(core.session)
         for track in shard.tracks.values():
             sent = pb.Session(learner="a", incarnation=1)
-            track.in_flight, track.seq = InFlight(self._taken(track.fragment), 1, *self._coded[track.fragment], sent), 1
+            track.in_flight = InFlight(self._taken(track.fragment), 1, *self._coded[track.fragment], sent)
             session._counters.pending += 1
             session._exchange.submitted(track.in_flight.taken)
         hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, session, link)
@@ -118,10 +118,8 @@ class Ears:
 
     def _taken(self, fragment: int) -> Submission:
         f = self._layout.fragments[fragment]
-        coded = Coded.of(
-            [frame_codec.quantise_frame(self._vectors[fragment][s.place], s, Codec.INT4) for s in f.frames]
-        )
-        return Submission(fragment, 1, PseudoGradient(coded, 10, 1, 1))
+        track = Track(FragmentShape.of(f.whole, Codec.INT4), 1, self._vectors[fragment], 1)
+        return Submission(fragment, 1, track.take(lambda: np.zeros(f.length, np.float32), 10, 1))
 
     def _says(self, rng: random.Random, chance: float, messages: Sequence[Any]) -> list[Any]:
         """Returns the messages of a stream: some changed, one missing or repeated, or with a status among them."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import PreparedAnchor
-from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses, rebase
+from atoll.fragments.adoption import Fate, PreparedAnchor
+from atoll.fragments.segments import Coded, FragmentShape, change
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_wire.layout.frame_spans import Codec
 from torch import nn
@@ -46,7 +45,7 @@ class Merging:
     def __enter__(self) -> Merging:
         for member in self.members:
             member.__enter__()
-        first = self.members[0].agent.first
+        first = [track.anchor for track in self.members[0].learner._boundary.local.tracks]
         self._anchors = [anchor.copy() for anchor in first]
         self._momentum = [np.zeros_like(anchor) for anchor in first]
         self._versions = [1] * len(first)
@@ -85,7 +84,7 @@ class Merging:
             self._offer(fragment, [fates.get(id(member), Fate()) for member in self.members])
 
     def _merge(self, fragment: int, given: Sequence[Coded]) -> None:
-        shape = self.members[0].learner._local.tracks[fragment].shape
+        shape = self.members[0].learner._boundary.local.tracks[fragment].shape
         zero, change = np.zeros(shape.length, np.float32), np.zeros(shape.length, np.float32)
         for coded in given:
             change += values(zero, coded, shape) / len(self.members)
@@ -117,6 +116,4 @@ class Merging:
 
 def values(zero: np.ndarray, coded: Coded, shape: FragmentShape) -> np.ndarray:
     """Returns the values of a coded contribution."""
-    out = zero.copy()
-    rebase(zero, zero, coded, SegmentAddresses.in_vector(out, shape), shape)
-    return out
+    return change(zero, zero, coded, shape)

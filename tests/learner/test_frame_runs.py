@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from atoll.agent import sending
 from atoll.agent.partial_fetch import PartialFetch
-from atoll.fragments.adoption import Fate, Track
-from atoll.fragments.segments import FragmentShape, SegmentAddresses
+from atoll.fragments.adoption import Fate, PreparedAnchor, Track
+from atoll.fragments.exchange import Submission
+from atoll.fragments.segments import FragmentShape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined
@@ -35,40 +36,40 @@ COUNT = len(FRAGMENT.frames)
 
 @dataclass
 class Owner:
-    """The track of a run. Its parameters are pieces that it shares with other owners."""
+    """The track of a run."""
 
     run: FrameRun
     track: Track
-    places: SegmentAddresses
 
 
 class Island:
-    """A learner's copy of the fragment's tensors, whose frames are divided among owners."""
+    """A learner's copy of the fragment's values, whose frames are divided among owners."""
 
     def __init__(self, kind: Codec, *counts: int) -> None:
         self._kind = kind
-        self.pieces = [np.zeros(piece.length, np.float32) for piece in FRAGMENT.pieces]
-        addresses = [piece.ctypes.data for piece in self.pieces]
+        self.values = np.zeros(FRAGMENT.length, np.float32)
         self.owners = []
         first = 0
         for count in counts:
             run = FRAGMENT.whole if count == COUNT else FRAGMENT.run(first, count)
             shape, anchor = FragmentShape.of(run, kind), np.zeros(run.length, np.float32)
-            places = SegmentAddresses.in_pieces(addresses, shape, self.pieces)
-            self.owners.append(Owner(run, Track(shape, 0, anchor, anchor, 0), places))
+            self.owners.append(Owner(run, Track(shape, 0, anchor, 0)))
             first += count
 
     def train(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        for values in self.pieces:
-            values[:] += rng.standard_normal(len(values)).astype(np.float32) * np.float32(0.01)
+        self.values += rng.standard_normal(FRAGMENT.length).astype(np.float32) * np.float32(0.01)
+
+    def of(self, run: FrameRun) -> np.ndarray:
+        return self.values[run.offset : run.offset + run.length]
 
     def take(self, steps: int) -> tuple[dict[int, bytes], list[tuple[int, int]], list[Fate]]:
         """Returns the sent frames, the table for the header's digest, and the fates to adopt once merged."""
         messages, table, fates = {}, [], []
         for owner in self.owners:
-            outstanding = owner.track.take(owner.places, steps, steps)
-            mine, lengths = sending._messages(outstanding.coded, owner.run)
+            values = self.of(owner.run).copy()
+            outstanding = owner.track.take(lambda values=values: values, steps, steps)
+            mine, lengths = sending._messages(Submission(0, 0, outstanding), owner.run)
             messages |= mine
             table += lengths
             fates.append(Fate(outstanding.coded))
@@ -90,13 +91,15 @@ class Island:
             anchors.append((anchor, checksum))
         assert joined((checksum, anchor.nbytes) for anchor, checksum in anchors) == header.crc32c
         for owner, (anchor, _), fate in zip(self.owners, anchors, fates, strict=True):
-            owner.track.adopt(anchor, version, fate, version, version, owner.places, keep=True)
+            newer = PreparedAnchor(0, version, anchor, fate)
+            self.of(owner.run)[:] += owner.track.change_to(newer)
+            owner.track.adopt(newer, version, version, keep=True)
 
     def anchor(self) -> bytes:
         return b"".join(owner.track.anchor.tobytes() for owner in self.owners)
 
     def local(self) -> bytes:
-        return b"".join(piece.tobytes() for piece in self.pieces)
+        return self.values.tobytes()
 
 
 @pytest.mark.parametrize("kind", Codec)

@@ -7,45 +7,57 @@ import weakref
 import numpy as np
 import torch
 from atoll.boundary.host_memory import HostMemory
-from atoll.fragments.segments import load, store
-from atoll_wire.layout.frame_spans import Codec
-from atoll_wire.layout.layout import FragmentLayout, plan
+from atoll.fragments import segments
+from atoll.ranks.division import Division, undivided
+from atoll_wire.layout.layout import plan
 from torch import nn
 
 from tests.learner.odd import Odd, parameters
 
 
-def looking_at(model: nn.Module, fragments: int) -> tuple[list[nn.Parameter], HostMemory, tuple[FragmentLayout, ...]]:
+def looking_at(model: nn.Module, fragments: int) -> tuple[list[nn.Parameter], HostMemory, list[Division]]:
     mine = parameters(model)
-    layout = plan(mine.tensors, fragments)
-    return mine.values, HostMemory(mine.values, layout.runs, Codec.INT4), layout.fragments
+    divisions = undivided(plan(mine.tensors, fragments))
+    return mine.values, HostMemory(mine.values, [division.pieces for division in divisions]), divisions
+
+
+def load(memory: HostMemory, division: Division) -> np.ndarray:
+    out = np.empty(division.local_length, np.float32)
+    segments.gather(memory.read(division.fragment.index), rows(division), out)
+    return out
+
+
+def store(vector: np.ndarray, memory: HostMemory, division: Division) -> None:
+    segments.store(vector, memory.read(division.fragment.index), rows(division))
+    memory.write(division.fragment.index)
+
+
+def rows(division: Division) -> np.ndarray:
+    return np.array([(piece.offset, piece.length) for piece in division.pieces], np.int64)
 
 
 def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
     model = Odd()
     values, host_memory, fragments = looking_at(model, 3)
-    for number, fragment in enumerate(fragments):
-        vector = np.random.default_rng(number).integers(-8, 8, fragment.length).astype(np.float32)
-        store(vector, host_memory.read(number), host_memory.shapes[number])
-        host_memory.write(number)
-        assert np.array_equal(load(host_memory.read(number), host_memory.shapes[number]), vector)
-        flat = [values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in fragment.pieces]
+    for number, division in enumerate(fragments):
+        vector = np.random.default_rng(number).integers(-8, 8, division.local_length).astype(np.float32)
+        store(vector, host_memory, division)
+        assert np.array_equal(load(host_memory, division), vector)
+        flat = [values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in division.pieces]
         assert np.array_equal(torch.cat(flat).numpy(), vector)  # in the order of elements, not of memory
     assert model.head.weight is model.table.weight
 
 
-def test_the_rounding_to_a_narrow_type_is_recorded():
-    _, host_memory, fragments = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
-    vector = np.random.default_rng(0).standard_normal(fragments[0].length).astype(np.float32)
-    store(vector, host_memory.read(0), host_memory.shapes[0])
-    said = host_memory.write(0)
-    assert said is not None
-    wanted, stored = said
-    assert np.array_equal(wanted, vector)
-    assert np.array_equal(stored, torch.from_numpy(vector).to(torch.bfloat16).float().numpy())
-    _, host_memory, _ = looking_at(nn.Linear(40, 30), 1)
-    host_memory.read(0)
-    assert host_memory.write(0) is None
+def test_what_rounding_to_a_narrow_type_takes_is_not_lost():
+    values, host_memory, [division] = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
+    vector = np.random.default_rng(0).standard_normal(division.local_length).astype(np.float32)
+    store(vector, host_memory, division)
+    np.testing.assert_allclose(load(host_memory, division), vector, atol=1e-7)
+    stored = torch.cat([values[piece.tensor].detach().reshape(-1) for piece in division.pieces])
+    assert torch.equal(stored, torch.from_numpy(vector).to(torch.bfloat16))
+    for _ in range(20):  # each too small for bfloat16
+        store(load(host_memory, division) + np.float32(1e-6), host_memory, division)
+    np.testing.assert_allclose(load(host_memory, division), vector + np.float32(2e-5), atol=1e-6)
 
 
 def test_changes_of_the_model_between_two_reads_are_seen():
@@ -53,7 +65,7 @@ def test_changes_of_the_model_between_two_reads_are_seen():
     values, host_memory, fragments = looking_at(Odd(), 3)
 
     def read() -> np.ndarray:
-        return np.concatenate([load(host_memory.read(f.index), host_memory.shapes[f.index]) for f in fragments])
+        return np.concatenate([load(host_memory, division) for division in fragments])
 
     first = read()
     with torch.no_grad():
@@ -63,19 +75,17 @@ def test_changes_of_the_model_between_two_reads_are_seen():
     for value in values:
         value.data = torch.zeros_like(value)
     assert not read().any()
-    for fragment in fragments:
-        shape = host_memory.shapes[fragment.index]
-        store(np.full(shape.length, 2.0, np.float32), host_memory.read(fragment.index), shape)
-        host_memory.write(fragment.index)
+    for division in fragments:
+        store(np.full(division.local_length, 2.0, np.float32), host_memory, division)
     assert all(bool((value == 2.0).all()) for value in values)
 
 
 def test_a_matrix_that_was_turned_in_place_is_seen():
     model = nn.Linear(6, 6, bias=False)
-    values, host_memory, _ = looking_at(model, 1)
-    before = load(host_memory.read(0), host_memory.shapes[0])
+    values, host_memory, [division] = looking_at(model, 1)
+    before = load(host_memory, division)
     values[0].data = values[0].data.t()  # the same memory
-    assert np.array_equal(load(host_memory.read(0), host_memory.shapes[0]), before.reshape(6, 6).T.ravel())
+    assert np.array_equal(load(host_memory, division), before.reshape(6, 6).T.ravel())
 
 
 def test_read_pages_can_be_freed():

@@ -8,8 +8,8 @@ import torch
 from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
-from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import PreparedAnchor
+from atoll.fragments.adoption import Fate, PreparedAnchor
+from atoll.ranks.division import undivided
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
 from atoll_wire.layout.layout import plan
@@ -26,9 +26,7 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarr
     return (
         model,
         LocalParameters(
-            HostMemory(parameters.values, layout.runs, Codec.INT4),
-            [(1, anchor) for anchor in anchors],
-            keep=True,
+            parameters.values, undivided(layout), Codec.INT4, [(1, anchor) for anchor in anchors], keep=True
         ),
         anchors,
     )
@@ -36,9 +34,8 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarr
 
 def work(mine: LocalParameters, number: int, tokens: int, steps: int) -> np.ndarray:
     """Takes a fragment's work, and returns its values."""
-    contents, shape = mine.take(number, tokens, steps).coded.contents, mine._host_memory.shapes[number]
-    [piece] = shape.pieces  # the only piece of its fragment
-    out, span = np.zeros(shape.length, np.float32), FrameSpan(0, 0, shape.length, (Segment(piece[0], 0, shape.length),))
+    contents, shape = mine.take(number, tokens, steps).coded.contents, mine.tracks[number].shape
+    out, span = np.zeros(shape.length, np.float32), FrameSpan(0, 0, shape.length, (Segment(0, 0, shape.length),))
     frame_codec.content_add(contents[0], span, Codec.INT4, np.ones(1, np.float32), out)
     return out
 
@@ -70,7 +67,7 @@ def test_an_adoption_in_a_copy_leaves_the_model_unchanged():
     model, mine, anchors = local(torch.bfloat16)
     before = [parameter.clone() for parameter in model.parameters()]
     for fragment, anchor in enumerate(anchors):
-        mine.adopt(PreparedAnchor(fragment, 2, anchor + 1, Fate()), 0, 0, apart=True)
+        mine.adopt_apart(PreparedAnchor(fragment, 2, anchor + 1, Fate()), 0, 0)
     assert all(map(torch.equal, before, model.parameters()))
     for fragment in (0, 1):
         np.testing.assert_allclose(work(mine, fragment, 0, 0), 0, atol=1e-6)

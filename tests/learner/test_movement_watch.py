@@ -7,15 +7,14 @@ import copy
 import sys
 import threading
 from collections import deque
-from typing import ClassVar
 
 import pytest
 import structlog
 import torch
 from atoll import LearnerError
 from atoll.boundary.movement_watch import MovementWatch
-from atoll.boundary.ranks import SingleRank
 from atoll.boundary.samples import ParameterSamples
+from atoll.ranks.division import undivided
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
@@ -114,27 +113,6 @@ def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
     assert len(said) == 1
 
 
-def test_all_ranks_are_given_what_is_restored(said):
-    class Others(SingleRank):
-        """Other ranks, which receive values."""
-
-        given: ClassVar[list[torch.Tensor]] = []
-
-        def spread(self, parameters) -> None:
-            self.given.extend(parameters)
-
-    model = mlp()
-    with Watched(model, adamw(model)) as it:
-        it.learner._rank_group = Others()
-        it.turn(10)
-        write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
-        it.ask()
-        it.turn()
-        assert len(Others.given) == len(list(model.parameters()))
-        it.turn()
-        assert len(Others.given) == len(list(model.parameters())), "once"
-
-
 def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_step(said, monkeypatch):
     model = mlp()
     with Watched(model, adamw(model)) as it:
@@ -142,7 +120,7 @@ def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_st
         write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
         it.ask()
         with monkeypatch.context() as patched, contextlib.suppress(InterruptedError):
-            patched.setattr(it.learner, "_restore", raising)
+            patched.setattr(it.learner._boundary, "_restore", raising)
             it.turn()
         assert not it.agent.taken
         it.learner.step(tokens=10)
@@ -196,8 +174,8 @@ def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_an
 
 def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     spec = TensorSpec("w", (8, 8), "float32", MergeKind.DIRECTION)
-    fragments = plan([spec], 1).fragments
-    MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)).end()
+    divisions = undivided(plan([spec], 1))
+    MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], divisions)).end()
     ended, failed, usual_s = threading.Event(), list[BaseException](), sys.getswitchinterval()
 
     def steps() -> None:
@@ -214,10 +192,10 @@ def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     for thread in threads:
         thread.start()
     sys.setswitchinterval(1e-5)
-    watches = deque(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)) for _ in range(30))
+    watches = deque(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], divisions)) for _ in range(30))
     for _ in range(300):
         watches.popleft().end()
-        watches.append(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)))
+        watches.append(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], divisions)))
     ended.set()
     sys.setswitchinterval(usual_s)
     for watch in watches:

@@ -74,13 +74,6 @@ def test_two_parameters_in_one_memory_are_refused_in_one_line():
         parameters(model)
 
 
-def test_sharded_parameters_are_refused_in_one_line():
-    model = nn.Linear(2, 2)
-    model.weight.placements = ()  # marks a DTensor
-    with pytest.raises(LearnerError, match=r'"weight" is sharded \(DTensor\)'):
-        parameters(model)
-
-
 class Teaching(nn.Module):
     """A student, a head with another optimizer, and a teacher that follows the student."""
 

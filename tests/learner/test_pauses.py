@@ -16,7 +16,8 @@ def trained(
     while now < until:
         turns, within = divmod(now, turn_s)
         while counters.steps < int(turns + (within >= busy_s)):
-            counters.stepped(turn_s if counters.steps else busy_s, pause_s if counters.steps else 0.0, 10, None)
+            counters.stepped(turn_s if counters.steps else busy_s, pause_s if counters.steps else 0.0, None)
+            counters.trained(10, 1)
         counters.paused = counters.steps > 0 and not turns + (within >= busy_s) > counters.steps and within >= busy_s
         counters.resting_since = turns * turn_s + busy_s if counters.paused else None
         member.hear(counters.steps, counters.pausing(now), now)

@@ -14,13 +14,13 @@ import torch
 from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Optimizers, Parameters
-from atoll.boundary.ranks import SingleRank
-from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments import segments
-from atoll.fragments.adoption import Fate, PseudoGradient
-from atoll.fragments.exchange import PreparedAnchor, Submission
+from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
+from atoll.fragments.exchange import Submission
 from atoll.learner import Learner
+from atoll.ranks.division import undivided
+from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
 
@@ -31,6 +31,7 @@ class Deaf:
     """An agent without a core."""
 
     failure = None
+    run_codec = Codec.INT4
 
     def __init__(self) -> None:
         self.taken: list[PseudoGradient] = []
@@ -45,19 +46,17 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     """Returns a learner with two fragments at version 1, whose values are zero."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     learner, agent = Learner(model, optimizer, server="127.0.0.1:1", name="a"), Deaf()
-    learner._rank_group, learner._agent = SingleRank(), agent
+    learner._ranks, learner._agent = ALONE, agent
     parameters = learner._parameters = Parameters(model, learner._optimizer)
-    layout = learner._layout = plan(parameters.tensors, 2)
+    layout = plan(parameters.tensors, 2)
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
-    local = learner._local = LocalParameters(HostMemory(parameters.values, layout.runs, Codec.INT4), first, keep=True)
-    learner._rounds = RoundAnswers(local, learner._exchange, learner._counters, agent.submit)
-    return learner, local, agent
+    learner._take_over(parameters, layout, agent, undivided(layout), first)
+    return learner, learner._boundary.local, agent
 
 
 def test_a_step_with_nothing_due_costs_microseconds():
     model = torch.nn.Linear(2, 2)
-    learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._rank_group = SingleRank()  # entered, with an idle agent
+    learner, _, _ = joined(model)
     times = []
     for _ in range(2000):
         began = time.perf_counter()

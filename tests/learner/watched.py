@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from atoll import Learner
 from atoll.boundary.parameters import Optimizers, Parameters
-from atoll.boundary.ranks import SingleRank
-from atoll.fragments.adoption import Fate, PseudoGradient
-from atoll.fragments.exchange import PreparedAnchor, Submission
-from atoll.fragments.segments import load
+from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
+from atoll.fragments.exchange import Submission
+from atoll.ranks.division import undivided
+from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout, plan
 from torch import nn
@@ -28,10 +28,6 @@ class Deaf:
 
     def __init__(self) -> None:
         self.taken: list[PseudoGradient] = []
-        self.first: list[np.ndarray] = []
-
-    def anchors(self) -> list[tuple[int, np.ndarray]]:
-        return [(1, anchor) for anchor in self.first]
 
     def submit(self, taken: Submission) -> None:
         if not taken.received:  # as the Sender does
@@ -66,14 +62,15 @@ class Watched:
         parameters = learner._parameters = Parameters(
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
-        learner._rank_group, learner._layout = SingleRank(), plan(parameters.tensors, self._fragments)
+        learner._ranks = ALONE
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
-        self.layout: Layout = learner._layout
-        self.agent.first = [
+        self.layout: Layout = plan(parameters.tensors, self._fragments)
+        first = [
             np.concatenate([flat[p.tensor][p.start : p.start + p.length] for p in fragment.pieces])
             for fragment in self.layout.fragments
         ]
-        learner._take_over(parameters, self.layout, self.agent)
+        anchors = [(1, anchor) for anchor in first]
+        learner._take_over(parameters, self.layout, self.agent, undivided(self.layout), anchors)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -100,7 +97,7 @@ class Watched:
     def adopt(self) -> None:
         """Offers new anchors of all fragments for the next boundary."""
         self._version += 1
-        for fragment, track in enumerate(self.learner._local.tracks):
+        for fragment, track in enumerate(self.learner._boundary.local.tracks):
             random = np.random.default_rng(self._version * 100 + fragment)
             change = random.standard_normal(len(track.anchor)).astype(np.float32) * np.std(track.anchor) * self.others
             self.learner._exchange.offer(PreparedAnchor(fragment, self._version, track.anchor + change, Fate()))
@@ -118,7 +115,7 @@ class Watched:
             if turn % every == every // 2:
                 self.ask()
             self.turn()
-            for track in self.learner._local.tracks:
+            for track in self.learner._boundary.local.tracks:
                 if track.flying is not None:
                     track.refused()
 
@@ -128,8 +125,7 @@ class Watched:
 
     def distance(self) -> float:
         """The largest distance from the anchors."""
-        local = self.learner._local
+        local = self.learner._boundary.local
         return max(
-            float(np.abs(load(local._host_memory.read(number), track.shape) - track.anchor).max())
-            for number, track in enumerate(local.tracks)
+            float(np.abs(local._values(number)() - track.anchor).max()) for number, track in enumerate(local.tracks)
         )

@@ -450,8 +450,7 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
     def replace(self: sending.Sender, line: Any, in_flight: Any, failure: Any) -> bool:
         acted = failed(self, line, in_flight, failure)
         if line.in_flight is in_flight:
-            line.seq += 1
-            in_flight.seq = line.seq
+            in_flight.seq += 1000  # a number that no later contribution has
         return acted
 
     with patch(sending.Sender, "_failed", replace):
@@ -478,10 +477,8 @@ def anchors_drift_by_one_ulp() -> Iterator[None]:
 @defect
 def merged_work_stays_outstanding() -> Iterator[None]:
     """A learner sends work again that was already merged."""
-    rebase = adoption.rebase
-    with patch(
-        adoption, "rebase", lambda origin, anchor, _, places, shape: rebase(origin, anchor, None, places, shape)
-    ):
+    change = adoption.change
+    with patch(adoption, "change", lambda old, new, _, shape: change(old, new, None, shape)):
         yield
 
 
@@ -871,7 +868,7 @@ def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
     """A learner fetches all fragments whole, but sends work that it took from the old anchors."""
 
     def send(self: sending.Sender, line: Any, taken: Any) -> None:
-        taken.outstanding = dataclasses.replace(taken.outstanding, restores=line.restores)
+        taken.outstanding.restores = line.restores
         original(self, line, taken)
 
     original = sending.Sender.send

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
+from atoll.boundary.round_answers import RoundAnswers
 from atoll.fragments.exchange import DueRound, Submission
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.plausibility import FASTER
@@ -24,7 +25,7 @@ from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.bookkeeping import Violation, shard_of, the_shard
 from tests.simulation.checks import Checks
-from tests.simulation.island import Island
+from tests.simulation.island import Island, Rank
 from tests.simulation.network import Network
 from tests.simulation.training import BATCH
 
@@ -51,12 +52,26 @@ class Lie(StrEnum):
 LIES = (Lie.FLOOD, Lie.DECLINES)  # lies that are not about tokens
 
 
+class Answers(RoundAnswers):
+    """Answers every round, even without work."""
+
+    def __init__(self, island: Hostile, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._island = island
+
+    def answer(self) -> None:
+        due = self._exchange.todo.due
+        while due:
+            self._island._take(due.popleft())
+
+
 class Hostile(Island):
     """One hostile process."""
 
     def __init__(
         self, lie: Lie, network: Network, checks: Checks, addresses: Sequence[str], step_s: float, seed: int
     ) -> None:
+        self.answers = lambda *parts: Answers(self, *parts)
         super().__init__(network, checks, NAME, 0, addresses, step_s, seed)
         self.lie, self.stride = lie, STRIDE if lie is Lie.FLOOD else 0.01
         self.sent = 0
@@ -77,21 +92,17 @@ class Hostile(Island):
                 if track.in_flight is None and self.counters.connected:
                     self._take(DueRound(fragment, self.counters.steps, 0.0))
 
-    def _answer(self) -> None:
-        due = self._exchange.todo.due
-        while due:
-            self._take(due.popleft())
-
     def _take(self, due: DueRound) -> None:
-        assert self.session is not None, "a round comes through it"
+        boundary = self.ranks[0].boundary
+        assert self.session is not None and boundary is not None, "a round comes through it"  # noqa: PT018
         if self.session.core.tracks[due.fragment].in_flight is None and self.tracks[due.fragment].flying is None:
             self.sent += 1
-            self._rounds.take(due)
+            boundary._rounds.take(due)
 
-    def _submit(self, taken: Submission) -> None:
+    def _submit(self, rank: Rank, taken: Submission) -> None:
         if self.lie is Lie.BOAST:
-            taken.outstanding = replace(taken.outstanding, tokens=BOAST, steps=BOAST)
-        super()._submit(taken)
+            taken.outstanding.tokens = taken.outstanding.steps = BOAST
+        super()._submit(rank, taken)
 
     def _check(self, taken: Submission) -> None:
         """Does nothing, so that it sends any work."""

@@ -1,31 +1,37 @@
-"""A learner's process in the simulation: the real agent, and a training loop that only adds numbers.
+"""A learner's processes in the simulation: the real agents, and a training loop that only adds numbers.
 
-The step boundary uses the same parts as `atoll.Learner.step`, but never waits.
+Each rank uses the product's `StepBoundary`, which never waits here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+import random
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors.numpy
 from atoll.agent.join_request import Identity, ModelDescription
+from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
-from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
-from atoll.boundary.movement_watch import FOUND, MovementWatch
+from atoll.boundary.movement_watch import MovementWatch
+from atoll.boundary.parameters import Parameters
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
+from atoll.boundary.step_boundary import StepBoundary
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Track
-from atoll.fragments.exchange import DueRound, PreparedAnchor, Submission, ThreadExchange
+from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.fragments.segments import Coded
+from atoll.ranks.division import Division
+from atoll.ranks.rank_group import ALONE, RankGroup
 from atoll.stats import Counters
-from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
@@ -34,33 +40,87 @@ from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
+from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
 MAX_UNDONE = 8  # number of adoptions after which an undoing optimizer must be detected
 
 
-class Island:
-    """One process with a name.
+class Rank:
+    """One process of a learner. boundary: None until it has entered the run."""
 
-    error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`.
+    def __init__(self, island: Island, number: int, size: int, model: Model, ranks: RankGroup) -> None:
+        name = f"{island.name}#{island.life}" + (f".{number}" if size > 1 else "")
+        self.number, self.process, self.model, self.ranks = number, Process(name), model, ranks
+        self.exchange, self.counters = ThreadExchange(island.network.loop.clock), Counters()
+        self.session: RunSession | None = None
+        self.boundary: Boundary | None = None
+        self.submitted: list[Submission] = []  # at this boundary
+
+    @property
+    def tracks(self) -> list[Track]:
+        return self.boundary.local.tracks if self.boundary is not None else []
+
+
+class Boundary(StepBoundary):
+    """The product's boundary. Rank 0's keeps the island's accounts, before any rank changes its values."""
+
+    island: Island
+
+    def _release(self, todo: Any) -> None:
+        if self._ranks.is_leader:
+            for fragment in todo.released:
+                self.island.accounts[fragment].ended(None)
+        super()._release(todo)
+
+    def _finish_adoptions(self) -> None:
+        fragments = self.local.begun
+        if self._ranks.is_leader:
+            for fragment in fragments:
+                self.island.settle(fragment)
+        before = self.island.before(fragments)
+        super()._finish_adoptions()
+        self.island.moved(fragments, before)
+
+    def _restore(self) -> None:
+        everything = range(len(self.local.tracks))
+        for fragment in everything:
+            self.island.accounts[fragment].all_given_up(flying=self.local.tracks[fragment].flying is not None)
+        before = self.island.before(everything)
+        super()._restore()
+        self.island.moved(everything, before)
+
+
+class Island:
+    """A learner of one or several processes, and its name. process, counters, session, tracks: of rank 0.
+
+    error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`. size: number of ranks.
     """
+
+    answers: Callable[..., RoundAnswers] = RoundAnswers  # how its ranks answer rounds
 
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
-        seed: int, masters: Masters = Masters.NONE, *, watched: bool = False,
+        seed: int, masters: Masters = Masters.NONE, *, watched: bool = False, size: int = 1,
     ) -> None:  # fmt: skip
-        self.process = Process(f"{name}#{life}")
-        self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
+        self.name, self.life, self.network, self._checks, self._step_s = name, life, network, checks, step_s
         self._addresses = addresses
         self._random = np.random.default_rng(seed)
-        self._exchange, self.counters = ThreadExchange(network.loop.clock), Counters()
-        self.model, self._watched = Model(masters), watched
+        dice = random.Random(f"{seed} ranks")
+        self._parts, self._hub = parts_of(TENSORS, size, dice), Hub(size)
+        self.ranks = [
+            Rank(self, number, size, Model(masters, parts), SimulatedRanks(self._hub, number) if size > 1 else ALONE)
+            for number, parts in enumerate(self._parts)
+        ]
+        first = self.ranks[0]
+        self.process, self.counters, self.model, self._exchange = (
+            first.process, first.counters, first.model, first.exchange
+        )  # fmt: skip
+        self._watched = watched
         self._watch: MovementWatch | None = None
-        self.tracks: list[Track] = []
-        self._accounts: list[Account] = []
+        self.accounts: list[Account] = []
         self.layout: Layout | None = None
-        self.session: RunSession | None = None
         self.error: Exception | None = None
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
@@ -69,22 +129,49 @@ class Island:
         self.strayed = False  # whether its steps were much larger for a while
         self._widest = self.stride  # of its strides so far: an undone adoption is not found next to such large steps
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
+        self._adopted: list[int] = []  # versions that the checks know
+        self._tokens = 0  # trained so far; counters lag behind on several ranks
         self.due_again = False  # another start of it waits for its end
-        self.process.start(self._live(), name=self.process.name)
+        self._ready: list[asyncio.Future[Layout]] = []
+        messages = self._connected(dice)
+        for rank in self.ranks[1:]:
+            self.process.on_death.append(rank.process.kill)
+            rank.process.start(self._follow(rank, messages[rank.number]), name=rank.process.name)
+        self.process.start(self._live(messages[0] if size > 1 else None), name=self.process.name)
 
-    async def _live(self) -> None:
-        ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        session = RunSession(
-            Identity(self.name, "somewhere", self._addresses, 1e9), ModelDescription(TENSORS, b"frozen", self._save),
-            self._exchange, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
+    @property
+    def session(self) -> RunSession | None:
+        return self.ranks[0].session
+
+    @property
+    def tracks(self) -> list[Track]:
+        return self.ranks[0].tracks
+
+    # ------------------------------------------------------------------------------ entering
+
+    def _connected(self, dice: random.Random) -> list[SimulatedMessages]:
+        processes = [rank.process for rank in self.ranks]
+        found = [SimulatedMessages(self.network.loop, dice, processes, number) for number in range(len(processes))]
+        for each in found:
+            each.others = found
+        return found
+
+    def _described(self) -> tuple[Identity, ModelDescription]:
+        return Identity(self.name, "somewhere", self._addresses, 1e9), ModelDescription(TENSORS, b"frozen", self._save)
+
+    async def _live(self, messages: SimulatedMessages | None) -> None:
+        rank, ready = self.ranks[0], asyncio.get_running_loop().create_future()
+        rank.session = session = RunSession(
+            *self._described(), rank.exchange, rank.counters, ready.set_result, self._stop,
+            self.network.loop.clock, self._dialler(rank), messages,
         )  # fmt: skip
-        self.session = session
         agent = asyncio.create_task(session.live())
         agent.add_done_callback(self._ended)
         self.layout, self._codec = await ready, Codec(session.core.settings.codec)
-        self._exchange.clear()
+        for future in self._ready:
+            await future
         try:
-            self._begin(self.layout, [(track.version, track.anchor) for track in session.core.tracks.values()])
+            self._begin(self.layout)
             while True:
                 await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
                 self._step()
@@ -92,21 +179,59 @@ class Island:
             if self._watch is not None:
                 self._watch.end()  # it watches the optimizers of all processes
 
-    def _begin(self, layout: Layout, anchors: list[tuple[int, np.ndarray]]) -> None:
-        """Does the same as `Learner._take_over`."""
-        if self._watched:
-            self._watch = MovementWatch(ParameterSamples(self.model.parameters, layout.fragments))
-        self._local = LocalParameters(HostMemory(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
-        self._rounds = RoundAnswers(self._local, self._exchange, self.counters, self._submit)
-        self.tracks = self._local.tracks
-        self.model.begin(layout)
-        self._seen(tuple(range(len(anchors))))
-        for fragment, (version, anchor) in enumerate(anchors):
-            self._accounts.append(Account(len(anchor)))
-            self._checks.adopted(self, fragment, version, anchor)
+    async def _follow(self, rank: Rank, messages: SimulatedMessages) -> None:
+        """Runs the agent of a rank other than 0. The island's loop makes its steps."""
+        ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+        self._ready.append(ready)
+        rank.session = session = MemberSession(
+            *self._described(), rank.exchange, rank.counters, ready.set_result, self._stop,
+            self.network.loop.clock, messages, self._dialler(rank),
+        )  # fmt: skip
+        try:
+            await session.live()
+        except Exception as error:
+            self._stop(error)
 
-    def _dial(self, address: str, *_: Any) -> SimulatedLink:
-        return SimulatedLink(self._network, self.process, address)
+    def _begin(self, layout: Layout) -> None:
+        """Does the same as `Learner._take_over`, on all ranks."""
+        first, divisions = self._exchange.first(), divisions_of(layout, self._parts)
+        if self._watched:
+            self._watch = MovementWatch(ParameterSamples(self.model.values, divisions[0]))
+        self.accounts = [Account(fragment.length) for fragment in layout.fragments]
+        anchors = [rank.exchange.take_first(first) for rank in self.ranks]
+        locals_: list[LocalParameters | None] = [None] * len(self.ranks)
+
+        def enter(rank: Rank) -> None:
+            locals_[rank.number] = LocalParameters(
+                rank.model.values, divisions[rank.number], self._codec, anchors[rank.number], keep=True,
+                ranks=rank.ranks,
+            )  # fmt: skip
+
+        threads = [threading.Thread(target=enter, args=(rank,)) for rank in self.ranks[1:]]
+        for thread in threads:
+            thread.start()
+        enter(self.ranks[0])
+        for thread in threads:
+            thread.join()
+        for rank, local, mine in zip(self.ranks, locals_, divisions, strict=True):
+            assert local is not None, "entered"
+            self._enter(rank, layout, local, mine)
+        self._adopted = [-1] * len(layout.fragments)
+        self._check_anchors()
+        self._seen(tuple(range(len(layout.fragments))))
+
+    def _enter(self, rank: Rank, layout: Layout, local: LocalParameters, divisions: Sequence[Division]) -> None:
+        rounds = self.answers(local, rank.exchange, rank.counters, rank.submitted.append)
+        watch = self._watch if rank.number == 0 else None
+        rank.boundary = Boundary(
+            self.name, layout, cast("Parameters", rank.model), local, rounds, watch, rank.exchange, rank.counters,
+            rank.ranks, self.network.loop.clock, lambda: None,
+        )  # fmt: skip
+        rank.boundary.island = self
+        rank.model.begin(divisions)
+
+    def _dialler(self, rank: Rank) -> Any:
+        return lambda address, *_: SimulatedLink(self.network, rank.process, address)
 
     def _save(self, path: Path) -> None:
         tensors = {t.name: self._random.standard_normal(t.shape).astype(np.float32) for t in TENSORS}
@@ -125,19 +250,28 @@ class Island:
     def _step(self) -> None:
         counters = self.counters
         counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._exchange.paused)
-        if self.training and not counters.paused:
-            self._train()
-            if self._watch is not None:
-                self._watch.step()
-        if self._exchange.paused or not self._goes_on() or not self._exchange.something:
+        if counters.paused or self._exchange.paused:
             return
-        todo = self._exchange.next()
-        while todo.released:
-            self._accounts[todo.released[0]].ended(None)
-            self.tracks[todo.released.popleft()].refused()
-        if todo.prepared:
-            self._adopt([newer.fragment for newer in todo.prepared])
-        self._answer()
+        if self.training:
+            self._train()
+        self._hub.steps = int(self.training)
+        try:
+            for rank in self.ranks:
+                boundary = rank.boundary
+                assert boundary is not None, "it trains"
+                rank.counters.step_time_s = self._step_s
+                if self.training or len(self.ranks) > 1:
+                    boundary.step(BATCH if self.training else 0)
+                else:
+                    boundary._carry_out(ALONE.agree(boundary._decide, boundary._failed))
+        except LearnerError as error:
+            self._stop(error)
+            return
+        self._check_anchors()
+        for rank in self.ranks:
+            for taken in rank.submitted:
+                self._submit(rank, taken)
+            rank.submitted.clear()
 
     def _train(self) -> None:
         counters, layout = self.counters, self.layout
@@ -146,131 +280,144 @@ class Island:
             self._load()
         self._widest = max(self._widest, self.stride)
         drawn = self._random.standard_normal(layout.parameters, np.float32) * np.float32(self.stride)
-        at = 0
-        for account in self._accounts:
-            account.trained(drawn[at : (at := at + len(account.moved))])
-        self.model.step(drawn, watched=self._watch is not None)
+        ends = itertools.accumulate(len(account.moved) for account in self.accounts)
+        changes = np.split(drawn, list(ends)[:-1])
+        for account, change in zip(self.accounts, changes, strict=True):
+            account.trained(change)
+        for rank in self.ranks:
+            rank.model.step(changes, watched=self._watch is not None)
         if self.overwrites is not None:
             self._load()
-        counters.steps += 1
-        counters.tokens += BATCH
         counters.stepping_s += self._step_s
-        counters.step_time_s = self._step_s
         assert self.session is not None, "it trains"
-        self._checks.trained[self.name, self.session.core.session.incarnation] = counters.tokens
+        self._tokens += BATCH
+        self._checks.trained[self.name, self.session.core.session.incarnation] = self._tokens
 
     def _load(self) -> None:
         assert self.overwrites is not None, "asked to"
         self.model.load(self.overwrites)
         self.overwrites = None
 
-    def _goes_on(self) -> bool:
-        """Does the same as `Learner._judge`, with its consequences. Returns False if this process ends."""
-        if self._watch is None:
-            return True
-        verdict = self._watch.judge() if self._exchange.something else self._watch.glance()
-        if verdict is Movement.COPIES:
-            self._stop(LearnerError(FOUND[verdict]))
-            return False
-        if verdict is not Movement.FINE:
-            self._checks.note(f"{self.process.name} has its parameters restored: {verdict.name}")
-            self._restore()
-        return True
+    def values(self, fragment: int) -> np.ndarray:
+        """Returns a fragment's current values, of all ranks. Copies must be equal."""
+        assert self.layout is not None, "it trains"
+        found: np.ndarray | None = None
+        for rank in self.ranks:
+            mine = (
+                np.full(self.layout.fragments[fragment].length, np.nan, np.float32) if found is None else found.copy()
+            )
+            rank.model.put(fragment, mine)
+            if found is not None and not np.array_equal(found[~np.isnan(found)], mine[~np.isnan(found)]):
+                raise Violation(13, f"{self.process.name} has copies of fragment {fragment} that differ")
+            found = mine
+        assert found is not None, "there is a rank"
+        return found
 
-    def _restore(self) -> None:
-        everything, counters = range(len(self.tracks)), self.counters
-        before = self._before(everything)
-        with self.model.following(everything, restart=True):
-            for fragment in everything:
-                self._accounts[fragment].all_given_up(flying=self.tracks[fragment].flying is not None)
-                self._local.restore(fragment, counters.tokens, counters.steps)
-        self._moved(everything, before)
+    def anchor(self, fragment: int) -> np.ndarray:
+        """Returns a fragment's anchor, of all owners in the order of their frames."""
+        runs = sorted((self._run(rank, fragment).first, rank.number) for rank in self.ranks)
+        return np.concatenate([self.ranks[number].tracks[fragment].anchor for _, number in runs])
 
-    def _adopt(self, fragments: list[int]) -> None:
-        prepared, counters = self._exchange.todo.prepared, self.counters
-        before = self._before(fragments)
-        with self.model.following(fragments):
-            while prepared:
-                newer = prepared[0]
-                self._settle(self._accounts[newer.fragment], newer)
-                self._local.adopt(newer, counters.tokens, counters.steps)
-                self._exchange.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
-                self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
-                prepared.popleft()
-        self._moved(fragments, before)
+    def _run(self, rank: Rank, fragment: int) -> Any:
+        assert rank.boundary is not None, "it trains"
+        return rank.boundary.local._routes[fragment].division.run
 
-    def _settle(self, account: Account, newer: PreparedAnchor) -> None:
-        fate, track = newer.fate, self.tracks[newer.fragment]
-        if fate.drop:  # unmerged work is given up
-            account.told += track.origin - self.model.values(newer.fragment)
+    def settle(self, fragment: int) -> None:
+        """Records an adoption in the account, before the values change."""
+        account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
+        begun = [rank.boundary.local._begun[fragment].newer for rank in self.ranks if rank.boundary is not None]
+        if begun[0].fate.drop:  # unmerged work is given up
+            account.told += self.anchor(fragment) - self.values(fragment)
             account.ended(None)
-        elif fate.q is not None:
-            account.ended(self._values(newer.fragment, fate.q))
+        elif begun[0].fate.q is not None:
+            for rank, newer in zip(self.ranks, begun, strict=True):
+                run = self._run(rank, fragment)
+                q[run.offset : run.offset + run.length] = self._decoded(rank, fragment, newer.fate.q)
+            account.ended(q)
 
-    def _before(self, fragments: Sequence[int]) -> list[np.ndarray]:
-        """Returns the values with which `_moved` compares, if they are needed."""
-        return [self.model.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
+    def _decoded(self, rank: Rank, fragment: int, coded: Coded | None) -> np.ndarray:
+        assert coded is not None, "the ranks adopt the same"
+        run = self._run(rank, fragment)
+        out = np.zeros(run.length, np.float32)
+        for span, content in zip(run.frames, coded.contents, strict=True):
+            frame_codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
+        return out
 
-    def _moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
+    def before(self, fragments: Sequence[int]) -> list[np.ndarray]:
+        """Returns the values with which `moved` compares, if they are needed."""
+        return [self.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
+
+    def moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
         """Records that the boundary changed these fragments."""
-        self._seen(tuple(fragments))
         if self.model.masters is not Masters.UNKNOWN:
             return
-        sizes = [np.linalg.norm(self.model.values(n) - old) for n, old in zip(fragments, before, strict=True)]
-        large = [self._accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
+        sizes = [np.linalg.norm(self.values(n) - old) for n, old in zip(fragments, before, strict=True)]
+        large = [self.accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
         self._undone += any(large)
         if self._undone > MAX_UNDONE:
             raise Violation(12, f"{self.process.name} undid {self._undone} adoptions, and goes on")
+
+    def _check_anchors(self) -> None:
+        """Checks that all ranks are at the same versions, and that these have the published bytes."""
+        for fragment, known in enumerate(self._adopted):
+            versions = {rank.tracks[fragment].version for rank in self.ranks}
+            if len(versions) > 1:
+                raise Violation(13, f"{self.process.name} has ranks at different versions of {fragment}: {versions}")
+            (version,) = versions
+            if version != known:
+                self._adopted[fragment] = version
+                self._checks.adopted(self, fragment, version, self.anchor(fragment))
 
     def _seen(self, fragments: tuple[int, ...]) -> None:
         if self._watch is not None:
             self._watch.adopted(fragments)
 
-    def _values(self, number: int, coded: Coded) -> np.ndarray:
-        assert self.layout is not None, "it trains"
-        fragment = self.layout.fragments[number]
-        out = np.zeros(fragment.length, np.float32)
-        for span, content in zip(fragment.frames, coded.contents, strict=True):
-            frame_codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
-        return out
-
-    def _answer(self) -> None:
-        self._rounds.answer()
-
-    def _submit(self, taken: Submission) -> None:
-        assert self.session is not None, "a round comes through it"
-        self._check(taken)
-        self._exchange.submitted(taken)
-        self.session.submit(taken)
-        core = self.session.core
+    def _submit(self, rank: Rank, taken: Submission) -> None:
+        assert rank.session is not None, "a round comes through it"
+        if rank.number == 0:
+            self._check(taken)
+        rank.exchange.submitted(taken)
+        rank.session.submit(taken)
+        core = rank.session.core
         in_flight = core.tracks[taken.fragment].in_flight
-        if in_flight is not None and in_flight.taken is taken:
+        if rank.number == 0 and in_flight is not None and in_flight.taken is taken:
             name = (self.name, core.session.incarnation, taken.fragment, in_flight.seq)
             self._checks.taken(self, name)
 
     def _check(self, taken: Submission) -> None:
-        values = self._values(taken.fragment, taken.outstanding.coded)
-        if strange := self._accounts[taken.fragment].strange(values):
+        """Checks that a contribution is what was trained. All ranks have taken their parts of it."""
+        account = self.accounts[taken.fragment]
+        sent = np.zeros(len(account.moved), np.float32)
+        for rank in self.ranks:
+            run = self._run(rank, taken.fragment)
+            (mine,) = [each for each in rank.submitted if each.fragment == taken.fragment]
+            sent[run.offset : run.offset + run.length] = self._decoded(rank, taken.fragment, mine.outstanding.coded)
+        if strange := account.strange(sent):
             raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
 
     async def leave(self, *, drains: bool = False) -> None:
         """Leaves, and ends. drains: whether to send the remaining work first."""
-        if drains and self.tracks:
+        if drains and self.tracks and len(self.ranks) == 1:
             await self._drain()
         if self.session is not None:
             await self.session.say_goodbye()
         self.process.kill()
 
     async def _drain(self) -> None:
-        """Does the same as `Learner.__exit__`, without adoptions."""
+        """Does the same as `StepBoundary.drain`, without adoptions."""
         counters, self.training = self.counters, False
+        rank = self.ranks[0]
+        assert rank.boundary is not None, "it trains"
         if self._watch is not None and self._watch.leave() is not Movement.FINE:
-            for account, track in zip(self._accounts, self.tracks, strict=True):
+            for account, track in zip(self.accounts, self.tracks, strict=True):
                 account.all_given_up(flying=track.flying is not None)
                 track.give_up(counters.tokens, counters.steps)
         for fragment, track in enumerate(self.tracks):
             if track.flying is None and track.steps_from < counters.steps:
-                self._rounds.take(DueRound(fragment, 0, 0.0))
+                rank.boundary._rounds.take(DueRound(fragment, 0, 0.0))
+        for taken in rank.submitted:
+            self._submit(rank, taken)
+        rank.submitted.clear()
         for _ in range(DRAIN_LOOKS):
             if self._exchange.unsettled:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
@@ -278,9 +425,10 @@ class Island:
     def check_conservation(self) -> None:
         """Checks that movement by training = merged or given-up work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
-            self._restore()  # no work was due since the weights were loaded, so nothing detected them
-        for fragment, (account, track) in enumerate(zip(self._accounts, self.tracks, strict=True)):
-            left = account.moved - account.told - (track.anchor - self.model.values(fragment))
+            assert self.ranks[0].boundary is not None, "it trains"
+            self.ranks[0].boundary._restore()  # no work was due since the weights were loaded: nothing detected them
+        for fragment, account in enumerate(self.accounts):
+            left = account.moved - account.told - (self.anchor(fragment) - self.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 

@@ -6,9 +6,7 @@ detection of other movements (`MovementWatch`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 
 import numpy as np
@@ -16,8 +14,12 @@ import torch
 import torch._dynamo  # the watch loads it: import it before a seed has its own clock and random numbers
 from atoll.boundary.movement import JUDGED_STEPS
 from atoll.boundary.optimizer_copies import OptimizerCopies
-from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec
+from atoll.ranks.division import Division
+from atoll.ranks.tensor_part import TensorPart
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec
 from torch import nn
+
+from tests.simulation.ranks import places_of
 
 TENSORS = (
     TensorSpec("embedding", (24, 16), "float32", MergeKind.AVERAGE),
@@ -68,44 +70,50 @@ class Walk(torch.optim.Optimizer):
 
 
 class Model:
-    """Parameters in torch's memory, and their fragments."""
+    """One rank's parameters in torch's memory, and their fragments. parts: what the rank holds, by tensor.
 
-    def __init__(self, masters: Masters) -> None:
-        self.parameters = [nn.Parameter(torch.zeros(each.shape), requires_grad=False) for each in TENSORS]
-        self._flat = [parameter.detach().numpy().reshape(-1) for parameter in self.parameters]
-        self.masters = masters
+    It is also the `Parameters` of the step boundary.
+    """
 
-    def begin(self, layout: Layout) -> None:
+    def __init__(self, masters: Masters, parts: Sequence[TensorPart]) -> None:
+        self.values = [nn.Parameter(torch.zeros(part.local_shape), requires_grad=False) for part in parts]
+        self._flat = [parameter.detach().numpy().reshape(-1) for parameter in self.values]
+        self.masters, self._parts = masters, parts
+
+    def begin(self, divisions: Sequence[Division]) -> None:
         """Sets the first values."""
-        self._layout = layout
-        ends = itertools.accumulate(fragment.length for fragment in layout.fragments)
-        self._pieces = [
-            (piece.tensor, piece.start, end - fragment.length + piece.offset, piece.length)
-            for fragment, end in zip(layout.fragments, ends, strict=True)
-            for piece in fragment.pieces
-        ]
-        self.optimizer = Walk(self.parameters, self.masters)
+        self._divisions = divisions
+        self._places = [places_of(division, self._parts) for division in divisions]
+        self.optimizer = Walk(self.values, self.masters)
         named = self.masters is Masters.NAMED
-        pairs = list(zip(self.parameters, self.optimizer.copies, strict=True)) if named else []
-        self.copies = OptimizerCopies([self.optimizer], lambda: pairs)
+        pairs = list(zip(self.values, self.optimizer.copies, strict=True)) if named else []
+        known = [self.optimizer] if self.masters is Masters.NAMED else []
+        self.copies = OptimizerCopies(known, lambda: pairs)
 
-    def following(self, fragments: Sequence[int], *, restart: bool = False) -> AbstractContextManager[None]:
-        """Context manager for a change of these fragments. Masters that Atoll knows change with them."""
-        if self.masters is not Masters.NAMED:
-            return nullcontext()
-        tensors = {piece.tensor for fragment in fragments for piece in self._layout.fragments[fragment].pieces}
-        return self.copies.following([self.parameters[tensor] for tensor in sorted(tensors)], restart=restart)
+    def of(self, fragment: FragmentLayout) -> list[nn.Parameter]:
+        """See Parameters."""
+        return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
-    def values(self, fragment: int) -> np.ndarray:
-        """Returns a fragment's current values."""
-        pieces = self._layout.fragments[fragment].pieces
-        return np.concatenate([self._flat[p.tensor][p.start : p.start + p.length] for p in pieces])
+    def check_unchanged(self) -> None:
+        """See Parameters."""
 
-    def step(self, changes: np.ndarray, *, watched: bool) -> None:
-        """Makes one inner step. changes: of all fragments, in order. watched: whether torch's hooks are called."""
-        self.optimizer.change = [
-            (tensor, start, changes[at : at + length]) for tensor, start, at, length in self._pieces
-        ]
+    def reshard(self) -> None:
+        """See Parameters."""
+
+    def put(self, fragment: int, into: np.ndarray) -> None:
+        """Writes this rank's values of a fragment to their places in the fragment's vector."""
+        pieces = [self._flat[p.tensor][p.start : p.start + p.length] for p in self._divisions[fragment].pieces]
+        if pieces:
+            into[self._places[fragment]] = np.concatenate(pieces)
+
+    def step(self, changes: Sequence[np.ndarray], *, watched: bool) -> None:
+        """Makes one inner step. changes: of each fragment's vector. watched: whether torch's hooks are called."""
+        self.optimizer.change = []
+        for change, places, division in zip(changes, self._places, self._divisions, strict=True):
+            mine = change[places]
+            for piece in division.pieces:
+                part = mine[piece.offset : piece.offset + piece.length]
+                self.optimizer.change.append((piece.tensor, piece.start, part))
         (self.optimizer.step if watched else self.optimizer.walk)()
 
     def load(self, random: np.random.Generator) -> None:

@@ -16,17 +16,20 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec.block_kernels import F32
 from atoll_wire.connections.frame_transfer import download
 from atoll_wire.layout.frame_spans import Codec
 
 from atoll.agent.call_errors import Remedy, one_line, remedy
-from atoll.agent.core_view import CoreView, FragmentTrack
+from atoll.agent.coordination import Coordination
+from atoll.agent.core_view import CoreView, FragmentTrack, InFlight
 from atoll.agent.partial_fetch import MAX_UPDATES, FrameRequest, PartialFetch, UnsoundError
 from atoll.agent.retry_loop import Failure, retry
 from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
-from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import PreparedAnchor, ThreadExchange
+from atoll.fragments.adoption import Change, Fate, PreparedAnchor
+from atoll.fragments.exchange import ThreadExchange
+from atoll.fragments.segments import Coded, FragmentShape
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -44,23 +47,33 @@ class Fetcher:
         counters: Counters,
         stop: Callable[[Exception], None],
         sender: Sender,
+        coordination: Coordination,
     ) -> None:
         self._core = core
+        self._coordination = coordination
         self._exchange = exchange
         self._counters = counters
         self._stop = stop
         self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
         self._at_once = asyncio.Semaphore(2)  # number of simultaneous fetches; limits memory
+        self._shapes: dict[int, FragmentShape] = {}
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
         """Records an announced version, and fetches it if it is new. A lower version changes nothing."""
         track.target = max(track.target, version)
+        self._coordination.announced(track)
+        self.begin(track)
+
+    def heard_after_break(self, track: FragmentTrack, version: int, known: int) -> None:
+        """Records the newest version after a break, which may be lower. See FragmentTrack.stands_at."""
+        track.stands_at(version, known)
+        self._coordination.announced(track)
         self.begin(track)
 
     def begin(self, track: FragmentTrack) -> None:
         """Starts a task that brings the track up to date, unless one is running or the track is up to date."""
-        if track.behind() and track.fetching is None:
+        if track.run.frames and track.behind() and track.fetching is None:
             track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
             track.fetching.add_done_callback(self._ended)
 
@@ -147,9 +160,10 @@ class Fetcher:
                 self._counters.bytes_whole += incoming.size_bytes - before
 
     async def _take_in(self, track: FragmentTrack, incoming: PartialFetch, setbacks: int) -> bool:
-        whole, header = not incoming.version, incoming.header
-        anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else track.anchor)
-        if anchor is None or checksum != header.crc32c:
+        whole, header, merged = not incoming.version, incoming.header, self._merged(track, incoming.header)
+        q = None if merged is None else merged.taken.outstanding.coded
+        anchor, checksum, change = await asyncio.to_thread(self._decoded, track, incoming, q)
+        if anchor is None or not self._coordination.sound(header, checksum):
             log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
             return False
         if track.setbacks != setbacks:
@@ -162,26 +176,44 @@ class Fetcher:
             track.target = max(track.target, header.version)
             if whole:
                 track.whole = track.drop = False
-        self._exchange.offer(PreparedAnchor(track.fragment, track.version, anchor, fate))
+        prepared = PreparedAnchor(track.fragment, header.version, anchor, fate, change, header.crc32c)
+        self._exchange.offer(prepared, confirmed=self._coordination.owners.size == 1)
+        self._coordination.prepared(track, header, checksum, fate)
         return True
+
+    def _decoded(
+        self, track: FragmentTrack, incoming: PartialFetch, q: Coded | None
+    ) -> tuple[F32 | None, int, Change | None]:
+        """Returns the fetched anchor, its checksum, and the change of the parameters. Runs in a worker thread."""
+        old = track.anchor
+        anchor, checksum = incoming.decoded(old if incoming.version else None)
+        if anchor is None or len(anchor) != len(old):
+            return anchor, checksum, None  # invalid, or the first anchor
+        if track.fragment not in self._shapes:
+            self._shapes[track.fragment] = FragmentShape.of(track.run, Codec(self._core.settings.codec))
+        return anchor, checksum, Change.of(old, anchor, q, self._shapes[track.fragment])
+
+    def _merged(self, track: FragmentTrack, header: pb.FetchHeader) -> InFlight | None:
+        """Returns the contribution in flight if the header says that it was merged."""
+        in_flight, session = track.in_flight, track.shard.session
+        if in_flight is None:
+            return None
+        mine = (session.learner, session.incarnation, in_flight.seq, pb.FATE_MERGED)
+        said = ((receipt.learner, receipt.incarnation, receipt.seq, receipt.fate) for receipt in header.receipts)
+        if mine not in said:
+            return None
+        if not in_flight.messages:
+            raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
+        return in_flight
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
         """Returns the fate of the contribution in flight at this version. Applies a refusal in the header."""
-        session = track.shard.session
+        if (merged := self._merged(track, header)) is not None:
+            self._sender.end(track, merged=True)
+            return Fate(merged.taken.outstanding.coded, whole and track.drop, track.restores)
         for receipt in header.receipts:
-            in_flight = track.in_flight
-            if in_flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
-                session.learner,
-                session.incarnation,
-                in_flight.seq,
-            ):
-                continue
-            if receipt.fate == pb.FATE_MERGED:
-                if not in_flight.messages:
-                    raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
-                self._sender.end(track, merged=True)
-                return Fate(in_flight.taken.outstanding.coded, whole and track.drop, track.restores)
-            self._sender.decided(track.shard, receipt)
+            if receipt.learner == track.shard.session.learner:
+                self._sender.decided(track.shard, receipt)
         return Fate(None, whole and track.drop, track.restores)
 
 

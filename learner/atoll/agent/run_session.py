@@ -21,6 +21,7 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
 
 from atoll.agent.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
+from atoll.agent.coordination import Coordination, Leading, receive_on_loop
 from atoll.agent.core_view import CoreView, FragmentTrack, ShardView
 from atoll.agent.fetching import Fetcher
 from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription, planned
@@ -28,6 +29,7 @@ from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -54,6 +56,7 @@ class RunSession:
         stop: Callable[[Exception], None],
         clock: Clock,
         dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
+        messages: RankMessages | None = None,
     ) -> None:
         self._identity = identity
         self._model = model
@@ -71,10 +74,20 @@ class RunSession:
         self._retired: set[asyncio.Task[None]] = set()
         self.core = CoreView(self._links[0])
         self._joiner = Joiner(identity, model, self.core, counters, clock)
-        self._sender = Sender(self.core, exchange, counters, stop, self._fetch)
-        self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender)
+        self._coordination = self._coordinated(messages)
+        self._sender = Sender(self.core, exchange, counters, stop, self._fetch, self._coordination)
+        self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender, self._coordination)
         self._sessions: dict[ShardView, ShardSession] = {}
         self._running: dict[ShardView, asyncio.Task[None]] = {}  # session tasks
+
+    def _coordinated(self, messages: RankMessages | None) -> Coordination:
+        if messages is None:
+            return Coordination()
+        leading = Leading(messages, self.core, self._exchange, self._counters)
+        leading.begin_fetch = self._fetch
+        leading.merged = lambda track: self._sender.end(track, merged=True)
+        receive_on_loop(messages, leading.receive, self._stop)
+        return leading
 
     def _fetch(self, track: FragmentTrack) -> None:
         """Starts a fetch for the Sender, which needs the whole fragment after a final refusal."""
@@ -150,8 +163,19 @@ class RunSession:
 
     async def _join(self) -> None:
         """Joins, and begins to fetch all newer versions."""
-        core, reply = self.core, await self._joiner.join()
+        reply = await self._joiner.join()
         self._name_taken_at = None
+        await self._joined(reply)
+        self._coordination.joined(reply, max(track.restores for track in self.core.tracks.values()))
+        for fragment, version in sorted(reply.versions.items()):
+            track = self.core.track(fragment)
+            self._fetcher.heard_after_break(track, version, max(track.version, track.target))
+        for track in self.core.tracks.values():
+            self._fetcher.begin(track)
+
+    async def _joined(self, reply: pb.JoinReply) -> None:
+        """Takes over the answer to a Join."""
+        core = self.core
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
         shards = self._placed(reply, layout)
@@ -170,11 +194,6 @@ class RunSession:
         if self._said_away:
             log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
-        for fragment, version in sorted(reply.versions.items()):
-            track = core.track(fragment)
-            track.stands_at(version, max(track.version, track.target))
-        for track in core.tracks.values():
-            self._fetcher.begin(track)
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
         """Returns the shards that the Join reply names. Reuses a shard with the same address and fragments.
@@ -194,7 +213,8 @@ class RunSession:
                 link = self._dialled(address)
             if shard is None:
                 shard = ShardView(place.address, link)
-                runs = [layout.fragments[fragment].whole for fragment in sorted(place.fragments)]
+                owners = self._coordination.owners
+                runs = [owners.run(layout.fragments[fragment]) for fragment in sorted(place.fragments)]
                 shard.tracks = {run.fragment.index: FragmentTrack(run, shard) for run in runs}
             elif shard.link not in {link, *self._links}:
                 self._retire(shard.link)
@@ -271,6 +291,7 @@ class RunSession:
         """Lets training begin once all fragments have arrived. Then waits until cancelled."""
         if not self._entered:
             await self._fetcher.all_here()
+            await self._coordination.all_prepared(len(self.core.tracks))
             assert self.core.layout is not None, "the learner must join first"
             self._entered = True
             self._on_ready(self.core.layout)

@@ -15,16 +15,18 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
+from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.connections.frame_transfer import upload
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages import frame_messages
 from atoll_wire.process.logs import contribution_name
 
 from atoll.agent.call_errors import Remedy, detail, one_line
+from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight, ShardView
 from atoll.agent.retry_loop import Failure, retry
+from atoll.errors import LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
-from atoll.fragments.segments import Coded
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -40,6 +42,7 @@ class Sender:
         counters: Counters,
         stop: Callable[[Exception], None],
         fetch: Callable[[FragmentTrack], None],
+        coordination: Coordination,
     ) -> None:
         """stop: ends the learner with an error. fetch: brings a track up to date."""
         self._core = core
@@ -47,6 +50,7 @@ class Sender:
         self._counters = counters
         self._stop = stop
         self._fetch = fetch
+        self._coordination = coordination
         self._rng = random.Random()  # noqa: S311 - jitter
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -55,12 +59,13 @@ class Sender:
         if taken.received:
             return
         taken.received = True
-        if taken.outstanding.restores != track.restores:
+        seq = taken.outstanding.number
+        if taken.outstanding.restores != track.restores or seq <= track.ended:
             self._left_behind(track, taken)
             return
-        assert track.in_flight is None, "at most one contribution of a fragment is in flight"
-        track.seq += 1
-        track.in_flight = InFlight(taken, track.seq)
+        if track.in_flight is not None:  # rank 0's word that it ended is on its way
+            self.end(track, merged=False)
+        track.in_flight = InFlight(taken, seq)
         self._counters.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry(track, track.in_flight))
         self._tasks.add(task)
@@ -70,6 +75,7 @@ class Sender:
         """Drops work from an anchor that the run no longer has, and fetches the whole fragment."""
         log.info("dropped work from before the restore", fragment=track.fragment)
         self._exchange.settle(taken)
+        self._ended_together(track, taken.outstanding.number, drop=True)
         track.whole = track.drop = True
         self._fetch(track)
 
@@ -95,10 +101,17 @@ class Sender:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _carry(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        in_flight.messages, in_flight.table = await asyncio.to_thread(
-            _messages, in_flight.taken.outstanding.coded, track.run
-        )
-        await self._offer(track, in_flight)
+        try:
+            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run)
+        except CodecError as error:
+            # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
+            raise LearnerError(
+                f"training has diverged: {error} in fragment {track.fragment}; restart this learner, which then "
+                "continues from the run's parameters, and lower its learning rate if the error recurs"
+            ) from error
+        in_flight.table = await self._coordination.table(track, in_flight.seq, mine)
+        if track.run.frames or self._coordination.owners.rank == 0:
+            await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
         """Pushes until the core answers, or until an update contains the fate."""
@@ -190,6 +203,21 @@ class Sender:
         else:
             self._counters.refused += 1
             self._exchange.release(track.fragment)
+            self._ended_together(track, in_flight.seq, drop=False)
+
+    def ended_elsewhere(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
+        """Applies rank 0's word that a contribution ended without a merge, on another rank."""
+        track.ended = max(track.ended, seq)
+        if track.in_flight is None or track.in_flight.seq != seq:
+            return
+        if drop:
+            self._drop(track)
+        else:
+            self.end(track, merged=False)
+
+    def _ended_together(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
+        track.ended = max(track.ended, seq)
+        self._coordination.ended(track, seq, drop=drop)
 
     def forget(self, track: FragmentTrack) -> None:
         """Drops the contribution in flight, because the run has a new generation."""
@@ -200,7 +228,8 @@ class Sender:
         """Drops work that the core refused for good. Fetches the whole fragment. Sends nothing before its adoption."""
         assert track.in_flight is not None, "only a flight can be dropped"
         self._acknowledged(track.in_flight)
-        track.in_flight = None
+        in_flight, track.in_flight = track.in_flight, None
+        self._ended_together(track, in_flight.seq, drop=True)
         self._counters.pending -= 1
         self._counters.refused += 1
         track.whole = track.drop = True
@@ -215,9 +244,9 @@ class Sender:
             self._exchange.settle(in_flight.taken)
 
 
-def _messages(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    """Returns a run's frames as messages by frame number, and the length and CRC-32C of each payload."""
-    payloads = list(map(frame_codec.compress, coded.contents))
+def _messages(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+    """Returns a run's coded frames as messages by number, and the length and CRC-32C of each payload."""
+    payloads = list(map(frame_codec.compress, taken.outstanding.coded.contents))
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)
     return {span.index: frame_messages.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

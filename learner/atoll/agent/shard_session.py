@@ -152,8 +152,7 @@ class ShardSession:
                 self._sender.ask_again(shard)  # the state contains versions, but no fates since the last known position
                 self._counters.told(notification.current.run_tokens, notification.current.voided_tokens)
                 for track, version in shard.newest(notification.current.versions):
-                    track.stands_at(version, known[track.fragment])
-                    self._fetcher.begin(track)
+                    self._fetcher.heard_after_break(track, version, known[track.fragment])
                 for round_opened in notification.current.open:
                     self._opened(round_opened)
                 self._pause(notification.current.paused.reason)

@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 from atoll_wire.codec import frame_codec
-from atoll_wire.codec.block_kernels import F32
 from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
@@ -24,10 +23,12 @@ from atoll_wire.process.clock import Clock
 
 from atoll.agent.call_errors import GOODBYE_S
 from atoll.agent.join_request import Identity, ModelDescription
+from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
 from atoll.errors import LearnerError
 from atoll.fragments import segments
-from atoll.fragments.exchange import PIECE_S, Submission, ThreadExchange
+from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -41,9 +42,17 @@ class Agent:
     """A learner's agent. It can be started only once. failure: why the agent stopped, or None."""
 
     def __init__(
-        self, identity: Identity, model: ModelDescription, exchange: ThreadExchange, counters: Counters, clock: Clock
+        self,
+        identity: Identity,
+        model: ModelDescription,
+        exchange: ThreadExchange,
+        counters: Counters,
+        clock: Clock,
+        messages: RankMessages | None = None,
     ) -> None:
+        """messages: to the other ranks of this learner, or None if there are none."""
         self._clock = clock
+        self._messages = messages
         self._identity = identity
         self._model = model
         self._exchange = exchange
@@ -65,16 +74,15 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name=f"atoll {self._identity.name}", daemon=True)
         self._thread.start()
 
-    def wait_ready(self) -> Layout:
-        """Waits for the first anchors. Returns the layout. Raises LearnerError if the learner cannot join."""
-        while not self._ready.done():
-            wait((self._ready,), PIECE_S)
-        return self._ready.result()
+    def wait_ready(self, timeout_s: float) -> bool | LearnerError:
+        """Waits for the first anchors. Returns whether they are ready, or the error if the learner cannot join."""
+        wait((self._ready,), timeout_s)
+        return self.failure or self._ready.done()
 
-    def anchors(self) -> list[tuple[int, F32]]:
-        """Returns the version and anchor, float32 (fragment.length,), of each fragment. Call after `wait_ready`."""
-        assert self._session is not None, "call wait_ready first"
-        return [(track.version, track.anchor) for track in self._session.core.tracks.values()]
+    @property
+    def layout(self) -> Layout:
+        """The run's layout. Available after `wait_ready`."""
+        return self._ready.result(0.0)
 
     @property
     def run_codec(self) -> Codec:
@@ -96,6 +104,8 @@ class Agent:
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)
+        if self._messages is not None:
+            self._messages.end()
 
     def _call(self, function: Callable[[RunSession], None]) -> None:
         loop, session = self._loop, self._session
@@ -122,15 +132,11 @@ class Agent:
         with compiling_is_logged():
             await asyncio.to_thread(frame_codec.warm_up)
             await asyncio.to_thread(segments.warm_up)
-        self._session = RunSession(
-            self._identity,
-            self._model,
-            self._exchange,
-            self._counters,
-            self._ready.set_result,
-            self._stop,
-            self._clock,
-        )
+        parts = (self._identity, self._model, self._exchange, self._counters, self._ready.set_result, self._stop)
+        if self._messages is None or self._messages.rank == 0:
+            self._session = RunSession(*parts, self._clock, messages=self._messages)
+        else:
+            self._session = MemberSession(*parts, self._clock, self._messages)
         try:
             await self._session.live()
         except Exception as error:  # recorded before the loop closes, because closing makes other tasks fail

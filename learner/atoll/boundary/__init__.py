@@ -1,4 +1,4 @@
-"""The step boundary, on the training thread: parameters, optimizer copies, ranks, and detection of other writes.
+"""The step boundary, on the training thread: parameters, optimizer copies, and detection of other writes.
 
-May import: errors, fragments, stats.
+May import: errors, fragments, ranks, stats.
 """

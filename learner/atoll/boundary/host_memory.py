@@ -1,4 +1,7 @@
-"""Each fragment's parameters as float32 in host memory: the original memory if it is float32 on the host, else a copy.
+"""A rank's parameters of each fragment as float32 in host memory: their own memory if possible, else a copy.
+
+For types narrower than float32, each fragment also keeps what the last write lost to rounding. Values are read with it,
+so that rounding is neither lost nor sent as work.
 
 Each torch call and each freed tensor releases the GIL. Each operation therefore makes one call for all tensors of a
 fragment, on views that this module keeps.
@@ -12,102 +15,101 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from atoll_wire.codec.block_kernels import F32
-from atoll_wire.layout.frame_spans import Codec
-from atoll_wire.layout.layout import FrameRun
 from torch import nn
 
-from atoll.fragments.segments import FragmentShape, SegmentAddresses
+from atoll.fragments.segments import I64
+from atoll.ranks.division import LocalPiece
+from atoll.ranks.placements import local_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentMemory:
-    """Views of the parameters in a run of frames.
+    """Views of the parameters in a fragment.
 
     at: addresses and strides of the parameters; the views are valid while these stay the same.
     pieces: flat views of the parameters. turned: each non-contiguous parameter and its contiguous copy; views show
-    the copy. staged: flat views of each row of staging memory. direct: the parameters' own memory, if it is contiguous
-    float32 on the host.
+    the copy. staged: flat views of each row of staging memory. addresses: of the first value of each piece as float32.
     """
 
     at: list[tuple[int, ...]]
     pieces: list[torch.Tensor]
     turned: list[tuple[torch.Tensor, torch.Tensor]]
     staged: list[list[torch.Tensor]]
-    direct: SegmentAddresses | None
+    addresses: I64
 
 
 class HostMemory:
-    """Keeps one FragmentMemory per run of frames. values: trainable parameters in the order of the layout's tensors."""
+    """Keeps one FragmentMemory per fragment.
 
-    def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
+    values: trainable parameters in the order of the layout's tensors. fragments: this rank's pieces of each fragment.
+    """
+
+    def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[Sequence[LocalPiece]]) -> None:
         self._values = values
-        self._runs = runs
-        self.shapes = [FragmentShape.of(run, codec) for run in runs]
+        self._fragments = fragments
+        self._lengths = [sum(piece.length for piece in pieces) for pieces in fragments]
         self._kept: dict[int, FragmentMemory] = {}
         self._staging = np.empty((2, 0), np.float32)
+        self._lost: dict[int, F32] = {}  # by fragment: what rounding took from the last written values
 
-    def read(self, number: int) -> SegmentAddresses:
-        """Returns memory where a run's parameters can be read and changed as float32. Call `write` after a change."""
-        window = self._window(number)
-        if window.direct is not None:
-            return window.direct
-        return SegmentAddresses.in_vector(self._stage(window, number, 0), self.shapes[number])
+    def read(self, number: int) -> I64:
+        """Returns addresses where each piece can be read and changed as float32. Call `write` after a change.
 
-    def write(self, number: int) -> tuple[F32, F32] | None:
-        """Stores changed values. Returns the (wanted, stored) values if a parameter is not float32, else None.
-
-        Both are float32 (fragment.length,) in staging memory. The next `read` or `write` overwrites them.
+        The next `read` of another fragment may reuse the memory.
         """
-        window = self._window(number)
-        if window.direct is not None:
-            return None
+        memory = self._memory(number)
+        if memory.staged:
+            self._stage(memory, 0)
+            if number in self._lost:
+                row = self._staging[0, : self._lengths[number]]
+                np.add(row, self._lost[number], out=row)
+        return memory.addresses
+
+    def write(self, number: int) -> None:
+        """Stores changed values."""
+        memory = self._memory(number)
+        if not memory.staged:
+            return
         with torch.no_grad():
-            torch._foreach_copy_(window.pieces, window.staged[0])
-            for parameter, ordered in window.turned:
+            torch._foreach_copy_(memory.pieces, memory.staged[0])
+            for parameter, ordered in memory.turned:
                 parameter.copy_(ordered)
-        if all(piece.dtype == torch.float32 for piece in window.pieces):
-            return None
-        return self._staging[0, self._place(number)], self._stage(window, number, 1)
+        if any(piece.dtype != torch.float32 for piece in memory.pieces):
+            self._stage(memory, 1)
+            wanted, stored = self._staging[:, : self._lengths[number]]
+            self._lost[number] = wanted - stored
 
     def forget(self) -> None:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._kept.clear()
 
-    def _stage(self, window: FragmentMemory, number: int, row: int) -> F32:
+    def _stage(self, memory: FragmentMemory, row: int) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(window.staged[row], window.pieces)
-        return self._staging[row, self._place(number)]
+            torch._foreach_copy_(memory.staged[row], memory.pieces)
 
-    def _place(self, number: int) -> slice:
-        """Returns the slice of a run in its fragment's vector."""
-        run = self._runs[number]
-        return slice(run.offset, run.offset + run.length)
+    def _memory(self, number: int) -> FragmentMemory:
+        """Returns the fragment's FragmentMemory. It is cached until the parameters move, unless it has copies."""
+        tensors = {piece.tensor: local_tensor(self._values[piece.tensor]) for piece in self._fragments[number]}
+        at = [(value.data_ptr(), *value.stride()) for value in tensors.values()]
+        memory = self._kept.get(number)
+        if memory is None or memory.at != at:
+            memory = self._look(number, tensors, at)
+            if not memory.turned:
+                self._kept[number] = memory
+        return memory
 
-    def _window(self, number: int) -> FragmentMemory:
-        """Returns the run's FragmentMemory. It is cached until the parameters move, unless it has copies."""
-        values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
-        at = [(value.data_ptr(), *value.stride()) for value in values]
-        window = self._kept.get(number)
-        if window is None or window.at != at:
-            window = self._look(number, at)
-            if not window.turned:
-                self._kept[number] = window
-        return window
-
-    def _look(self, number: int, at: list[tuple[int, ...]]) -> FragmentMemory:
-        fragment = self._runs[number].fragment
-        tensors = {piece.tensor: self._values[piece.tensor].detach() for piece in fragment.pieces}
+    def _look(self, number: int, tensors: dict[int, torch.Tensor], at: list[tuple[int, ...]]) -> FragmentMemory:
+        places = self._fragments[number]
         ordered = {index: tensor.contiguous() for index, tensor in tensors.items()}
         turned = [(tensors[index], copy) for index, copy in ordered.items() if copy is not tensors[index]]
-        pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
-        addresses = [piece.data_ptr() for piece in pieces]
+        pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in places]
         plain = all(type(p) is torch.Tensor and p.is_cpu and p.dtype == torch.float32 for p in pieces)
+        addresses = [piece.data_ptr() for piece in pieces]
         if plain and not turned and all(addresses):
-            return FragmentMemory(
-                at, pieces, [], [], SegmentAddresses.in_pieces(addresses, self.shapes[number], pieces)
-            )
+            return FragmentMemory(at, pieces, [], [], np.array(addresses, np.int64))
         if not self._staging.size:
-            self._staging = np.empty((2, max(run.fragment.length for run in self._runs)), np.float32)
+            self._staging = np.empty((2, max(self._lengths)), np.float32)
         rows = [torch.from_numpy(row) for row in self._staging]
-        staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
-        return FragmentMemory(at, pieces, turned, staged, None)
+        staged = [[row[p.offset : p.offset + p.length] for p in places] for row in rows]
+        first = self._staging.ctypes.data
+        return FragmentMemory(at, pieces, turned, staged, np.array([first + 4 * p.offset for p in places], np.int64))

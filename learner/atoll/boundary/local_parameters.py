@@ -1,82 +1,117 @@
 """The local parameters of every fragment at a step boundary: takes pseudo-gradients and adopts newer anchors.
 
-Only the training thread uses this module. The code calls torch and numpy as rarely as possible, because each call
-releases the GIL. A busy thread returns the GIL only after `sys.getswitchinterval`. For float32 parameters on the host,
-adopting and taking make one such call each.
+Only the training thread uses this module. A take copies this rank's parameters and sends them to the owners of their
+frames; a worker thread codes them later. An adoption sends the owners' changes to the ranks that hold the parameters,
+which add them. A learner of one process holds and owns everything, so nothing is sent.
+
+The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
+only after `sys.getswitchinterval`. For float32 parameters on the host, adopting and taking make one such call each.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+from atoll_wire.codec import buffers
 from atoll_wire.codec.block_kernels import F32
-from atoll_wire.codec.frame_codec import CodecError
+from atoll_wire.layout.frame_spans import Codec
+from torch import nn
 
 from atoll.boundary.host_memory import HostMemory
-from atoll.errors import LearnerError
-from atoll.fragments.adoption import Fate, PseudoGradient, Track
-from atoll.fragments.exchange import PreparedAnchor
-from atoll.fragments.segments import SegmentAddresses, load, store
+from atoll.fragments import segments
+from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient, Track
+from atoll.fragments.segments import I64, FragmentShape
+from atoll.ranks.division import Division, Moves
+from atoll.ranks.rank_group import ALONE, Exchanged, RankGroup
 
 
 class LocalParameters:
     """Local parameters and tracks of all fragments. The constructor writes the first anchors into the model.
 
-    anchors: (version, float32 (fragment.length,)) per fragment. keep: an adoption keeps outstanding work (True,
-    "rebase") or drops it (False, "overwrite").
+    values: trainable parameters in the order of the layout's tensors. divisions: this rank's of each fragment.
+    anchors: (version, float32 (run.length,)) per fragment, of the frames that this rank owns.
+    keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
     """
 
-    def __init__(self, host_memory: HostMemory, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
-        self._host_memory = host_memory
+    def __init__(
+        self,
+        values: Sequence[nn.Parameter],
+        divisions: Sequence[Division],
+        codec: Codec,
+        anchors: Iterable[tuple[int, F32]],
+        *,
+        keep: bool,
+        ranks: RankGroup = ALONE,
+    ) -> None:
+        self._memory = HostMemory(values, [division.pieces for division in divisions])
+        self._ranks = ranks
         self._keep = keep
-        self._apart: dict[int, SegmentAddresses] = {}
+        self._routes = [_Routes.of(division) for division in divisions]
+        self._apart: dict[int, F32] = {}
+        self._begun: dict[int, _Begun] = {}  # adoptions whose values are on their way
         self.torn = False  # an adoption was interrupted, so model and tracks may disagree
         self.tracks: list[Track] = []
-        for number, ((version, anchor), shape) in enumerate(zip(anchors, host_memory.shapes, strict=True)):
-            store(anchor, host_memory.read(number), shape)
-            stored = host_memory.write(number)
-            self.tracks.append(Track(shape, version, anchor, anchor if stored is None else stored[1].copy(), version))
+        for number, ((version, anchor), division) in enumerate(zip(anchors, divisions, strict=True)):
+            self.tracks.append(Track(FragmentShape.of(division.run, codec), version, anchor, version))
+            self._write(number, self._spread(number, anchor)(), add=False)
 
     def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
-        """Takes a fragment's quantised pseudo-gradient. tokens, steps: the learner's counters.
+        """Takes a fragment's pseudo-gradient. tokens, steps: the learner's counters."""
+        apart = self._apart.get(number)
+        return self.tracks[number].take(self._values(number) if apart is None else lambda: apart, tokens, steps)
 
-        Raises LearnerError if the pseudo-gradient is not finite.
-        """
-        places = self._apart.get(number) or self._host_memory.read(number)
-        try:
-            return self.tracks[number].take(places, tokens, steps)
-        except CodecError as error:
-            # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
-            raise LearnerError(
-                f"training has diverged: {error} in fragment {number}; restart this learner, which then "
-                "continues from the run's parameters, and lower its learning rate if the error recurs"
-            ) from error
+    def begin(self, newer: PreparedAnchor) -> None:
+        """Begins to move a fragment to a newer anchor. Idempotent. Takes before `finish` are of the older anchor."""
+        newer = self._own(newer)
+        number, keep = newer.fragment, self._keep and not newer.fate.drop
+        if number not in self._begun:
+            values = self.tracks[number].change_to(newer) if keep else newer.anchor
+            self._begun[number] = _Begun(newer, keep, self._spread(number, values))
 
-    def adopt(self, prepared: PreparedAnchor, tokens: int, steps: int, *, apart: bool = False) -> int:
-        """Moves a fragment to a newer anchor. Returns the number of dropped tokens. tokens, steps: as in `take`.
+    def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
+        """Returns an anchor with this rank's values. Other ranks may have fetched a version again that this one has."""
+        track = self.tracks[newer.fragment]
+        if len(newer.anchor) == track.shape.length:
+            return newer
+        assert newer.version == track.version, "every owner has prepared an adopted version"
+        return replace(newer, anchor=track.anchor)
 
-        apart: from now on, keep this fragment in a copy and do not change the model. `take` then uses the copy.
-        """
-        number, track = prepared.fragment, self.tracks[prepared.fragment]
-        if apart and number not in self._apart:
-            shape = self._host_memory.shapes[number]
-            self._apart[number] = SegmentAddresses.in_vector(load(self._host_memory.read(number), shape), shape)
-        places = self._host_memory.read(number) if not apart else self._apart[number]
-        given_up = track.adopt(prepared.anchor, prepared.version, prepared.fate, tokens, steps, places, keep=self._keep)
-        stored = None if apart else self._host_memory.write(number)
-        if stored is not None:
-            track.stored(*stored)
-        return given_up
+    @property
+    def begun(self) -> list[int]:
+        """The fragments whose adoptions began and are not finished, in order."""
+        return list(self._begun)
+
+    def finish(self, number: int, tokens: int, steps: int) -> int:
+        """Finishes an adoption. Returns the number of dropped tokens. tokens, steps: as in `take`."""
+        begun = self._begun[number]
+        self._write(number, begun.arriving(), add=begun.keep)
+        del self._begun[number]
+        return self.tracks[number].adopt(begun.newer, tokens, steps, keep=begun.keep)
+
+    def adopt(self, newer: PreparedAnchor, tokens: int, steps: int) -> int:
+        """Begins and finishes an adoption."""
+        self.begin(newer)
+        return self.finish(newer.fragment, tokens, steps)
+
+    def adopt_apart(self, newer: PreparedAnchor, tokens: int, steps: int) -> int:
+        """Adopts an anchor in a copy of the fragment's values. The model stays unchanged, and `take` uses the copy."""
+        newer = self._own(newer)
+        number, keep = newer.fragment, self._keep and not newer.fate.drop
+        if number not in self._apart:
+            self._apart[number] = self._values(number)()
+        change = self.tracks[number].change_to(newer) if keep else None
+        self._apart[number] = newer.anchor if change is None else self._apart[number] + change  # a take has the old one
+        return self.tracks[number].adopt(newer, tokens, steps, keep=keep)
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
         """Resets a fragment to its anchor. Returns the number of dropped tokens. tokens, steps: as in `take`."""
-        track, places = self.tracks[number], self._host_memory.read(number)
-        given_up = track.adopt(track.anchor, track.version, Fate(), tokens, steps, places, keep=False)
-        stored = self._host_memory.write(number)
-        if stored is not None:
-            track.stored(*stored)
-        return given_up
+        track = self.tracks[number]
+        self._begun.pop(number, None)  # begun before a signal handler raised; it begins again
+        self._write(number, self._spread(number, track.anchor)(), add=False)
+        return track.adopt(PreparedAnchor(number, track.version, track.anchor, Fate()), tokens, steps, keep=False)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
@@ -90,4 +125,84 @@ class LocalParameters:
 
     def forget(self) -> None:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
-        self._host_memory.forget()
+        self._memory.forget()
+
+    def _values(self, number: int) -> Callable[[], F32]:
+        """Begins to collect the values of the run that this rank owns. Returns a function that waits for them."""
+        routes = self._routes[number]
+        given = buffers.empty(routes.division.given.size)
+        segments.gather(routes.given.starts(self._memory.read(number)), routes.given.rows, given)
+        received = self._ranks.exchange(given, routes.division.given.counts, routes.division.owned.counts)
+        return lambda: _placed(received(), routes.division.owned, self.tracks[number].shape.length)
+
+    def _write(self, number: int, values: F32, *, add: bool) -> None:
+        """Adds values to this rank's parameters, or sets them. values: as received by this rank."""
+        held = self._routes[number].held
+        (segments.add if add else segments.store)(values, held.starts(self._memory.read(number)), held.rows)
+        self._memory.write(number)
+
+    def _spread(self, number: int, values: F32) -> Exchanged:
+        """Sends values of the run that this rank owns to all ranks that hold them as parameters."""
+        division = self._routes[number].division
+        given = _collected(values, division.spread)
+        return self._ranks.exchange(given, division.spread.counts, division.held.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An adoption that has begun. keep: the values are added to the parameters, which are otherwise set to them."""
+
+    newer: PreparedAnchor
+    keep: bool
+    arriving: Exchanged
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The runs of a local vector in a message buffer. pieces, offsets: each run's piece, and its bytes from there."""
+
+    pieces: I64
+    offsets: I64
+    rows: I64
+
+    @classmethod
+    def of(cls, division: Division, moves: Moves) -> _Runs:
+        first = np.array([piece.offset for piece in division.pieces], np.int64)
+        pieces = np.searchsorted(first, moves.places, side="right") - 1
+        offsets = 4 * (moves.places - first[pieces])
+        return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
+
+    def starts(self, addresses: I64) -> I64:
+        """Returns the address of each run. addresses: of the pieces."""
+        return addresses[self.pieces] + self.offsets
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """A division, prepared for the kernels."""
+
+    division: Division
+    given: _Runs
+    held: _Runs
+
+    @classmethod
+    def of(cls, division: Division) -> _Routes:
+        return cls(division, _Runs.of(division, division.given), _Runs.of(division, division.held))
+
+
+def _collected(vector: F32, moves: Moves) -> F32:
+    """Returns the message buffer with the moves' values of a vector; the vector itself if nothing would change."""
+    if moves.is_all_of(len(vector)):
+        return vector
+    out = buffers.empty(moves.size)
+    segments.gather(vector.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1), out)
+    return out
+
+
+def _placed(buffer: F32, moves: Moves, length: int) -> F32:
+    """Returns a vector with the values of a message buffer in their places: the inverse of `_collected`."""
+    if moves.is_all_of(length):
+        return buffer
+    out = buffers.empty(length)
+    segments.store(buffer, out.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1))
+    return out

@@ -6,7 +6,9 @@ for the device.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,6 +37,7 @@ class MovementWatch:
         self._samples = samples
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
         self._last: torch.optim.Optimizer | None = None  # the last optimizer that updated these parameters
+        self._busy = False
         self._begin()
         _listeners.add(self)
 
@@ -45,6 +48,15 @@ class MovementWatch:
         self._waiting: tuple[Block, list[BoundaryRows | Adoption]] | None = None
         self._start = 0  # the row at the end of the last boundary
         self._before = self._after = NONE  # the rows around the optimizer's steps since then
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Context manager for a change of this object. If a signal handler interrupted the last one, starts over."""
+        if self._busy:
+            self._begin()
+        self._busy = True
+        yield
+        self._busy = False
 
     def end(self) -> None:
         """Stops watching, and drops all references to the parameters' memory."""
@@ -57,34 +69,39 @@ class MovementWatch:
 
     def adopted(self, fragments: tuple[int, ...]) -> None:
         """Records that a step boundary or joining changed these fragments."""
-        before, self._start = self._start, self._read()
-        self._happened.append(Adoption(before, self._start, fragments))
+        with self._whole():
+            before, self._start = self._start, self._read()
+            self._happened.append(Adoption(before, self._start, fragments))
 
     def step(self) -> None:
         """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed."""
-        if self._samples.settle():
-            self._begin()
-        else:
-            self._cycle(leaving=False)
+        with self._whole():
+            if self._samples.settle():
+                self._begin()
+            else:
+                self._cycle(leaving=False)
 
     def leave(self) -> Movement:
         """Records that the learner leaves. Returns the verdict on all movements."""
         if self._samples.settle():
             return Movement.FINE
-        self._cycle(leaving=True)
+        with self._whole():
+            self._cycle(leaving=True)
         return self.judge()
 
     def judge(self) -> Movement:
         """Returns the verdict on all movements. Waits for the device."""
-        verdict = self._settled()
-        self._collect()
-        return max(verdict, self._settled())
+        with self._whole():
+            verdict = self._settled()
+            self._collect()
+            return max(verdict, self._settled())
 
     def glance(self) -> Movement:
         """Judges movements in groups of AT_ONCE, if that needs no wait. Returns the verdict, or FINE."""
-        if self._waiting is None and len(self._happened) >= AT_ONCE:
-            self._collect()
-        return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
+        with self._whole():
+            if self._waiting is None and len(self._happened) >= AT_ONCE:
+                self._collect()
+            return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
 
     def _read(self) -> int:
         self._rows.append(self._samples.read())

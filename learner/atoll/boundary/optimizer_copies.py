@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from atoll.ranks.placements import local_tensor
+
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
 NEAR = 0.1  # largest relative distance of a copy from its parameter; a momentum has around 1
@@ -35,8 +37,8 @@ class OptimizerCopies:
 
         restart: set the copies equal to the parameters instead.
         """
-        pairs = self._of(parameters)
-        before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
+        pairs = [(local_tensor(parameter), local_tensor(copy)) for parameter, copy in self._of(parameters)]
+        before = [None if restart else parameter.clone() for parameter, _ in pairs]
         yield
         with torch.no_grad():
             for (parameter, copy), old in zip(pairs, before, strict=True):
@@ -63,7 +65,7 @@ class OptimizerCopies:
             return False
         found = self._known.get((id(parameter), key))
         if found is None:
-            found = self._known[id(parameter), key] = _near(parameter.detach(), value)
+            found = self._known[id(parameter), key] = _near(local_tensor(parameter), local_tensor(value))
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,11 +14,14 @@ import structlog
 import torch
 from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
+from atoll.boundary import tensor_stream
 from atoll.boundary.optimizer_copies import OptimizerCopies, Pairs
 from atoll.errors import LearnerError
+from atoll.ranks.placements import counts_tokens, local_tensor, part_of, reshard
 
 log = structlog.get_logger()
 
@@ -42,7 +46,8 @@ class Parameters:
         self.model = model
         self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self.copies = OptimizerCopies(self._optimizers, copies)
-        _check_whole(model)
+        _refuse_fsdp1(model)
+        reshard(model)
         self._names = _names(model)
         self._unshared = _matching(self._names, unshared)
         updated = {id(p): p for p in self._updated()}
@@ -53,10 +58,6 @@ class Parameters:
         embeddings = _embedding_like(model)
         specs = []
         for parameter, given in self._names.items():
-            if type(parameter).__name__ == "DTensor" or hasattr(parameter, "placements"):
-                raise LearnerError(
-                    f'"{given[0]}" is sharded (DTensor), but Atoll trains only whole parameters: use DDP'
-                )
             if id(parameter) in self._unshared:
                 continue
             if not parameter.requires_grad:
@@ -69,6 +70,7 @@ class Parameters:
                 dtype = str(parameter.dtype).removeprefix("torch.")
                 specs.append(TensorSpec(given[0], tuple(parameter.shape), dtype, kind, tuple(sorted(given[1:]))))
         self.tensors = tuple(specs)
+        self.parts = [part_of(t.name, value) for t, value in zip(self.tensors, self.values, strict=True)]
         if len(updated) > len({id(p) for p in self._names} & set(updated)):
             raise LearnerError(
                 "the optimizer updates parameters that the model does not have: "
@@ -82,6 +84,10 @@ class Parameters:
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
         self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
+
+    def reshard(self) -> None:
+        """Makes the model's parameters the sharded ones, before this rank's parts are written."""
+        reshard(self.model)
 
     def check_unchanged(self) -> None:
         """Raises LearnerError if an optimizer trains more parameters than when the learner was entered."""
@@ -108,34 +114,47 @@ class Parameters:
     def _refuse_shared_memory(self) -> None:
         places: dict[tuple[torch.device, int], str] = {}
         for tensor, value in zip(self.tensors, self.values, strict=True):
-            place = (value.device, value.data_ptr())
-            if value.data_ptr() and places.setdefault(place, tensor.name) != tensor.name:
+            place = (value.device, local_tensor(value).data_ptr())
+            if place[1] and places.setdefault(place, tensor.name) != tensor.name:
                 raise LearnerError(
                     f'"{places[place]}" and "{tensor.name}" are two parameters that share memory: '
                     "tie them by using one nn.Parameter for both"
                 )
 
+    def counts_tokens(self, same_batch: DeviceMesh | None) -> bool:
+        """Returns whether this rank's tokens count. same_batch: see `placements.counts_tokens`."""
+        named = ((tensor.name, value) for tensor, value in zip(self.tensors, self.values, strict=True))
+        return counts_tokens(self.model, named, same_batch)
+
     def frozen_digest(self) -> bytes:
-        """Returns the SHA-256 of names, shapes, types and bytes of the frozen parameters, in order of names."""
+        """Returns the SHA-256 of names, shapes, types and bytes of the frozen parameters, in order of names.
+
+        All ranks call this together.
+        """
         digest = hashlib.sha256()
         for name, parameter in sorted(self._frozen, key=lambda item: item[0]):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
             digest.update(_bytes(parameter).tobytes())
         return digest.digest()
 
-    def save(self, path: Path) -> None:
-        """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once."""
+    def save(self, path: Path | None) -> None:
+        """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once.
+
+        All ranks call this together. Ranks without a path only send their parts. One tensor at a time is in memory.
+        """
+        reshard(self.model)
         skip = {name for tensor in self.tensors for name in tensor.tied_names}
-        tensors: dict[str, torch.Tensor] = {}
-        seen: set[int] = set()
-        for name, value in self.model.state_dict().items():
-            plain = _plain(name)
-            if isinstance(value, torch.Tensor) and plain not in skip:
-                copy = value.detach().cpu().contiguous()
-                tensors[plain] = copy.clone() if copy.data_ptr() in seen else copy
-                seen.add(copy.data_ptr())
+        tensors = {
+            _plain(name): value
+            for name, value in self.model.state_dict().items()
+            if isinstance(value, torch.Tensor) and _plain(name) not in skip
+        }
         own = {given[0] for parameter, given in self._names.items() if id(parameter) in self._unshared}
-        save_file(tensors, path, metadata={"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))})
+        metadata = {"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))}
+        wholes = map(_whole, tensors.values())
+        if path is not None:
+            tensor_stream.write(path, tensors, wholes, metadata)
+        deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed
 
     def warn(self, learner: str) -> None:
         """Logs a warning for trained values that are not shared. learner: the learner's name."""
@@ -148,16 +167,16 @@ class Parameters:
 
     def on_accelerator(self) -> bool:
         """Returns whether any parameter is outside host memory."""
-        return not all(value.is_cpu for value in self.values)
+        return not all(value.device.type == "cpu" for value in self.values)
 
 
-def _check_whole(model: nn.Module) -> None:
-    """Raises LearnerError for FSDP1, whose flat parameters can be read only in a collective, which would hang."""
+def _refuse_fsdp1(model: nn.Module) -> None:
+    """Raises LearnerError for FSDP1, whose flat parameters mix several tensors."""
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise LearnerError(
-                f'"{name or "the model"}" is sharded (FullyShardedDataParallel), but Atoll trains only whole '
-                "parameters: use DDP"
+                f'"{name or "the model"}" is sharded with FullyShardedDataParallel (FSDP1), whose flat parameters mix '
+                "several tensors: use fully_shard (FSDP2)"
             )
 
 
@@ -203,6 +222,11 @@ def _embedding_like(model: nn.Module) -> set[int]:
     return found
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in host memory. If it is a DTensor, all ranks call this together."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().contiguous()
+
+
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = _whole(tensor).reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)

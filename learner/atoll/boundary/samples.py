@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from atoll_wire.codec.block_kernels import F32
-from atoll_wire.layout.layout import FragmentLayout, Piece
 from numpy.typing import NDArray
 from torch import nn
 
 from atoll.fragments.segments import I64, gather
+from atoll.ranks.division import Division, LocalPiece
+from atoll.ranks.placements import local_tensor
 
 PLACES = 8  # number of places; if there are more fragments, each has one place
 VALUES = 256  # number of values in all places
@@ -22,20 +23,21 @@ Row = F32 | torch.Tensor  # concatenated values of all places; a device may not 
 
 
 class ParameterSamples:
-    """Places in all fragments, or in MAX_PLACES of them. values: trainable parameters in the order of the layout.
+    """Places in all fragments, or in MAX_PLACES of them. divisions: this rank's.
 
+    values: trainable parameters in the order of the layout.
     edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
     type. parameters: parameters with places.
     """
 
-    def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[FragmentLayout]) -> None:
+    def __init__(self, values: Sequence[nn.Parameter], divisions: Sequence[Division]) -> None:
         self._values = values
         self._views: list[torch.Tensor] = []
         self._direct: tuple[I64, I64] | None = None
         self._chosen = [
-            (fragment.index, piece, start)
-            for fragment in fragments[:: -(-len(fragments) // MAX_PLACES)]
-            for piece, start in _chosen(fragment, -(-PLACES // len(fragments)))
+            (division.fragment.index, piece, start)
+            for division in divisions[:: -(-len(divisions) // MAX_PLACES)]
+            for piece, start in _chosen(division, -(-PLACES // len(divisions)))
             if values[piece.tensor].device == values[0].device
         ]
         self._length = VALUES // max(PLACES, len(self._chosen))
@@ -45,7 +47,7 @@ class ParameterSamples:
 
     def settle(self) -> bool:
         """Finds the parameters' memory again if it moved. Returns whether the shape of rows changed."""
-        if self._views and self._at == [parameter.data_ptr() for parameter in self.parameters]:
+        if self._views and self._at == [local_tensor(parameter).data_ptr() for parameter in self.parameters]:
             return False
         before = self.edges
         self._look()
@@ -68,12 +70,12 @@ class ParameterSamples:
 
     def recorded(self) -> bool:
         """Returns whether a CUDA graph is being captured. The graph would record reads."""
-        return self.parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.parameters[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:
-        self._at = [parameter.data_ptr() for parameter in self.parameters]
+        self._at = [local_tensor(parameter).data_ptr() for parameter in self.parameters]
         self._views = [
-            _view(self._values[piece.tensor].detach(), start, self._length) for _, piece, start in self._chosen
+            _view(local_tensor(self._values[piece.tensor]), start, self._length) for _, piece, start in self._chosen
         ]
         self._direct = None
         lengths = [len(view) for view in self._views]
@@ -115,11 +117,11 @@ class Block:
         return self._rows if isinstance(self._rows, np.ndarray) else self._rows.numpy()
 
 
-def _chosen(fragment: FragmentLayout, count: int) -> list[tuple[Piece, int]]:
-    """Returns `count` evenly spaced places in a fragment's largest pieces: (piece, first element)."""
-    largest = sorted(fragment.pieces, key=lambda piece: -piece.length)[:count]
-    found = []
-    for turn in range(count):
+def _chosen(division: Division, count: int) -> list[tuple[LocalPiece, int]]:
+    """Returns `count` evenly spaced places in this rank's largest pieces of a fragment: (piece, first element)."""
+    largest = sorted(division.pieces, key=lambda piece: -piece.length)[:count]
+    found = list[tuple[LocalPiece, int]]()
+    for turn in range(count if largest else 0):
         piece = largest[turn % len(largest)]
         here = -(-(count - turn % len(largest)) // len(largest))  # places in this piece
         found.append((piece, piece.start + piece.length * (2 * (turn // len(largest)) + 1) // (2 * here)))

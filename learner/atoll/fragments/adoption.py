@@ -3,22 +3,22 @@
 Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
-    q was merged                  L' = A' - (D - q), but A' - D if the work was given up after q was taken
-    q in flight, refused, or none L' = A' - D            ("rebase"; "overwrite" sets D = 0)
+    q was merged                  L' = L + (A' - A + q), but L + (A' - A) if the work was given up after q was taken
+    q in flight, refused, or none L' = L + (A' - A)      ("rebase"; "overwrite" sets D = 0)
     q too stale                   L' = A'                (D = 0: the work is given up)
 
-Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) + given-up work. For parameters
-that are not float32, D is measured from the stored value. The origin o = stored(L') + (A' - L') replaces A. Otherwise
-the rounding of A' would be sent as work.
+Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) + given-up work. The owner of a
+frame computes the change of L, and each rank that holds the parameters adds it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll_wire.codec.block_kernels import F32
 
-from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses, rebase, store, take
+from atoll.fragments.segments import Coded, FragmentShape, change, code
 
 GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was given up
 
@@ -37,51 +37,108 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class PseudoGradient:
-    """A coded pseudo-gradient, with its tokens, steps and base version. restores: see Track."""
+class Change:
+    """The change of the parameters from one anchor to a newer one, plus q: float32 (run.length,)."""
 
-    coded: Coded
-    tokens: int
-    steps: int
-    base_version: int
-    restores: int = 0
+    since: F32
+    q: Coded | None
+    values: F32
+
+    @classmethod
+    def of(cls, old: F32, new: F32, q: Coded | None, shape: FragmentShape) -> Change:
+        """Computes the change. old, new: anchors."""
+        return cls(old, q, change(old, new, q, shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Adopting:
+    """The decision to adopt a newer anchor, for all ranks. version, checksum: see PreparedAnchor.
+
+    merged: the contribution in flight is in it. drop: see Fate.
+    """
+
+    fragment: int
+    version: int
+    checksum: int
+    merged: bool = False
+    drop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAnchor:
+    """A newer anchor, float32 (run.length,), ready to be adopted at a step boundary.
+
+    checksum: the published one, of the whole fragment. Version and checksum identify the anchor on all ranks.
+    change: computed ahead, so that the boundary need not. It holds for one older anchor, and is otherwise ignored.
+    """
+
+    fragment: int
+    version: int
+    anchor: F32
+    fate: Fate
+    change: Change | None = None
+    checksum: int = 0
+
+
+class PseudoGradient:
+    """A pseudo-gradient, with its tokens, steps and base version. number, restores: see Track.
+
+    It is coded when `coded` is first read, which a worker thread does while the model trains.
+    """
+
+    def __init__(self, track: Track, values: Callable[[], F32], tokens: int, steps: int) -> None:
+        """values: returns the local values of the track's run at the take; may wait for other ranks."""
+        self.number = track.takes
+        self.tokens = tokens
+        self.steps = steps
+        self.base_version = track.base_version
+        self.restores = track.restores
+        self._shape = track.shape
+        self._work: tuple[F32, Callable[[], F32]] | None = (track.anchor, values)
+        self._coded: Coded | None = None
+
+    @property
+    def coded(self) -> Coded:
+        """The coded values. Raises CodecError if one is not finite."""
+        if self._work is not None:
+            anchor, values = self._work
+            self._coded, self._work = code(anchor, values(), self._shape), None
+        assert self._coded is not None, "coded above"
+        return self._coded
 
 
 @dataclass(slots=True)
 class Track:
     """The state of one fragment at the learner.
 
-    shape: the fragment's shape in the run's codec.
+    shape: the shape of this rank's run of frames, in the run's codec.
     version, anchor: the last adopted version and its anchor.
-    origin: the vector that D is measured from. For float32 parameters, it is the anchor.
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at that moment. Later tokens and steps are outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
     overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
     restores: how many restores to a checkpoint this process had seen when the anchor arrived. Work from before the
     latest restore is not sent.
+    takes: number of pseudo-gradients taken so far. It numbers contributions, equally on all ranks.
     """
 
     shape: FragmentShape
     version: int
     anchor: F32
-    origin: F32
     base_version: int
     tokens_from: int = 0
     steps_from: int = 0
     flying: tuple[int, int] | None = None
     overwritten: int = 0
     restores: int = 0
+    takes: int = 0
 
-    def take(self, places: SegmentAddresses, tokens: int, steps: int) -> PseudoGradient:
-        """Takes and codes the current pseudo-gradient. tokens, steps: the learner's counters.
-
-        places: addresses of the stored parameters as float32. Raises CodecError if the pseudo-gradient is not finite.
-        """
+    def take(self, values: Callable[[], F32], tokens: int, steps: int) -> PseudoGradient:
+        """Takes the current pseudo-gradient. values: as in PseudoGradient. tokens, steps: the learner's counters."""
         assert self.flying is None, "at most one contribution of a fragment is in flight"
-        coded = take(self.origin, places, self.shape)
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return PseudoGradient(coded, *self.flying, self.base_version, self.restores)
+        self.takes += 1
+        return PseudoGradient(self, values, *self.flying)
 
     def later(self, steps: int) -> bool:
         """Returns whether the learner has work that is newer than the contribution in flight.
@@ -97,35 +154,36 @@ class Track:
         self.overwritten = 0
         return given_up
 
-    def adopt(
-        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: SegmentAddresses, *, keep: bool
-    ) -> int:
-        """Moves to a newer anchor, and changes the parameters at `places`. Returns the number of given-up tokens.
+    def change_to(self, newer: PreparedAnchor) -> F32:
+        """Returns what an adoption that keeps the outstanding work adds to the parameters: float32 (run.length,)."""
+        q = newer.fate.q if self.flying != GIVEN_UP else None
+        ahead = newer.change
+        if ahead is not None and ahead.since is self.anchor and ahead.q is q:
+            return ahead.values
+        return Change.of(self.anchor, newer.anchor, q, self.shape).values
 
-        places: addresses of the stored parameters as float32, changed in place. keep: "rebase" (True) or "overwrite"
-        (False). If the parameters are stored in a narrower type, call `stored` afterwards.
+    def adopt(self, newer: PreparedAnchor, tokens: int, steps: int, *, keep: bool) -> int:
+        """Moves to a newer anchor. Returns the number of given-up tokens. tokens, steps: the learner's counters.
+
+        keep: the change was added to the parameters (True), or they were set to the anchor (False).
         """
+        fate = newer.fate
         assert fate.q is None or self.flying is not None, "only a contribution in flight can be merged"
-        q = fate.q if self.flying != GIVEN_UP else None
         if fate.q is not None and self.flying is not None:
             self.tokens_from += self.flying[0]
             self.steps_from += self.flying[1]
             self.flying = None
             self.overwritten = 0
         abandoned = 0
-        if fate.drop or not keep:
+        if not keep:
             given_up = self.refused() if fate.drop else 0
             abandoned = given_up + self.give_up(tokens, steps)
-            store(anchor, places, self.shape)
-        else:
-            rebase(self.origin, anchor, q, places, self.shape)
         if fate.q is not None or self.steps_from == steps:
-            self.base_version = version
-        self.base_version = min(self.base_version, version)  # the core may have been restored from a backup
-        self.version = version
+            self.base_version = newer.version
+        self.base_version = min(self.base_version, newer.version)  # the core may have been restored from a backup
+        self.version = newer.version
         self.restores = max(self.restores, fate.restores)
-        self.anchor = anchor
-        self.origin = anchor
+        self.anchor = newer.anchor
         return abandoned
 
     def give_up(self, tokens: int, steps: int) -> int:
@@ -138,7 +196,3 @@ class Track:
         self.tokens_from = tokens
         self.steps_from = steps
         return given_up
-
-    def stored(self, wanted: F32, stored: F32) -> None:
-        """Records that parameters were rounded to a narrower type. wanted, stored: before and after, as float32."""
-        self.origin = stored + (self.anchor - wanted)

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.process.clock import Clock
 
-from atoll.fragments.adoption import Fate, PseudoGradient
+from atoll.fragments.adoption import Adopting, Fate, PreparedAnchor, PseudoGradient
+from atoll.fragments.segments import Coded
 
 log = structlog.get_logger()
 
 # The training thread waits in short intervals, because a signal that another thread receives does not wake it.
 PIECE_S = 0.5
 AT_ONCE = 8  # limit on adoptions, and on answered rounds, at one step boundary
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedAnchor:
-    """A newer anchor, float32 (fragment.length,), ready to be adopted at a step boundary."""
-
-    fragment: int
-    version: int
-    anchor: F32
-    fate: Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,8 @@ class ThreadExchange:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._prepared: OrderedDict[int, PreparedAnchor] = OrderedDict()
+        self._prepared: dict[int, list[PreparedAnchor]] = {}  # by fragment, oldest first
+        self._confirmed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by fragment: version and checksum
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
         self._boundary_at = 0.0  # monotonic seconds of the newest boundary that had work
@@ -94,17 +88,23 @@ class ThreadExchange:
 
     # ------------------------------------------------------------------------------ the agent's side
 
-    def offer(self, prepared: PreparedAnchor) -> None:
-        """Offers an anchor for adoption. It replaces the fragment's waiting anchor, but keeps that anchor's fate."""
+    def offer(self, prepared: PreparedAnchor, *, confirmed: bool = True) -> None:
+        """Offers an anchor for adoption. confirmed: False if other ranks must prepare their parts of it first."""
         with self._lock:
-            waiting = self._prepared.get(prepared.fragment)
-            if waiting is not None:
-                q = prepared.fate.q if prepared.fate.q is not None else waiting.fate.q
-                fate = Fate(q, prepared.fate.drop or waiting.fate.drop, prepared.fate.restores)
-                prepared = PreparedAnchor(prepared.fragment, prepared.version, prepared.anchor, fate)
-            self._prepared[prepared.fragment] = prepared
-            self.something = True
-            self._news.notify_all()
+            waiting = self._prepared.setdefault(prepared.fragment, [])
+            waiting.append(prepared)
+            if confirmed:
+                self._confirm(prepared.fragment, prepared.version, prepared.checksum)
+
+    def confirm(self, fragment: int, version: int, checksum: int) -> None:
+        """Records that all ranks have prepared an anchor."""
+        with self._lock:
+            self._confirm(fragment, version, checksum)
+
+    def _confirm(self, fragment: int, version: int, checksum: int) -> None:
+        self._confirmed[fragment] = version, checksum
+        self.something = True
+        self._news.notify_all()
 
     def ask(self, fragment: int, cycle: int) -> None:
         """Adds a round to be answered."""
@@ -163,11 +163,20 @@ class ThreadExchange:
         """The number of contributions that are neither acknowledged nor refused."""
         return len(self._unsettled)
 
-    def clear(self) -> None:
-        """Removes all offered anchors. The caller has adopted them in another way."""
+    def first(self) -> list[tuple[int, int]]:
+        """Returns version and checksum of each fragment's confirmed anchor, in order of fragments."""
         with self._lock:
-            self._prepared.clear()
-            self.something = bool(self._due or self._released)
+            return [self._confirmed[fragment] for fragment in sorted(self._confirmed)]
+
+    def take_first(self, anchors: Sequence[tuple[int, int]]) -> list[tuple[int, F32]]:
+        """Removes the first anchor of each fragment, and returns version and values of each. anchors: of `first`."""
+        with self._lock:
+            taken = [self._found(Adopting(fragment, *each)) for fragment, each in enumerate(anchors)]
+            for prepared, left in taken:
+                self._prepared[prepared.fragment] = left
+            self._confirmed = self._unadopted({each.fragment: each for each, _ in taken})
+            self.something = bool(self._confirmed or self._due or self._released)
+            return [(prepared.version, prepared.anchor) for prepared, _ in taken]
 
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
@@ -199,17 +208,57 @@ class ThreadExchange:
         with self._lock:
             self._boundary_at = self._clock.monotonic()
             if not self.todo:
-                prepared = list(self._prepared.items())
-                waiting = OrderedDict(prepared[AT_ONCE:])
+                first, waiting = list(self._confirmed.items())[:AT_ONCE], list(self._confirmed)[AT_ONCE:]
                 due = [each for each in self._due.values() if each.fragment not in waiting][:AT_ONCE]
-                todo = BoundaryWork(deque(self._released), deque(each for _, each in prepared[:AT_ONCE]), deque(due))
-                answered = {each.fragment for each in due}
-                left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
-                more = bool(waiting or left)
-                # Only assignments, so that no signal handler runs between them.
-                self.todo = todo
-                self._released = []
-                self._prepared = waiting
-                self._due = left
-                self.something = more
+                adopted = [Adopting(fragment, *each) for fragment, each in first]
+                self._begin(self._released[:AT_ONCE], adopted, due)
             return self.todo
+
+    def follow(self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[tuple[int, int]]) -> None:
+        """Sets the work of this boundary to rank 0's decision, on the other ranks."""
+        with self._lock:
+            now, self._released = self._clock.monotonic(), list(released)
+            self.todo = BoundaryWork()
+            self._begin(released, adopted, [DueRound(fragment, cycle, now) for fragment, cycle in due], decided=True)
+
+    def _begin(
+        self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[DueRound], *, decided: bool = False
+    ) -> None:
+        found = [self._found(each, decided=decided) for each in adopted]
+        prepared = {**self._prepared, **{each.fragment: left for each, left in found}}
+        confirmed = self._unadopted({each.fragment: each for each, _ in found})
+        answered = {each.fragment for each in due}
+        left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
+        still = self._released[len(released) :]
+        more = bool(confirmed or left or still)
+        # Only assignments, so that no signal handler runs between them.
+        self.todo = BoundaryWork(deque(released), deque(each for each, _ in found), deque(due))
+        self._released = still
+        self._prepared = prepared
+        self._confirmed = confirmed
+        self._due = left
+        self.something = more
+
+    def _unadopted(self, adopted: Mapping[int, PreparedAnchor]) -> OrderedDict[int, tuple[int, int]]:
+        """Returns the confirmed anchors without those that are now adopted."""
+        done = {number: (each.version, each.checksum) for number, each in adopted.items()}
+        return OrderedDict((number, each) for number, each in self._confirmed.items() if done.get(number) != each)
+
+    def _found(self, wanted: Adopting, *, decided: bool = False) -> tuple[PreparedAnchor, list[PreparedAnchor]]:
+        """Returns an anchor with the fates of all older ones that wait, and the newer ones that still wait.
+
+        decided: rank 0 has decided about the contribution in flight, of which this rank may hear earlier or later.
+        A rank that owns no frames of the fragment has no anchor. It only follows the decision.
+        """
+        waiting = self._prepared.get(wanted.fragment, [])
+        name = wanted.version, wanted.checksum
+        places = [number for number, each in enumerate(waiting) if (each.version, each.checksum) == name]
+        if not places:
+            fate = Fate(Coded.of(()) if wanted.merged else None, wanted.drop)
+            return PreparedAnchor(wanted.fragment, wanted.version, np.empty(0, np.float32), fate), waiting
+        done, left = waiting[: places[-1] + 1], waiting[places[-1] + 1 :]
+        newest, merged = done[-1], [each.fate.q for each in done if each.fate.q is not None]
+        drop = wanted.drop if decided else any(each.fate.drop for each in done)
+        q = merged[-1] if merged and (wanted.merged or not decided) else None
+        fate = Fate(q, drop, newest.fate.restores)
+        return replace(newest, fate=fate, change=newest.change if len(done) == 1 else None), left

@@ -1,0 +1,280 @@
+"""How the ranks of a learner act as one: rank 0 speaks with the core for all, and each rank moves its own frames.
+
+A version is adopted only when every owner has prepared its part, and the parts together have the published checksum. A
+contribution is offered when every owner has coded its part, because its header covers all frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import ranks_pb2 as rk
+from atoll_wire.codec.checksums import joined
+from atoll_wire.layout.layout import FragmentLayout
+
+from atoll.agent.core_view import CoreView, FragmentTrack
+from atoll.fragments.adoption import Fate, PreparedAnchor
+from atoll.fragments.exchange import ThreadExchange
+from atoll.fragments.segments import Coded
+from atoll.ranks.division import Owners, owned_runs
+from atoll.ranks.messages import RankMessages
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+Rows: TypeAlias = tuple[tuple[int, int], ...]  # length and CRC-32C of each payload
+
+
+class Coordination:
+    """What the agent of a rank tells the other ranks, and learns from them. This one is for a learner of one process.
+
+    owners: who owns which frames.
+    """
+
+    owners = Owners()
+
+    def sound(self, header: pb.FetchHeader, checksum: int) -> bool:
+        """Returns whether this rank's part of a version may be right. checksum: CRC-32C of this rank's values."""
+        return self.owners.size > 1 or checksum == header.crc32c  # all parts together have the published checksum
+
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+        """Tells the other ranks of this rank's part of a version, which it has offered for adoption."""
+
+    async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:  # noqa: ARG002 - there is one rank
+        """Returns all frames of a contribution. mine: those of this rank."""
+        return mine
+
+    def announced(self, track: FragmentTrack) -> None:
+        """Tells the other ranks the newest version of a fragment."""
+
+    def joined(self, reply: pb.JoinReply, restores: int) -> None:
+        """Tells the other ranks that this rank joined."""
+
+    def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
+        """Tells the other ranks that a contribution ended without a merge."""
+
+    async def all_prepared(self, fragments: int) -> None:
+        """Waits until all ranks have prepared a version of each fragment."""
+
+
+class Tables:
+    """Tables of contributions that this rank waits for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, int], asyncio.Future[Rows]] = {}
+
+    async def wait(self, fragment: int, seq: int) -> Rows:
+        """Returns a contribution's table when `found` was called for it."""
+        future: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
+        self._waiting[fragment, seq] = future
+        try:
+            return await future
+        finally:
+            self._waiting.pop((fragment, seq), None)
+
+    def found(self, fragment: int, seq: int, rows: Rows) -> None:
+        """Passes a table to the task that waits for it, if any."""
+        future = self._waiting.get((fragment, seq))
+        if future is not None and not future.done():
+            future.set_result(rows)
+
+
+class Leading(Coordination):
+    """Rank 0 of several. begin_fetch: starts a fetch of a track. merged: ends a contribution that was merged."""
+
+    def __init__(self, messages: RankMessages, core: CoreView, exchange: ThreadExchange, counters: Counters) -> None:
+        self.owners = Owners(messages.rank, messages.size)
+        self._messages = messages
+        self._core = core
+        self._exchange = exchange
+        self._counters = counters
+        self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
+        self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
+        self._tables = Tables()
+        self._news = asyncio.Event()
+        self.begin_fetch: Callable[[FragmentTrack], None] = lambda _: None
+        self.merged: Callable[[FragmentTrack], None] = lambda _: None
+
+    def _tell(self, **what: object) -> None:
+        message = rk.RankMessage(sender=0, **what).SerializeToString()  # type: ignore[arg-type]
+        for rank in range(1, self._messages.size):
+            self._messages.send(rank, message)
+
+    def _owning(self, fragment: FragmentLayout) -> list[int]:
+        """Returns the ranks that own frames of a fragment, in order of frames."""
+        runs = enumerate(owned_runs(fragment, self._messages.size))
+        return [rank for _, rank in sorted((run.first, rank) for rank, run in runs if run.frames)]
+
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+        """See Coordination."""
+        self._part(0, part_of(track, header, checksum, fate))
+
+    async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
+        """See Coordination."""
+        waiting = asyncio.ensure_future(self._tables.wait(track.fragment, seq))
+        await asyncio.sleep(0)  # so that it waits when the last row is already here
+        try:
+            self._row(0, track.fragment, seq, mine)
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def announced(self, track: FragmentTrack) -> None:
+        """See Coordination."""
+        self._tell(announced=rk.Announced(fragment=track.fragment, version=track.target, setbacks=track.setbacks))
+
+    def joined(self, reply: pb.JoinReply, restores: int) -> None:
+        """See Coordination."""
+        self._tell(joined=rk.Joined(reply=reply, restores=restores, address=self._core.link.address))
+
+    def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
+        """See Coordination."""
+        self._rows.pop((track.fragment, seq), None)
+        self._tables.found(track.fragment, seq, ())
+        self._tell(ended=rk.Ended(fragment=track.fragment, seq=seq, drop=drop))
+
+    async def all_prepared(self, fragments: int) -> None:
+        """See Coordination."""
+        while len(self._exchange.first()) < fragments:
+            self._news.clear()
+            await self._news.wait()
+
+    def receive(self, message: rk.RankMessage) -> None:
+        """Handles a message from another rank."""
+        match message.WhichOneof("what"):
+            case "part":
+                self._part(message.sender, message.part)
+            case "rows":
+                rows = message.rows
+                self._row(message.sender, rows.fragment, rows.seq, rows_of(rows))
+            case "session_lost":
+                lost = message.session_lost
+                for shard in self._core.shards:
+                    if shard.number == lost.shard and shard.session.token == lost.token:
+                        shard.lose(shard.session)
+            case "traffic":
+                self._counters.bytes_up += message.traffic.up
+                self._counters.bytes_down += message.traffic.down
+                self._counters.bytes_whole += message.traffic.whole
+
+    def _part(self, rank: int, part: rk.Part) -> None:
+        """Adds a rank's part of a version. The last part decides."""
+        track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
+        parts = self._parts[name]
+        parts[rank] = part
+        owning = self._owning(track.run.fragment)
+        if not parts.keys() >= set(owning):
+            return
+        for old in [key for key in self._parts if key[0] == part.fragment and key[1] <= part.version]:
+            del self._parts[old]
+        runs = owned_runs(track.run.fragment, self._messages.size)
+        if joined((parts[rank].crc32c, 4 * runs[rank].length) for rank in owning) != part.published:
+            self._mismatch(track)
+            return
+        if not track.run.frames:
+            self._follow(track, parts, part)
+        self._exchange.confirm(part.fragment, part.version, part.published)
+        self._news.set()
+
+    def _mismatch(self, track: FragmentTrack) -> None:
+        log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
+        self._counters.mismatches += 1
+        track.whole = True
+        self._tell(refetch=rk.Refetch(fragment=track.fragment))
+        self.begin_fetch(track)
+
+    def _follow(self, track: FragmentTrack, parts: dict[int, rk.Part], part: rk.Part) -> None:
+        """Offers an anchor of a fragment whose frames are all at other ranks."""
+        merged, drop = (any(getattr(each, what) for each in parts.values()) for what in ("merged", "drop"))
+        if merged and track.in_flight is not None:
+            self.merged(track)
+        track.version, track.whole, track.drop = part.version, False, False
+        fate, nothing = Fate(Coded.of(()) if merged else None, drop, track.restores), np.empty(0, np.float32)
+        anchor = PreparedAnchor(track.fragment, part.version, nothing, fate, checksum=part.published)
+        self._exchange.offer(anchor, confirmed=False)
+
+    def _row(self, rank: int, fragment: int, seq: int, rows: Rows) -> None:
+        """Adds a rank's frames of a contribution. The last rank completes the table."""
+        known, owning = self._rows[fragment, seq], self._owning(self._core.track(fragment).run.fragment)
+        known[rank] = rows
+        if known.keys() >= {0, *owning}:
+            del self._rows[fragment, seq]
+            table = tuple(row for owner in owning for row in known[owner])
+            self._tell(table=table_message(fragment, seq, table))
+            self._tables.found(fragment, seq, table)
+
+
+class Following(Coordination):
+    """A rank other than 0."""
+
+    def __init__(self, messages: RankMessages) -> None:
+        self.owners = Owners(messages.rank, messages.size)
+        self._messages = messages
+        self.tables = Tables()
+
+    def tell(self, **what: object) -> None:
+        """Sends a message to rank 0."""
+        message = rk.RankMessage(sender=self._messages.rank, **what)  # type: ignore[arg-type]
+        self._messages.send(0, message.SerializeToString())
+
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+        """See Coordination."""
+        self.tell(part=part_of(track, header, checksum, fate))
+
+    async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
+        """See Coordination."""
+        self.tell(rows=table_message(track.fragment, seq, mine))
+        return await self.tables.wait(track.fragment, seq)
+
+    def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:  # noqa: ARG002 - rank 0 decides
+        """Ends the wait for the contribution's table. Other ranks hear of the end from rank 0."""
+        self.tables.found(track.fragment, seq, ())
+
+
+def part_of(track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> rk.Part:
+    """Returns this rank's part of a version as a message."""
+    return rk.Part(
+        fragment=track.fragment,
+        version=header.version,
+        published=header.crc32c,
+        crc32c=checksum,
+        merged=fate.q is not None,
+        drop=fate.drop,
+    )
+
+
+def table_message(fragment: int, seq: int, rows: Sequence[tuple[int, int]]) -> rk.Table:
+    """Returns rows as a message."""
+    sizes, checksums = [size for size, _ in rows], [checksum for _, checksum in rows]
+    return rk.Table(fragment=fragment, seq=seq, sizes=sizes, checksums=checksums)
+
+
+def rows_of(table: rk.Table) -> Rows:
+    """Returns a message's rows."""
+    return tuple(zip(table.sizes, table.checksums, strict=True))
+
+
+def receive_on_loop(
+    messages: RankMessages, handle: Callable[[rk.RankMessage], None], failed: Callable[[Exception], None]
+) -> None:
+    """Begins to receive messages, and handles each on the current event loop. failed: ends the learner."""
+    loop = asyncio.get_running_loop()
+
+    def call(function: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(function, *arguments)
+
+    def handle_or_fail(message: bytes) -> None:
+        try:
+            handle(rk.RankMessage.FromString(message))
+        except Exception as error:
+            failed(error)
+
+    messages.begin(lambda message: call(handle_or_fail, message), lambda error: call(failed, error))

@@ -1,0 +1,118 @@
+"""The agent of a rank other than 0: it moves the frames that it owns, and learns everything else from rank 0."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll_wire import ranks_pb2 as rk
+from atoll_wire.connections.link import Link
+from atoll_wire.layout.layout import Layout
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.transport import TransportSecurity
+
+from atoll.agent.coordination import Coordination, Following, receive_on_loop, rows_of
+from atoll.agent.join_request import Identity, ModelDescription
+from atoll.agent.run_session import RunSession
+from atoll.fragments.exchange import ThreadExchange
+from atoll.ranks.messages import RankMessages
+from atoll.stats import Counters
+
+TOLD_S = 0.5  # seconds between two reports to rank 0
+
+
+class MemberSession(RunSession):
+    """A rank's part of a membership. It uses the session of rank 0, and follows no shard."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        model: ModelDescription,
+        exchange: ThreadExchange,
+        counters: Counters,
+        on_ready: Callable[[Layout], None],
+        stop: Callable[[Exception], None],
+        clock: Clock,
+        messages: RankMessages,
+        dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
+    ) -> None:
+        self._inbox: asyncio.Queue[rk.RankMessage] = asyncio.Queue()
+        self._following = Following(messages)
+        super().__init__(identity, model, exchange, counters, on_ready, stop, clock, dial, messages)
+
+    def _coordinated(self, messages: RankMessages | None) -> Coordination:
+        assert messages is not None, "a member has other ranks"
+        receive_on_loop(messages, self._inbox.put_nowait, self._stop)
+        return self._following
+
+    async def live(self) -> None:
+        """Moves frames until cancelled."""
+        works = {asyncio.ensure_future(work) for work in (self._handle_messages(), self._report())}
+        try:
+            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.core.leaving = True
+            for task in works:
+                task.cancel()
+            for link in {*self._links, *(shard.link for shard in self.core.shards)}:
+                await link.close()
+
+    async def say_goodbye(self) -> None:
+        """Does nothing: rank 0 leaves for all ranks."""
+
+    async def _handle_messages(self) -> None:
+        while True:
+            await self._handle(await self._inbox.get())
+
+    async def _handle(self, message: rk.RankMessage) -> None:
+        match message.WhichOneof("what"):
+            case "joined":
+                addresses = [link.address for link in self._links]
+                self.core.link = self._links[addresses.index(message.joined.address)]
+                await self._joined(message.joined.reply)
+                for track in self.core.tracks.values():
+                    track.restores = message.joined.restores
+                if not self._entered:
+                    self._entered = True
+                    assert self.core.layout is not None, "joined"
+                    self._on_ready(self.core.layout)
+            case "announced":
+                self._announced(message.announced)
+            case "table":
+                self._following.tables.found(message.table.fragment, message.table.seq, rows_of(message.table))
+            case "ended":
+                ended = message.ended
+                self._sender.ended_elsewhere(self.core.track(ended.fragment), ended.seq, drop=ended.drop)
+            case "refetch":
+                track = self.core.track(message.refetch.fragment)
+                track.whole = True
+                self._fetcher.begin(track)
+
+    def _announced(self, told: rk.Announced) -> None:
+        track = self.core.track(told.fragment)
+        if told.setbacks > track.setbacks:  # the shard was restored, and made this version anew
+            track.setbacks = told.setbacks
+            track.whole |= told.version < track.version
+            track.target = told.version
+        track.target = max(track.target, told.version)
+        self._fetcher.begin(track)
+
+    async def _report(self) -> None:
+        """Tells rank 0 of traffic, and of sessions that the core does not know."""
+        told, lost = (0, 0, 0), set[bytes]()
+        while True:
+            await asyncio.sleep(TOLD_S)
+            counters = self._counters
+            now = (counters.bytes_up, counters.bytes_down, counters.bytes_whole)
+            if now != told:
+                up, down, whole = (new - old for new, old in zip(now, told, strict=True))
+                self._following.tell(traffic=rk.Traffic(up=up, down=down, whole=whole))
+                told = now
+            for shard in self.core.shards:
+                await shard.link.rest()
+                token = shard.session.token
+                if shard.lost.is_set() and token not in lost:
+                    lost.add(token)
+                    self._following.tell(session_lost=rk.SessionLost(shard=shard.number, token=token))

@@ -1,0 +1,289 @@
+"""A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer fragments.
+
+Rank 0 decides, and all ranks carry out the same decisions in the same order, because takes and adoptions are collective
+calls. Each rank therefore has the same counters and tracks. A signal handler may raise at any line on a learner of one
+process; the next boundary completes the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout.layout import Layout
+from atoll_wire.process.clock import Clock
+
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.movement import Movement
+from atoll.boundary.movement_watch import FOUND, MovementWatch
+from atoll.boundary.parameters import Parameters
+from atoll.boundary.round_answers import RoundAnswers
+from atoll.errors import LearnerError
+from atoll.fragments.adoption import Adopting
+from atoll.fragments.exchange import AT_ONCE, BoundaryWork, DueRound, ThreadExchange
+from atoll.ranks.rank_group import END, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+# Limit on the wait for fates of contributions when a learner leaves. Open rounds close within this time. When all
+# learners leave at once, no new round opens.
+MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
+STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
+TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
+
+
+class StepBoundary:
+    """One rank's step boundaries. watch: on rank 0 only. failure: returns the error that stops this process."""
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        parameters: Parameters,
+        local: LocalParameters,
+        rounds: RoundAnswers,
+        watch: MovementWatch | None,
+        exchange: ThreadExchange,
+        counters: Counters,
+        ranks: RankGroup,
+        clock: Clock,
+        failure: Callable[[], LearnerError | None],
+    ) -> None:
+        self._name = name
+        self._layout = layout
+        self._parameters = parameters
+        self.local = local
+        self._rounds = rounds
+        self._watch = watch
+        self._exchange = exchange
+        self._counters = counters
+        self._ranks = ranks
+        self._clock = clock
+        self._agent_failure = failure
+        self._undone: LearnerError | None = None
+        self._to_restore = False
+        self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
+        self._stood_s = 0.0
+        self.run_tokens = 0
+        self.total_tokens = 0
+
+    def agree_on_tokens(self) -> None:
+        """Lets all ranks know the run's tokens before the first step."""
+        known = self._counters
+        first = self._ranks.agree(lambda: Decision(GO_ON, known.run_tokens, known.total_tokens), self._failed)
+        self._count(first)
+
+    # ------------------------------------------------------------------------------ between two inner steps
+
+    def step(self, tokens: int) -> float:
+        """Does the work of one boundary. Returns the seconds that it waited because the run is paused.
+
+        tokens: of this rank's step. Raises LearnerError if the learner cannot continue.
+        """
+        self._parameters.check_unchanged()
+        if self._watch is not None:
+            self._watch.step()
+        self._rounds.hand_over()
+        self._stood_s = 0.0
+        if self._broken:
+            raise LearnerError(TORN)
+        self._broken = self._ranks.size > 1
+        self._ranks.step(tokens, self._decide, self._carry_out, self._failed)
+        self._broken = False
+        return self._stood_s
+
+    def failure(self) -> LearnerError | None:
+        """Returns the error that stops this process, or None."""
+        return LearnerError(TORN) if self.local.torn else self._undone or self._agent_failure()
+
+    def _failed(self) -> bool:
+        return self.failure() is not None
+
+    def _decide(self) -> Decision:
+        """Returns rank 0's decision, with the work that waits unless training must wait or stop first."""
+        exchange = self._exchange
+        if self._failed():
+            return self._decision(STOP)
+        if exchange.stands:
+            return self._decision(STAND)
+        if (found := self._judge()) != GO_ON:
+            return self._decision(found)
+        if not (exchange.something or exchange.todo):
+            return self._decision(GO_ON)
+        todo = exchange.next()
+        return self._decision(GO_ON, tuple((each.fragment, each.cycle) for each in todo.due), todo)
+
+    def _decision(
+        self, request: int, due: tuple[tuple[int, int], ...] = (), todo: BoundaryWork | None = None
+    ) -> Decision:
+        known, counters = self._counters.run_tokens_after(self.run_tokens), self._counters
+        adopted = tuple(
+            Adopting(new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop)
+            for new in (todo.prepared if todo is not None else ())
+        )
+        released = tuple(todo.released) if todo is not None else ()
+        return Decision(request, known, counters.total_tokens, released, adopted, due, counters.step_time_s)
+
+    def _judge(self) -> int:
+        """Returns RESTORE if other code than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
+        if self._watch is None or self._to_restore:
+            return RESTORE if self._to_restore else GO_ON
+        verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
+        if verdict is Movement.FINE:
+            return GO_ON
+        if verdict is Movement.COPIES:
+            self._undone = LearnerError(FOUND[verdict])
+            return STOP
+        log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's")
+        self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
+        return RESTORE
+
+    def _carry_out(self, agreed: Agreed) -> None:
+        """Does what all ranks agreed on. While the run is paused, agrees again until it resumes."""
+        self._count(agreed)
+        while agreed.decision.request == STAND and not agreed.failed:
+            self._stand()
+            agreed = self._ranks.agree(self._decide, self._failed)
+            self._count(agreed)
+        self._counters.paused = False
+        self._stop_if_failed(agreed)
+        if self._ranks.size > 1:
+            self._finish_adoptions()  # of the last agreement; the values have arrived meanwhile
+        if agreed.decision.request == RESTORE:
+            self._restore()
+        todo = self._todo(agreed.decision)
+        self._release(todo)
+        for newer in todo.prepared:
+            self.local.begin(newer)
+        if self._ranks.size > 1:
+            todo.prepared.clear()
+        else:
+            self._finish_adoptions()
+        self._rounds.answer()
+
+    def _count(self, agreed: Agreed) -> None:
+        """Counts what was trained since the last agreement. Schedules read the same counts on all ranks."""
+        self._counters.trained(agreed.tokens, agreed.steps)
+        self.run_tokens = agreed.decision.run_tokens + agreed.tokens
+        self.total_tokens = agreed.decision.total_tokens
+
+    def _stop_if_failed(self, agreed: Agreed) -> None:
+        if agreed.failed:
+            raise self.failure() or stopped_by(agreed.failed)
+
+    def _stand(self) -> None:
+        """Waits at most STAND_S seconds while the run is paused. Other ranks wait in the next agreement."""
+        began, self._counters.paused = self._clock.monotonic(), True
+        if self._ranks.is_leader:
+            self._exchange.wait_resumed(STAND_S)
+        self._stood_s += self._counters.rested(began, self._clock.monotonic())
+
+    # ------------------------------------------------------------------------------ adoptions
+
+    def _todo(self, decision: Decision) -> BoundaryWork:
+        """Returns the work that rank 0 decided on."""
+        if not self._ranks.is_leader:
+            self._exchange.follow(decision.released, decision.adopted, decision.due)
+        return self._exchange.todo
+
+    def _release(self, todo: BoundaryWork) -> None:
+        """Makes the work of refused contributions outstanding again, unless it must be dropped."""
+        while todo.released:
+            self._abandon(todo.released[0], self.local.tracks[todo.released[0]].refused())
+            todo.released.popleft()
+
+    def _finish_adoptions(self) -> None:
+        """Applies the changes of the adoptions that have begun."""
+        fragments = self.local.begun
+        if not fragments:
+            return
+        self._parameters.reshard()
+        moved = [parameter for number in fragments for parameter in self._parameters.of(self._layout.fragments[number])]
+        with self.local.moving(), self._parameters.copies.following(moved):
+            for number in fragments:
+                self._abandon(number, self.local.finish(number, self._counters.tokens, self._counters.steps))
+                version = self.local.tracks[number].version
+                self._exchange.adopted.append(pb.Adopted(fragment=number, version=version))
+            if self._ranks.size == 1:
+                self._exchange.todo.prepared.clear()  # not earlier, because a signal handler may raise
+        self.seen(fragments)
+
+    def _restore(self) -> None:
+        """Resets all parameters to the run's, and drops outstanding work."""
+        fragments = range(len(self.local.tracks))
+        self._parameters.reshard()
+        with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():
+            for fragment in fragments:
+                given_up = self.local.restore(fragment, self._counters.tokens, self._counters.steps)
+                self._abandon(fragment, given_up)
+        self.seen(fragments)
+        self._to_restore = False
+
+    def seen(self, fragments: Sequence[int]) -> None:
+        """Records that this module, and no other code, changed these fragments."""
+        if self._watch is not None:
+            self._watch.adopted(tuple(fragments))
+
+    def _abandon(self, fragment: int, tokens: int) -> None:
+        self._counters.abandoned_tokens += tokens * self._layout.fragments[fragment].length / self._layout.parameters
+
+    # ------------------------------------------------------------------------------ leaving
+
+    def drain(self, drain_s: float) -> None:
+        """Sends the last pseudo-gradients, including those of fragments whose earlier contribution settles later.
+
+        All ranks call this together. The model stays unchanged: owners adopt newer anchors in copies.
+        """
+        self._rounds.hand_over()
+        self._ranks.finish(self._carry_out)
+        self._finish_adoptions()
+        now = self._clock.monotonic()
+        deadline, late = now + drain_s, now + max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
+        strange = self._watch is not None and self._watch.leave() is not Movement.FINE
+        if strange:
+            log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
+        agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._failed)
+        while not agreed.failed and agreed.decision.request != END:
+            self._counters.trained(agreed.tokens, agreed.steps)
+            self._carry_out_last(agreed.decision)
+            agreed = self._ranks.agree(lambda: self._last_decision(deadline, min(late, deadline)), self._failed)
+
+    def _last_decision(self, deadline: float, late: float) -> Decision:
+        """Returns rank 0's next decision after the last step: takes that became possible, or the end."""
+        exchange, counters, tracks = self._exchange, self._counters, self.local.tracks
+        todo, last = exchange.next(), self._last_takes()
+        while todo.due:
+            self._rounds.decline(todo.due.popleft(), "the learner is leaving")
+        if not todo and not last:
+            more = self._clock.monotonic() < late and any(track.later(counters.steps) for track in tracks)
+            end = late if more else deadline
+            settled = exchange.wait_settled(max(0.0, end - self._clock.monotonic()), fates=more)
+            if not more or (not settled and self._clock.monotonic() < end):
+                return Decision(END)
+            return Decision()
+        return self._decision(GO_ON, () if todo else last, todo)
+
+    def _last_takes(self) -> tuple[tuple[int, int], ...]:
+        """Returns fragments with work that can be sent, with no round."""
+        counters = self._counters
+        ready = [
+            (number, 0)
+            for number, track in enumerate(self.local.tracks)
+            if track.flying is None and track.steps_from < counters.steps and track.tokens_from < counters.tokens
+        ]
+        return tuple(ready[:AT_ONCE])
+
+    def _carry_out_last(self, decision: Decision) -> None:
+        if decision.request == RESTORE:
+            for fragment, track in enumerate(self.local.tracks):
+                self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
+        todo = self._todo(decision)
+        self._release(todo)
+        while todo.prepared:
+            newer = todo.prepared.popleft()
+            given_up = self.local.adopt_apart(newer, self._counters.tokens, self._counters.steps)
+            self._abandon(newer.fragment, given_up)
+        for fragment, _ in decision.due:
+            self._rounds.take(DueRound(fragment, 0, 0.0))

@@ -1,0 +1,76 @@
+"""How ranks enter a run together: they compare their models, and wait until every rank has its first anchors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+
+from atoll_wire.layout.layout import TensorSpec
+
+from atoll.errors import LearnerError
+from atoll.ranks.rank_group import RankGroup
+from atoll.ranks.tensor_part import TensorPart
+
+
+class Stage(Enum):
+    """What all ranks do next."""
+
+    WAIT = "wait for the other ranks"
+    FILE = "write the initial parameters together"
+    READY = "begin to train"
+
+
+def gathered_parts(
+    tensors: Sequence[TensorSpec], mine: Sequence[TensorPart], ranks: RankGroup
+) -> list[list[TensorPart]]:
+    """Returns the parts of all ranks, by rank and tensor. Raises LearnerError if the ranks' models differ."""
+    names = hashlib.sha256(json.dumps([asdict(tensor) for tensor in tensors]).encode()).hexdigest()
+    said = [json.loads(each) for each in ranks.gathered(json.dumps([names, [p.ranges for p in mine]]).encode())]
+    different = [rank for rank, (other, _) in enumerate(said) if other != said[0][0]]
+    if different:
+        raise LearnerError(
+            f"rank {different[0]} trains other tensors than rank 0: every rank must hold a part of every tensor, so "
+            "pipeline parallelism is not supported"
+        )
+    found = [
+        [TensorPart(tensor.shape, _tuples(ranges)) for tensor, ranges in zip(tensors, parts, strict=True)]
+        for _, parts in said
+    ]
+    for number, tensor in enumerate(tensors):
+        held = sum(part.size for part in {parts[number] for parts in found})
+        if held != tensor.size:
+            raise LearnerError(
+                f'the ranks hold {held} of {tensor.size} values of "{tensor.name}": every value must be on some rank, '
+                "so build the model on a mesh of all ranks"
+            )
+    return found
+
+
+def _tuples(ranges: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(tuple((start, stop) for start, stop in each) for each in ranges)
+
+
+def next_stage(ranks: RankGroup, state: bool | LearnerError, *, file: bool) -> Stage:
+    """Returns what all ranks do next. All ranks call this together. Raises LearnerError if a rank cannot join.
+
+    state: whether this rank is ready, or its error. file: rank 0 needs the initial parameters.
+    """
+    mine = {"ready": state is True, "error": str(state) if isinstance(state, LearnerError) else "", "file": file}
+    said = [json.loads(each) for each in ranks.gathered(json.dumps(mine).encode())]
+    if isinstance(state, LearnerError):
+        raise state
+    for rank, other in enumerate(said):
+        if other["error"]:
+            raise LearnerError(f"rank {rank} could not join the run: see the error there ({other['error']})")
+    if any(other["file"] for other in said):
+        return Stage.FILE
+    return Stage.READY if all(other["ready"] for other in said) else Stage.WAIT
+
+
+def of_leader(ranks: RankGroup, anchors: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns rank 0's choice of first anchors: version and checksum of each fragment."""
+    first = json.loads(ranks.gathered(json.dumps(anchors).encode())[0])
+    return [(version, checksum) for version, checksum in first]

@@ -1,0 +1,115 @@
+"""Messages between the agents of a learner's ranks, through a store on rank 0.
+
+Background threads must not make collective calls: each rank runs them in another order, and they would wait for each
+other forever. torch's store passes bytes by key, so each message has its own key.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Protocol
+
+from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]
+
+from atoll.errors import LearnerError
+from atoll.ranks.rank_group import RankGroup
+
+CONNECT = timedelta(seconds=60)
+FOREVER = timedelta(days=365)
+END_S = 5.0  # the store of a lost rank 0 may not answer
+LAST = b""
+
+
+class RankMessages(Protocol):
+    """One rank's messages. rank, size: its number, and the number of ranks."""
+
+    rank: int
+    size: int
+
+    def send(self, to: int, message: bytes) -> None:
+        """Sends a message to a rank. Returns at once. Messages to one rank arrive in order."""
+
+    def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:
+        """Begins to receive. arrived: called with each message on another thread. failed: called if a rank is lost."""
+
+    def end(self) -> None:
+        """Stops sending and receiving. Messages on their way may be lost."""
+
+
+class StoreMessages:
+    """Messages through a TCPStore. All ranks create it together."""
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        self._server: TCPStore | None = None
+        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        if ranks.is_leader:
+            self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT)
+        port = int(ranks.gathered(str(self._server.port if self._server is not None else 0).encode())[0])
+        try:
+            # A client waits for one key at a time, so reading and writing need one each.
+            self._inbox, self._outbox = (
+                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT) for _ in range(2)
+            )
+        except (DistStoreError, RuntimeError) as error:
+            raise LearnerError(
+                f"rank {self.rank} cannot reach rank 0 at {host}:{port} ({error}): set MASTER_ADDR to an address of "
+                "rank 0 that all ranks reach"
+            ) from error
+        self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._threads = list[threading.Thread]()
+        self._ended = False
+
+    def send(self, to: int, message: bytes) -> None:
+        """See RankMessages."""
+        self._waiting.put((to, message))
+
+    def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:
+        """See RankMessages."""
+        for work in (lambda: self._read(arrived), self._write):
+            thread = threading.Thread(target=self._guarded, args=(work, failed), name="atoll ranks", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def end(self) -> None:
+        """See RankMessages. Waits for both threads, because the interpreter cannot end a thread inside of the store."""
+        self._ended = True
+        self.send(self.rank, LAST)
+        self._waiting.put(None)
+        for thread in self._threads:
+            thread.join(END_S)
+
+    def _guarded(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            if not self._ended:
+                failed(LearnerError(f"rank {self.rank} lost rank 0 ({error}): restart all ranks of this learner"))
+
+    def _read(self, arrived: Callable[[bytes], None]) -> None:
+        number = 0
+        while True:
+            key = f"{self.rank}/{number}"
+            self._inbox.wait([key], FOREVER)
+            message = self._inbox.get(key)
+            self._inbox.delete_key(key)
+            number += 1
+            if message == LAST:
+                return
+            arrived(message)
+
+    def _write(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            to, message = item
+            number = self._outbox.add(f"{to}/count", 1) - 1
+            self._outbox.set(f"{to}/{number}", message)  # type: ignore[arg-type]  # it accepts bytes
+
+
+def messages(ranks: RankGroup) -> RankMessages | None:
+    """Returns the messages of a learner with several ranks, or None. All ranks call this together."""
+    return StoreMessages(ranks) if ranks.size > 1 else None

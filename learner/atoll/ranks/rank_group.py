@@ -1,0 +1,278 @@
+"""The collective calls of a learner's ranks: they agree on the next boundary's actions, and exchange values.
+
+Under torchrun, every rank calls `Learner.step()`, and rank 0 joins the run and decides. A small all-reduce sums the
+tokens and distributes rank 0's decision. It runs beside training: it begins at one step boundary and ends at a later
+one, where all ranks carry out the decision. A learner of one process agrees with itself at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from atoll_wire.codec import buffers
+from atoll_wire.codec.block_kernels import F32
+
+from atoll.errors import LearnerError
+from atoll.fragments.adoption import Adopting
+from atoll.fragments.exchange import AT_ONCE
+
+Exchanged: TypeAlias = Callable[[], F32]  # waits for the values from all ranks
+
+GO_ON = 0
+STAND = 1
+RESTORE = 2
+STOP = 3
+END = 4
+
+AGREED_S = 0.01  # ranks agree about this often, because an agreement costs about 0.1 ms of the training thread
+MOST_STEPS = 64  # limit on the steps between two agreements
+WAIT = timedelta(hours=12)  # a slow step of another rank is no error; torchrun ends the job if a rank dies
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Rank 0's decision for all ranks. All lists have at most AT_ONCE items.
+
+    request: GO_ON, STAND (the run is paused: agree again), RESTORE (reset all parameters), STOP (rank 0 failed), or END
+    (all work is sent).
+    run_tokens: tokens that the run had trained before this agreement. total_tokens: tokens that the run will train.
+    Both are rank 0's, so that schedules are the same on all ranks. released: fragments whose contribution was refused.
+    due: fragment and cycle of rounds to answer. step_s: rank 0's step time.
+    """
+
+    request: int = GO_ON
+    run_tokens: int = 0
+    total_tokens: int = 0
+    released: tuple[int, ...] = ()
+    adopted: tuple[Adopting, ...] = ()
+    due: tuple[tuple[int, int], ...] = ()
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The agreement of all ranks. tokens: summed over ranks since the last agreement. steps: of each rank since then.
+
+    failed: ranks that cannot continue.
+    """
+
+    tokens: int
+    steps: int
+    decision: Decision
+    failed: tuple[int, ...] = ()
+
+
+Decide: TypeAlias = Callable[[], Decision]
+CarryOut: TypeAlias = Callable[[Agreed], None]
+
+
+class RankGroup(Protocol):
+    """The ranks of one learner. is_leader: whether this rank joins the run. rank, size: its number, and their count."""
+
+    is_leader: bool
+    rank: int
+    size: int
+
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+        """Counts a step. All ranks call this once per step.
+
+        tokens: of this rank's step. decide: returns the decision on rank 0, when an agreement begins. carry_out: called
+        when an agreement has ended, at the same step of all ranks. failed: returns whether this rank cannot continue.
+        """
+
+    def finish(self, carry_out: CarryOut) -> None:
+        """Ends the agreement that runs, if any. All ranks call this together."""
+
+    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
+        """Agrees at once, while no other agreement runs. All ranks call this together."""
+
+    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+        """Begins to send values to every rank, and to receive values from every rank. All ranks call this together.
+
+        given: float32 (sum(sent),), in order of receivers; unchanged until the exchange ends. sent, received: number of
+        values per rank. Returns a function that waits for the received values, in order of senders.
+        """
+
+    def gathered(self, mine: bytes) -> list[bytes]:
+        """Returns every rank's bytes, by rank. All ranks call this together."""
+
+    def leave(self) -> None:
+        """Returns once every rank has called this, so that no rank ends the job while rank 0 is still sending."""
+
+
+class SingleRank:
+    """A learner of one process."""
+
+    is_leader = True
+    rank = 0
+    size = 1
+
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+        """See RankGroup. The decision takes effect at this step."""
+        carry_out(Agreed(tokens, 1, decide(), (0,) if failed() else ()))
+
+    def finish(self, carry_out: CarryOut) -> None:
+        """Does nothing: no agreement runs."""
+
+    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
+        """See RankGroup."""
+        return Agreed(0, 0, decide(), (0,) if failed() else ())
+
+    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+        """Returns the given values, because there are no other ranks."""
+        assert [*sent] == [*received] == [len(given)], "a rank keeps its own values"
+        return lambda: given
+
+    def gathered(self, mine: bytes) -> list[bytes]:
+        """See RankGroup."""
+        return [mine]
+
+    def leave(self) -> None:
+        """Does nothing: there are no other ranks."""
+
+
+ALONE = SingleRank()
+
+
+class TorchRanks:
+    """All ranks of the default process group. counts: whether this rank's tokens count, or only copies of others do.
+
+    Ranks that train on the same batch, such as those of tensor parallelism, count it once.
+    """
+
+    def __init__(self, *, counts: bool = True) -> None:
+        """Creates a group of its own for host memory, whatever backend the gradients use. `leave` destroys it."""
+        self._group: Any = dist.new_group(backend="gloo", timeout=WAIT)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.is_leader = self.rank == 0
+        self._counts = counts
+        self._tokens = 0  # since the last agreement began
+        self._steps = 0
+        self._interval = 1  # steps from one agreement's start to the next
+        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, this rank's steps, work
+
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+        """See RankGroup. Ends the agreement that runs, then begins the next."""
+        self._tokens += tokens if self._counts else 0
+        self._steps += 1
+        if self._steps >= self._interval:
+            self.finish(carry_out)
+            self._begin(decide, failed=failed())
+
+    def finish(self, carry_out: CarryOut) -> None:
+        """See RankGroup."""
+        if self._running is not None:
+            carry_out(self._end())
+
+    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
+        """See RankGroup."""
+        assert self._running is None, "finish that agreement first"
+        self._begin(decide, failed=failed())
+        return self._end()
+
+    def _begin(self, decide: Decide, *, failed: bool) -> None:
+        message = torch.zeros(_LENGTH + self.size, dtype=torch.int64)
+        message[0] = self._tokens
+        if self.is_leader:
+            message[1:_LENGTH] = torch.tensor(_encoded(decide()), dtype=torch.int64)
+        message[_LENGTH + self.rank] = failed
+        work = dist.all_reduce(message, group=self._group, async_op=True)
+        self._running = message, self._steps, work
+        self._tokens = self._steps = 0
+
+    def _end(self) -> Agreed:
+        assert self._running is not None, "begun before"
+        message, steps, work = self._running
+        work.wait()
+        self._running = None
+        tokens, *numbers = message.tolist()
+        decision = _decoded(numbers[: _LENGTH - 1])
+        failed = tuple(rank for rank, flag in enumerate(numbers[_LENGTH - 1 :]) if flag)
+        if decision.step_s:
+            self._interval = min(MOST_STEPS, math.ceil(AGREED_S / decision.step_s))
+        return Agreed(tokens, steps, decision, failed)
+
+    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+        """See RankGroup. gloo moves the values on its own threads."""
+        out = buffers.empty(sum(received))
+        work: Any = dist.all_to_all_single(
+            torch.from_numpy(out), torch.from_numpy(given), list(received), list(sent), group=self._group, async_op=True
+        )
+
+        def wait() -> F32:
+            work.wait()
+            assert len(given) == sum(sent), "kept until now, because gloo reads it"
+            return out
+
+        return wait
+
+    def gathered(self, mine: bytes) -> list[bytes]:
+        """See RankGroup."""
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._group)
+        longest = max(int(length) for length in lengths)
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(found, torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.uint8), group=self._group)
+        return [bytes(each[: int(length)].numpy()) for each, length in zip(found, lengths, strict=True)]
+
+    def leave(self) -> None:
+        """See RankGroup. Waits at a barrier, then destroys the group."""
+        dist.barrier(group=self._group)
+        dist.destroy_process_group(self._group)
+
+
+def rank_group(*, counts: bool = True) -> RankGroup:
+    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. Call it on all ranks."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return TorchRanks(counts=counts)
+    return SingleRank()
+
+
+_LENGTH = 5 + AT_ONCE * (1 + 5 + 2)  # tokens, and the numbers of a decision
+
+
+def _encoded(decision: Decision) -> list[int]:
+    """Returns a decision as numbers. 0 marks a free place, so fragments are counted from 1."""
+
+    def filled(rows: Sequence[Sequence[int]], width: int) -> list[int]:
+        assert len(rows) <= AT_ONCE, "a boundary has at most AT_ONCE of each"
+        flat = [number for row in rows for number in row]
+        return flat + [0] * (AT_ONCE * width - len(flat))
+
+    return [
+        decision.request,
+        decision.run_tokens,
+        decision.total_tokens,
+        round(decision.step_s * 1e9),
+        *filled([(fragment + 1,) for fragment in decision.released], 1),
+        *filled([(a.fragment + 1, a.version, a.checksum, a.merged, a.drop) for a in decision.adopted], 5),
+        *filled([(fragment + 1, cycle) for fragment, cycle in decision.due], 2),
+    ]
+
+
+def _decoded(numbers: Sequence[int]) -> Decision:
+    """Returns the decision that `_encoded` encoded."""
+    request, run_tokens, total_tokens, step_ns, *rest = numbers
+
+    def rows(width: int) -> list[list[int]]:
+        nonlocal rest
+        mine, rest = rest[: AT_ONCE * width], rest[AT_ONCE * width :]
+        return [mine[at : at + width] for at in range(0, len(mine), width) if mine[at]]
+
+    released = tuple(fragment - 1 for (fragment,) in rows(1))
+    adopted = tuple(Adopting(f - 1, v, checksum, bool(merged), bool(drop)) for f, v, checksum, merged, drop in rows(5))
+    due = tuple((fragment - 1, cycle) for fragment, cycle in rows(2))
+    return Decision(request, run_tokens, total_tokens, released, adopted, due, step_ns * 1e-9)
+
+
+def stopped_by(failed: Sequence[int]) -> LearnerError:
+    """Returns the error for a rank that must stop because others cannot continue."""
+    ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
+    return LearnerError(f"{ranks} stopped: see the error there, then restart all ranks of this learner")

@@ -1,0 +1,66 @@
+"""Learners of several ranks, in one run with a learner of one process: sharded, replicated and tensor-parallel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atoll_wire.codec.checksums import joined
+
+from tests.end_to_end.world import core, eventually
+
+SCRIPT = Path(__file__).with_name("island_rank.py")
+STEPS = 80
+KINDS = [("ddp", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("fsdp+tp", 4)]
+
+
+def started(kind: str, ranks: int, address: str, name: str, folder: Path) -> subprocess.Popen[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    begin = launch if kind != "one" else [sys.executable]
+    command = [*begin, str(SCRIPT), kind, address, name, str(STEPS), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def versions(ranks: list[dict[str, Any]]) -> dict[str, int]:
+    """Returns the checksum of each whole anchor that the ranks had together, by fragment and version."""
+    found = {}
+    for key in ranks[0]["anchors"]:
+        parts = sorted((first, crc, size) for first, crc, size in (rank["anchors"][key] for rank in ranks) if size)
+        found[key] = joined((crc, size) for _, crc, size in parts)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "count"), KINDS)
+def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, count):
+    with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
+        island = started(kind, count, running.address, "island", tmp_path)
+        one = started("one", 1, running.address, "one", tmp_path)
+        eventually(lambda: len(running.status().learners) == 2, 100)
+        (tmp_path / "go").touch()
+        for learner in (island, one):
+            _, errors = learner.communicate(timeout=200)
+            assert learner.returncode == 0, errors[-6000:]
+        eventually(lambda: running.status().contributions.pending == 0)
+        status = running.status()
+    island, one = said(tmp_path, "island", count), said(tmp_path, "one", 1)
+    assert all(rank["anchors"].keys() == island[0]["anchors"].keys() for rank in island), "all ranks adopt together"
+    mine, theirs = versions(island), versions(one)
+    both = mine.keys() & theirs.keys()
+    assert len(both) > 4
+    assert {key: mine[key] for key in both} == {key: theirs[key] for key in both}
+    assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
+    assert all(rank["run_tokens"] == island[0]["run_tokens"] for rank in island)
+    assert island[0]["merged"] > 2
+    assert one[0]["merged"] > 2
+    tokens = {each.learner: each.tokens for each in status.learners}
+    assert tokens == {"island": 32 * STEPS, "one": 32 * STEPS}
+    for ranks in (island, one):
+        assert sum(ranks[0]["losses"][-10:]) < sum(ranks[0]["losses"][:10])
