@@ -441,9 +441,9 @@ class Island:
 
     def check_held(self) -> None:
         """Checks that it holds no refused work back."""
-        assert self.session is not None, "it trains"
-        if self._exchange.something:
-            return  # its next boundary releases the refused work
+        assert self.session is not None and self.ranks[0].boundary is not None, "it trains"  # noqa: PT018
+        if self._exchange.something or self._hub.agreed_on_work() or self.ranks[0].boundary.local.begun:
+            return  # its next boundaries release the refused work
         lines = self.session.core.tracks
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
         if held:

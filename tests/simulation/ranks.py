@@ -37,6 +37,10 @@ class Hub:
         self._sent: defaultdict[int, dict[int, list[np.ndarray]]] = defaultdict(dict)
         self._came = threading.Condition()
 
+    def agreed_on_work(self) -> bool:
+        """Returns whether the next boundary releases or adopts something."""
+        return self.running is not None and bool(self.running.decision.released or self.running.decision.adopted)
+
     def put(self, call: int, rank: int, given: np.ndarray, counts: Sequence[int]) -> None:
         with self._came:
             self._sent[call][rank] = np.split(given.copy(), np.cumsum(counts)[:-1])

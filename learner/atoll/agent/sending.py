@@ -60,8 +60,11 @@ class Sender:
             return
         taken.received = True
         seq = taken.outstanding.number
-        if taken.outstanding.restores != track.restores or seq <= track.ended:
+        if taken.outstanding.restores < track.restores or seq <= track.ended:
             self._left_behind(track, taken)
+            return
+        if not track.run.frames and self._coordination.owners.rank:
+            self._exchange.settle(taken)
             return
         if track.in_flight is not None:  # rank 0's word that it ended is on its way
             self.end(track, merged=False)
@@ -72,12 +75,10 @@ class Sender:
         task.add_done_callback(self._ended)
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
-        """Drops work from an anchor that the run no longer has, and fetches the whole fragment."""
+        """Does not send work that was taken from an anchor of before a restore. The next adoption drops it."""
         log.info("dropped work from before the restore", fragment=track.fragment)
         self._exchange.settle(taken)
-        self._ended_together(track, taken.outstanding.number, drop=True)
-        track.whole = track.drop = True
-        self._fetch(track)
+        self._ended_together(track, taken.outstanding.number, drop=False)
 
     def ask_again(self, shard: ShardView) -> None:
         """Asks for the fates of contributions that a shard acknowledged before an outage."""
@@ -207,10 +208,11 @@ class Sender:
 
     def ended_elsewhere(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
         """Applies rank 0's word that a contribution ended without a merge, on another rank."""
-        track.ended = max(track.ended, seq)
         if track.in_flight is None or track.in_flight.seq != seq:
-            return
-        if drop:
+            if drop and seq > track.ended:
+                self._refetch(track)
+            track.ended = max(track.ended, seq)
+        elif drop:
             self._drop(track)
         else:
             self.end(track, merged=False)
@@ -220,8 +222,8 @@ class Sender:
         self._coordination.ended(track, seq, drop=drop)
 
     def forget(self, track: FragmentTrack) -> None:
-        """Drops the contribution in flight, because the run has a new generation."""
-        if track.in_flight is not None:
+        """Drops the contribution in flight if it is from before a restore of the run."""
+        if track.in_flight is not None and track.in_flight.taken.outstanding.restores < track.restores:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
@@ -232,6 +234,10 @@ class Sender:
         self._ended_together(track, in_flight.seq, drop=True)
         self._counters.pending -= 1
         self._counters.refused += 1
+        self._refetch(track)
+
+    def _refetch(self, track: FragmentTrack) -> None:
+        """Fetches the whole fragment. Its adoption drops all outstanding work."""
         track.whole = track.drop = True
         self._fetch(track)
 

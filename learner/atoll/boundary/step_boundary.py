@@ -112,7 +112,7 @@ class StepBoundary:
             return self._decision(found)
         if not (exchange.something or exchange.todo):
             return self._decision(GO_ON)
-        todo = exchange.next()
+        todo = exchange.next(adopted_first=self._ranks.size > 1)  # with several ranks, an adoption takes two boundaries
         return self._decision(GO_ON, tuple((each.fragment, each.cycle) for each in todo.due), todo)
 
     def _decision(
@@ -120,7 +120,9 @@ class StepBoundary:
     ) -> Decision:
         known, counters = self._counters.run_tokens_after(self.run_tokens), self._counters
         adopted = tuple(
-            Adopting(new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop)
+            Adopting(
+                new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop, new.fate.restores
+            )
             for new in (todo.prepared if todo is not None else ())
         )
         released = tuple(todo.released) if todo is not None else ()

@@ -54,7 +54,7 @@ class Change:
 class Adopting:
     """The decision to adopt a newer anchor, for all ranks. version, checksum: see PreparedAnchor.
 
-    merged: the contribution in flight is in it. drop: see Fate.
+    merged: the contribution in flight is in it. drop, restores: see Fate.
     """
 
     fragment: int
@@ -62,6 +62,7 @@ class Adopting:
     checksum: int
     merged: bool = False
     drop: bool = False
+    restores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

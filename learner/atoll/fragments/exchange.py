@@ -200,16 +200,17 @@ class ThreadExchange:
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
-    def next(self) -> BoundaryWork:
+    def next(self, *, adopted_first: bool = False) -> BoundaryWork:
         """Returns the work of this boundary, at most AT_ONCE items of each kind. Earlier unfinished work comes first.
 
-        A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
+        adopted_first: the round of a fragment that is adopted now is answered at a later boundary. A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()
             if not self.todo:
-                first, waiting = list(self._confirmed.items())[:AT_ONCE], list(self._confirmed)[AT_ONCE:]
-                due = [each for each in self._due.values() if each.fragment not in waiting][:AT_ONCE]
+                first = list(self._confirmed.items())[:AT_ONCE]
+                later = list(self._confirmed)[0 if adopted_first else AT_ONCE :]
+                due = [each for each in self._due.values() if each.fragment not in later][:AT_ONCE]
                 adopted = [Adopting(fragment, *each) for fragment, each in first]
                 self._begin(self._released[:AT_ONCE], adopted, due)
             return self.todo
@@ -254,11 +255,11 @@ class ThreadExchange:
         name = wanted.version, wanted.checksum
         places = [number for number, each in enumerate(waiting) if (each.version, each.checksum) == name]
         if not places:
-            fate = Fate(Coded.of(()) if wanted.merged else None, wanted.drop)
+            fate = Fate(Coded.of(()) if wanted.merged else None, wanted.drop, wanted.restores)
             return PreparedAnchor(wanted.fragment, wanted.version, np.empty(0, np.float32), fate), waiting
         done, left = waiting[: places[-1] + 1], waiting[places[-1] + 1 :]
         newest, merged = done[-1], [each.fate.q for each in done if each.fate.q is not None]
         drop = wanted.drop if decided else any(each.fate.drop for each in done)
         q = merged[-1] if merged and (wanted.merged or not decided) else None
-        fate = Fate(q, drop, newest.fate.restores)
+        fate = Fate(q, drop, wanted.restores if decided else newest.fate.restores)
         return replace(newest, fate=fate, change=newest.change if len(done) == 1 else None), left

@@ -235,7 +235,7 @@ def rank_group(*, counts: bool = True) -> RankGroup:
     return SingleRank()
 
 
-_LENGTH = 5 + AT_ONCE * (1 + 5 + 2)  # tokens, and the numbers of a decision
+_LENGTH = 5 + AT_ONCE * (1 + 6 + 2)  # tokens, and the numbers of a decision
 
 
 def _encoded(decision: Decision) -> list[int]:
@@ -252,7 +252,7 @@ def _encoded(decision: Decision) -> list[int]:
         decision.total_tokens,
         round(decision.step_s * 1e9),
         *filled([(fragment + 1,) for fragment in decision.released], 1),
-        *filled([(a.fragment + 1, a.version, a.checksum, a.merged, a.drop) for a in decision.adopted], 5),
+        *filled([(a.fragment + 1, a.version, a.checksum, a.merged, a.drop, a.restores) for a in decision.adopted], 6),
         *filled([(fragment + 1, cycle) for fragment, cycle in decision.due], 2),
     ]
 
@@ -267,7 +267,10 @@ def _decoded(numbers: Sequence[int]) -> Decision:
         return [mine[at : at + width] for at in range(0, len(mine), width) if mine[at]]
 
     released = tuple(fragment - 1 for (fragment,) in rows(1))
-    adopted = tuple(Adopting(f - 1, v, checksum, bool(merged), bool(drop)) for f, v, checksum, merged, drop in rows(5))
+    adopted = tuple(
+        Adopting(fragment - 1, version, checksum, bool(merged), bool(drop), restores)
+        for fragment, version, checksum, merged, drop, restores in rows(6)
+    )
     due = tuple((fragment - 1, cycle) for fragment, cycle in rows(2))
     return Decision(request, run_tokens, total_tokens, released, adopted, due, step_ns * 1e-9)
 
