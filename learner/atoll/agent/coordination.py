@@ -60,6 +60,10 @@ class Coordination:
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
         """Tells the other ranks that a contribution ended without a merge."""
 
+    def fetches_to_drop(self, track: FragmentTrack) -> bool:  # noqa: ARG002 - there is one rank
+        """Returns whether this rank must fetch the whole fragment now, whose adoption drops the outstanding work."""
+        return True
+
     async def all_prepared(self, fragments: int) -> None:
         """Waits until all ranks have prepared a version of each fragment."""
 
@@ -97,6 +101,7 @@ class Leading(Coordination):
         self._counters = counters
         self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
         self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
+        self._confirmed: dict[int, tuple[int, int]] = {}  # by fragment: version and published checksum
         self._tables = Tables()
         self._news = asyncio.Event()
         self.begin_fetch: Callable[[FragmentTrack], None] = lambda _: None
@@ -114,7 +119,10 @@ class Leading(Coordination):
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
         """See Coordination."""
-        self._part(0, part_of(track, header, checksum, fate))
+        if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
+            self._confirm(track.fragment, header.version, header.crc32c)  # fetched again: all ranks have it
+        else:
+            self._part(0, part_of(track, header, checksum, fate))
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
         """See Coordination."""
@@ -139,6 +147,14 @@ class Leading(Coordination):
         self._rows.pop((track.fragment, seq), None)
         self._tables.found(track.fragment, seq, ())
         self._tell(ended=rk.Ended(fragment=track.fragment, seq=seq, drop=drop))
+
+    def fetches_to_drop(self, track: FragmentTrack) -> bool:
+        """See Coordination. Without frames, offers the newest version again, because there is nothing to fetch."""
+        if track.run.frames:
+            return True
+        self._offer_empty(track, *self._confirmed[track.fragment], Fate(None, drop=True, restores=track.restores))
+        self._confirm(track.fragment, *self._confirmed[track.fragment])
+        return False
 
     async def all_prepared(self, fragments: int) -> None:
         """See Coordination."""
@@ -180,7 +196,11 @@ class Leading(Coordination):
             return
         if not track.run.frames:
             self._follow(track, parts, part)
-        self._exchange.confirm(part.fragment, part.version, part.published)
+        self._confirm(part.fragment, part.version, part.published)
+
+    def _confirm(self, fragment: int, version: int, published: int) -> None:
+        self._confirmed[fragment] = version, published
+        self._exchange.confirm(fragment, version, published)
         self._news.set()
 
     def _mismatch(self, track: FragmentTrack) -> None:
@@ -196,8 +216,11 @@ class Leading(Coordination):
         if merged and track.in_flight is not None:
             self.merged(track)
         track.version, track.whole, track.drop = part.version, False, False
-        fate, nothing = Fate(Coded.of(()) if merged else None, drop, track.restores), np.empty(0, np.float32)
-        anchor = PreparedAnchor(track.fragment, part.version, nothing, fate, checksum=part.published)
+        fate = Fate(Coded.of(()) if merged else None, drop, track.restores)
+        self._offer_empty(track, part.version, part.published, fate)
+
+    def _offer_empty(self, track: FragmentTrack, version: int, published: int, fate: Fate) -> None:
+        anchor = PreparedAnchor(track.fragment, version, np.empty(0, np.float32), fate, checksum=published)
         self._exchange.offer(anchor, confirmed=False)
 
     def _row(self, rank: int, fragment: int, seq: int, rows: Rows) -> None:
@@ -232,6 +255,10 @@ class Following(Coordination):
         """See Coordination."""
         self.tell(rows=table_message(track.fragment, seq, mine))
         return await self.tables.wait(track.fragment, seq)
+
+    def fetches_to_drop(self, track: FragmentTrack) -> bool:  # noqa: ARG002 - rank 0 decides
+        """See Coordination. This rank has prepared every version that rank 0 may decide on."""
+        return False
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:  # noqa: ARG002 - rank 0 decides
         """Ends the wait for the contribution's table. Other ranks hear of the end from rank 0."""

@@ -208,11 +208,10 @@ class Sender:
 
     def ended_elsewhere(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
         """Applies rank 0's word that a contribution ended without a merge, on another rank."""
+        track.ended = max(track.ended, seq)
         if track.in_flight is None or track.in_flight.seq != seq:
-            if drop and seq > track.ended:
-                self._refetch(track)
-            track.ended = max(track.ended, seq)
-        elif drop:
+            return
+        if drop:
             self._drop(track)
         else:
             self.end(track, merged=False)
@@ -227,19 +226,16 @@ class Sender:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Drops work that the core refused for good. Fetches the whole fragment. Sends nothing before its adoption."""
+        """Drops work that the core refused for good. Sends nothing before its adoption."""
         assert track.in_flight is not None, "only a flight can be dropped"
         self._acknowledged(track.in_flight)
         in_flight, track.in_flight = track.in_flight, None
         self._ended_together(track, in_flight.seq, drop=True)
         self._counters.pending -= 1
         self._counters.refused += 1
-        self._refetch(track)
-
-    def _refetch(self, track: FragmentTrack) -> None:
-        """Fetches the whole fragment. Its adoption drops all outstanding work."""
-        track.whole = track.drop = True
-        self._fetch(track)
+        if self._coordination.fetches_to_drop(track):
+            track.whole = track.drop = True
+            self._fetch(track)
 
     def _name(self, track: FragmentTrack, in_flight: InFlight) -> str:
         return contribution_name(in_flight.session or track.shard.session, track.fragment, in_flight.seq)
