@@ -168,7 +168,8 @@ class Training:
 
     def _local(self, model: Transformer, optimizer: torch.optim.Optimizer) -> LocalParameters:
         """Sets a model's parameters to the newest anchors."""
-        values, anchors = Parameters(model, optimizer).values, [(p.version, anchor_of(p)) for p in self.published]
+        values = Parameters(model, optimizer).values
+        anchors = [PreparedAnchor(p.fragment, p.version, anchor_of(p), Fate()) for p in self.published]
         keep = self.recipe.adoption == "rebase"
         return LocalParameters(values, undivided(self.layout), self.settings.codec, anchors, keep=keep)
 

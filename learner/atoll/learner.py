@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from atoll_wire import forking
-from atoll_wire.codec.block_kernels import F32
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.process.metrics_server import MetricsServerError
@@ -28,6 +27,7 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.errors import LearnerError
+from atoll.fragments.adoption import PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
 from atoll.ranks.division import Division, divide
 from atoll.ranks.entering import Stage, gathered_parts, next_stage, of_leader
@@ -186,7 +186,7 @@ class Learner:
         layout: Layout,
         agent: Agent,
         divisions: Sequence[Division],
-        anchors: Sequence[tuple[int, F32]],
+        anchors: Sequence[PreparedAnchor],
     ) -> None:
         """Writes the run's first anchors into the model, and starts to watch the parameters."""
         ranks = self._mine(self._ranks)

@@ -80,20 +80,20 @@ class Refetch(_message.Message):
     def __init__(self, fragment: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("fragment", "version", "published", "crc32c", "merged", "drop")
+    __slots__ = ("fragment", "version", "published", "crc32c", "merged", "generation")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
-    DROP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     published: int
     crc32c: int
-    merged: bool
-    drop: bool
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., published: _Optional[int] = ..., crc32c: _Optional[int] = ..., merged: bool = ..., drop: bool = ...) -> None: ...
+    merged: int
+    generation: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., published: _Optional[int] = ..., crc32c: _Optional[int] = ..., merged: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class SessionLost(_message.Message):
     __slots__ = ("shard", "token")

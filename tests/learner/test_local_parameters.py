@@ -26,7 +26,11 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarr
     return (
         model,
         LocalParameters(
-            parameters.values, undivided(layout), Codec.INT4, [(1, anchor) for anchor in anchors], keep=True
+            parameters.values,
+            undivided(layout),
+            Codec.INT4,
+            [PreparedAnchor(number, 1, each, Fate()) for number, each in enumerate(anchors)],
+            keep=True,
         ),
         anchors,
     )

@@ -44,7 +44,7 @@ class Coordination:
         """Returns whether this rank's part of a version may be right. checksum: CRC-32C of this rank's values."""
         return self.owners.size > 1 or checksum == header.crc32c  # all parts together have the published checksum
 
-    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         """Tells the other ranks of this rank's part of a version, which it has offered for adoption."""
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:  # noqa: ARG002 - there is one rank
@@ -102,6 +102,7 @@ class Leading(Coordination):
         self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
         self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
         self._confirmed: dict[int, tuple[int, int]] = {}  # by fragment: version and published checksum
+        self._generation = 0
         self._tables = Tables()
         self._news = asyncio.Event()
         self.begin_fetch: Callable[[FragmentTrack], None] = lambda _: None
@@ -117,12 +118,12 @@ class Leading(Coordination):
         runs = enumerate(owned_runs(fragment, self._messages.size))
         return [rank for _, rank in sorted((run.first, rank) for rank, run in runs if run.frames)]
 
-    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         """See Coordination."""
         if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
             self._confirm(track.fragment, header.version, header.crc32c)  # fetched again: all ranks have it
         else:
-            self._part(0, part_of(track, header, checksum, fate))
+            self._part(0, part_of(track, header, checksum, self._core.session.generation))
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
         """See Coordination."""
@@ -140,6 +141,10 @@ class Leading(Coordination):
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
         """See Coordination."""
+        if reply.generation != self._generation:
+            self._generation = reply.generation
+            self._parts.clear()
+            self._confirmed.clear()
         self._tell(joined=rk.Joined(reply=reply, restores=restores, address=self._core.link.address))
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
@@ -152,8 +157,12 @@ class Leading(Coordination):
         """See Coordination. Without frames, offers the newest version again, because there is nothing to fetch."""
         if track.run.frames:
             return True
-        self._offer_empty(track, *self._confirmed[track.fragment], Fate(None, drop=True, restores=track.restores))
-        self._confirm(track.fragment, *self._confirmed[track.fragment])
+        newest = self._confirmed.get(track.fragment)
+        if newest is None:
+            track.drop = True  # the run was restored, so a version will come
+        else:
+            self._offer_empty(track, *newest, Fate(None, drop=True, restores=track.restores))
+            self._confirm(track.fragment, *newest)
         return False
 
     async def all_prepared(self, fragments: int) -> None:
@@ -182,6 +191,8 @@ class Leading(Coordination):
 
     def _part(self, rank: int, part: rk.Part) -> None:
         """Adds a rank's part of a version. The last part decides."""
+        if part.generation != self._core.session.generation:
+            return  # the run was restored to a checkpoint: the rank will prepare that
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
         parts = self._parts[name]
         parts[rank] = part
@@ -212,8 +223,9 @@ class Leading(Coordination):
 
     def _follow(self, track: FragmentTrack, parts: dict[int, rk.Part], part: rk.Part) -> None:
         """Offers an anchor of a fragment whose frames are all at other ranks."""
-        merged, drop = (any(getattr(each, what) for each in parts.values()) for what in ("merged", "drop"))
-        if merged and track.in_flight is not None:
+        drop, flying = track.drop, track.in_flight
+        merged = flying is not None and any(each.merged >= flying.seq for each in parts.values())
+        if merged:
             self.merged(track)
         track.version, track.whole, track.drop = part.version, False, False
         fate = Fate(Coded.of(()) if merged else None, drop, track.restores)
@@ -237,9 +249,10 @@ class Leading(Coordination):
 class Following(Coordination):
     """A rank other than 0."""
 
-    def __init__(self, messages: RankMessages) -> None:
+    def __init__(self, messages: RankMessages, core: CoreView) -> None:
         self.owners = Owners(messages.rank, messages.size)
         self._messages = messages
+        self._core = core
         self.tables = Tables()
 
     def tell(self, **what: object) -> None:
@@ -247,9 +260,9 @@ class Following(Coordination):
         message = rk.RankMessage(sender=self._messages.rank, **what)  # type: ignore[arg-type]
         self._messages.send(0, message.SerializeToString())
 
-    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> None:
+    def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         """See Coordination."""
-        self.tell(part=part_of(track, header, checksum, fate))
+        self.tell(part=part_of(track, header, checksum, self._core.session.generation))
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
         """See Coordination."""
@@ -265,15 +278,15 @@ class Following(Coordination):
         self.tables.found(track.fragment, seq, ())
 
 
-def part_of(track: FragmentTrack, header: pb.FetchHeader, checksum: int, fate: Fate) -> rk.Part:
+def part_of(track: FragmentTrack, header: pb.FetchHeader, checksum: int, generation: int) -> rk.Part:
     """Returns this rank's part of a version as a message."""
     return rk.Part(
         fragment=track.fragment,
         version=header.version,
         published=header.crc32c,
         crc32c=checksum,
-        merged=fate.q is not None,
-        drop=fate.drop,
+        merged=track.merged,
+        generation=generation,
     )
 
 

@@ -52,7 +52,8 @@ class FragmentTrack:
     target: int = 0
     whole: bool = True  # the next fetch must get the whole fragment
     drop: bool = False  # the next fetch drops the outstanding work
-    ended: int = 0  # sequence number of the newest contribution that ended without a merge
+    ended: int = 0  # number of the newest contribution that ended without a merge
+    merged: int = 0  # number of the newest contribution that was merged
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
     incoming: PartialFetch | None = None  # frames of a running or interrupted fetch

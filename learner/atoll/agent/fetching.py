@@ -178,7 +178,7 @@ class Fetcher:
                 track.whole = track.drop = False
         prepared = PreparedAnchor(track.fragment, header.version, anchor, fate, change, header.crc32c)
         self._exchange.offer(prepared, confirmed=self._coordination.owners.size == 1)
-        self._coordination.prepared(track, header, checksum, fate)
+        self._coordination.prepared(track, header, checksum)
         return True
 
     def _decoded(

@@ -37,11 +37,11 @@ class MemberSession(RunSession):
         dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
     ) -> None:
         self._inbox: asyncio.Queue[rk.RankMessage] = asyncio.Queue()
-        self._following = Following(messages)
         super().__init__(identity, model, exchange, counters, on_ready, stop, clock, dial, messages)
 
     def _coordinated(self, messages: RankMessages | None) -> Coordination:
         assert messages is not None, "a member has other ranks"
+        self._following = Following(messages, self.core)
         receive_on_loop(messages, self._inbox.put_nowait, self._stop)
         return self._following
 

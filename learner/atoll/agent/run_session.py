@@ -246,6 +246,8 @@ class RunSession:
         """Handles a restore of the run to a checkpoint: drops later work, and fetches every whole fragment."""
         log.warning("the run was restored to a checkpoint: dropping later work", generation=reply.generation)
         self._exchange.adopted.clear()
+        if not self._entered:
+            self._exchange.start_over()
         for shard in self.core.shards:
             shard.adopted.clear()
         for track in self.core.tracks.values():

@@ -201,6 +201,7 @@ class Sender:
         if merged:
             log.debug("the core merged a contribution", contribution=self._name(track, in_flight))
             self._counters.merged += 1
+            track.merged = in_flight.seq
         else:
             self._counters.refused += 1
             self._exchange.release(track.fragment)

@@ -32,7 +32,7 @@ class LocalParameters:
     """Local parameters and tracks of all fragments. The constructor writes the first anchors into the model.
 
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's of each fragment.
-    anchors: (version, float32 (run.length,)) per fragment, of the frames that this rank owns.
+    anchors: the first anchor of each fragment, of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
     """
 
@@ -41,7 +41,7 @@ class LocalParameters:
         values: Sequence[nn.Parameter],
         divisions: Sequence[Division],
         codec: Codec,
-        anchors: Iterable[tuple[int, F32]],
+        anchors: Iterable[PreparedAnchor],
         *,
         keep: bool,
         ranks: RankGroup = ALONE,
@@ -54,9 +54,10 @@ class LocalParameters:
         self._begun: dict[int, _Begun] = {}  # adoptions whose values are on their way
         self.torn = False  # an adoption was interrupted, so model and tracks may disagree
         self.tracks: list[Track] = []
-        for number, ((version, anchor), division) in enumerate(zip(anchors, divisions, strict=True)):
-            self.tracks.append(Track(FragmentShape.of(division.run, codec), version, anchor, version))
-            self._write(number, self._spread(number, anchor)(), add=False)
+        for number, (first, division) in enumerate(zip(anchors, divisions, strict=True)):
+            shape, restores = FragmentShape.of(division.run, codec), first.fate.restores
+            self.tracks.append(Track(shape, first.version, first.anchor, first.version, restores=restores))
+            self._write(number, self._spread(number, first.anchor)(), add=False)
 
     def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
         """Takes a fragment's pseudo-gradient. tokens, steps: the learner's counters."""

@@ -120,9 +120,7 @@ class StepBoundary:
     ) -> Decision:
         known, counters = self._counters.run_tokens_after(self.run_tokens), self._counters
         adopted = tuple(
-            Adopting(
-                new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop, new.fate.restores
-            )
+            Adopting(new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop, new.fate.restores)
             for new in (todo.prepared if todo is not None else ())
         )
         released = tuple(todo.released) if todo is not None else ()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec.block_kernels import F32
 from atoll_wire.process.clock import Clock
 
 from atoll.fragments.adoption import Adopting, Fate, PreparedAnchor, PseudoGradient
@@ -163,20 +162,27 @@ class ThreadExchange:
         """The number of contributions that are neither acknowledged nor refused."""
         return len(self._unsettled)
 
-    def first(self) -> list[tuple[int, int]]:
-        """Returns version and checksum of each fragment's confirmed anchor, in order of fragments."""
+    def first(self) -> list[Adopting]:
+        """Returns each fragment's confirmed anchor, in order of fragments."""
         with self._lock:
-            return [self._confirmed[fragment] for fragment in sorted(self._confirmed)]
+            named = [Adopting(fragment, *self._confirmed[fragment]) for fragment in sorted(self._confirmed)]
+            return [replace(each, restores=self._found(each)[0].fate.restores) for each in named]
 
-    def take_first(self, anchors: Sequence[tuple[int, int]]) -> list[tuple[int, F32]]:
-        """Removes the first anchor of each fragment, and returns version and values of each. anchors: of `first`."""
+    def take_first(self, anchors: Sequence[Adopting]) -> list[PreparedAnchor]:
+        """Removes and returns the first anchor of each fragment. anchors: rank 0's from `first`."""
         with self._lock:
-            taken = [self._found(Adopting(fragment, *each)) for fragment, each in enumerate(anchors)]
+            taken = [self._found(each, decided=True) for each in anchors]
             for prepared, left in taken:
                 self._prepared[prepared.fragment] = left
             self._confirmed = self._unadopted({each.fragment: each for each, _ in taken})
             self.something = bool(self._confirmed or self._due or self._released)
-            return [(prepared.version, prepared.anchor) for prepared, _ in taken]
+            return [prepared for prepared, _ in taken]
+
+    def start_over(self) -> None:
+        """Forgets all anchors, because the run was restored to a checkpoint before this learner began to train."""
+        with self._lock:
+            self._prepared.clear()
+            self._confirmed.clear()
 
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
@@ -203,7 +209,9 @@ class ThreadExchange:
     def next(self, *, adopted_first: bool = False) -> BoundaryWork:
         """Returns the work of this boundary, at most AT_ONCE items of each kind. Earlier unfinished work comes first.
 
-        adopted_first: the round of a fragment that is adopted now is answered at a later boundary. A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
+        adopted_first: the round of a fragment that is adopted now is answered at a later boundary.
+
+        A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()

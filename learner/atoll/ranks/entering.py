@@ -11,6 +11,7 @@ from enum import Enum
 from atoll_wire.layout.layout import TensorSpec
 
 from atoll.errors import LearnerError
+from atoll.fragments.adoption import Adopting
 from atoll.ranks.rank_group import RankGroup
 from atoll.ranks.tensor_part import TensorPart
 
@@ -70,7 +71,7 @@ def next_stage(ranks: RankGroup, state: bool | LearnerError, *, file: bool) -> S
     return Stage.READY if all(other["ready"] for other in said) else Stage.WAIT
 
 
-def of_leader(ranks: RankGroup, anchors: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns rank 0's choice of first anchors: version and checksum of each fragment."""
-    first = json.loads(ranks.gathered(json.dumps(anchors).encode())[0])
-    return [(version, checksum) for version, checksum in first]
+def of_leader(ranks: RankGroup, anchors: Sequence[Adopting]) -> list[Adopting]:
+    """Returns rank 0's choice of first anchors. anchors: this rank's."""
+    first = json.loads(ranks.gathered(json.dumps([asdict(each) for each in anchors]).encode())[0])
+    return [Adopting(**each) for each in first]
