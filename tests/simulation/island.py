@@ -129,7 +129,7 @@ class Island:
         self.strayed = False  # whether its steps were much larger for a while
         self._widest = self.stride  # of its strides so far: an undone adoption is not found next to such large steps
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
-        self._adopted: list[int] = []  # versions that the checks know
+        self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
         self._tokens = 0  # trained so far; counters lag behind on several ranks
         self.due_again = False  # another start of it waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
@@ -216,7 +216,7 @@ class Island:
         for rank, local, mine in zip(self.ranks, locals_, divisions, strict=True):
             assert local is not None, "entered"
             self._enter(rank, layout, local, mine)
-        self._adopted = [-1] * len(layout.fragments)
+        self._adopted = [[] for _ in layout.fragments]
         self._check_anchors()
         self._seen(tuple(range(len(layout.fragments))))
 
@@ -363,10 +363,10 @@ class Island:
             versions = {rank.tracks[fragment].version for rank in self.ranks}
             if len(versions) > 1:
                 raise Violation(13, f"{self.process.name} has ranks at different versions of {fragment}: {versions}")
-            (version,) = versions
-            if version != known:
-                self._adopted[fragment] = version
-                self._checks.adopted(self, fragment, version, self.anchor(fragment))
+            anchors = [rank.tracks[fragment].anchor for rank in self.ranks]
+            if any(new is not old for new, old in itertools.zip_longest(anchors, known)):
+                self._adopted[fragment] = anchors
+                self._checks.adopted(self, fragment, versions.pop(), self.anchor(fragment))
 
     def _seen(self, fragments: tuple[int, ...]) -> None:
         if self._watch is not None:
