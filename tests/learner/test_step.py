@@ -49,7 +49,10 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     learner._ranks, learner._agent = ALONE, agent
     parameters = learner._parameters = Parameters(model, learner._optimizer)
     layout = plan(parameters.tensors, 2)
-    first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
+    first = [
+        PreparedAnchor(fragment.index, 1, np.zeros(fragment.length, np.float32), Fate())
+        for fragment in layout.fragments
+    ]
     learner._take_over(parameters, layout, agent, undivided(layout), first)
     return learner, learner._boundary.local, agent
 

@@ -69,7 +69,7 @@ class Watched:
             np.concatenate([flat[p.tensor][p.start : p.start + p.length] for p in fragment.pieces])
             for fragment in self.layout.fragments
         ]
-        anchors = [(1, anchor) for anchor in first]
+        anchors = [PreparedAnchor(number, 1, anchor, Fate()) for number, anchor in enumerate(first)]
         learner._take_over(parameters, self.layout, self.agent, undivided(self.layout), anchors)
         return self
 

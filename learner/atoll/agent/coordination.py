@@ -57,6 +57,9 @@ class Coordination:
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
         """Tells the other ranks that this rank joined."""
 
+    def restored(self) -> None:
+        """Forgets all prepared versions, because the run was restored to a checkpoint."""
+
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
         """Tells the other ranks that a contribution ended without a merge."""
 
@@ -102,7 +105,6 @@ class Leading(Coordination):
         self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
         self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
         self._confirmed: dict[int, tuple[int, int]] = {}  # by fragment: version and published checksum
-        self._generation = 0
         self._tables = Tables()
         self._news = asyncio.Event()
         self.begin_fetch: Callable[[FragmentTrack], None] = lambda _: None
@@ -141,11 +143,12 @@ class Leading(Coordination):
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
         """See Coordination."""
-        if reply.generation != self._generation:
-            self._generation = reply.generation
-            self._parts.clear()
-            self._confirmed.clear()
         self._tell(joined=rk.Joined(reply=reply, restores=restores, address=self._core.link.address))
+
+    def restored(self) -> None:
+        """See Coordination."""
+        self._parts.clear()
+        self._confirmed.clear()
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
         """See Coordination."""

@@ -245,6 +245,7 @@ class RunSession:
     def _restored(self, reply: pb.JoinReply) -> None:
         """Handles a restore of the run to a checkpoint: drops later work, and fetches every whole fragment."""
         log.warning("the run was restored to a checkpoint: dropping later work", generation=reply.generation)
+        self._coordination.restored()
         self._exchange.adopted.clear()
         if not self._entered:
             self._exchange.start_over()
