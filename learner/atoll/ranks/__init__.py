@@ -1,6 +1,6 @@
-"""The ranks of one learner: which parameters each holds, which frames each owns, and how values move between them.
+"""The ranks of one learner: which parameters a rank holds, which frames it owns, and how ranks exchange values.
 
-`tensor_part` and `division` are pure. `placements` reads DTensors. `rank_group` makes collective calls.
+`tensor_part` and `division` are pure functions. `placements` reads DTensors. `rank_group` makes collective calls.
 
 May import: errors, fragments.
 """

@@ -1,11 +1,15 @@
 """PURE: how the ranks of a learner divide a fragment.
 
-A fragment's values have two divisions. As parameters, ranks hold parts of tensors, by the model's placements. As
-frames, each rank owns one run of consecutive frames: its anchor, and all of its coding and transfers. This module lists
-what moves between the two: each rank's parts to the owners before a take, and the owners' changes back in an adoption.
+A fragment's values are divided among the ranks in two ways:
 
-Between two ranks, values go in the fragment's order, in one message. Ranks with the same part of a tensor have copies
-of it: one of them sends, and all receive.
+- As parameters: the model's placements decide which part of each tensor a rank holds.
+- As frames: each rank owns one run of consecutive frames. The owner keeps its anchor, codes it and transfers it.
+
+This module computes which values the ranks exchange. For a take, each rank sends its parameters to the owners of their
+frames. For an adoption, the owners send the changes back.
+
+A rank sends all values for another rank in one message, in the fragment's order. If several ranks hold the same part of
+a tensor, one of them sends it and all of them receive it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,12 @@ from atoll.ranks.tensor_part import I64, TensorPart
 
 @dataclass(frozen=True, slots=True)
 class LocalPiece:
-    """Consecutive elements of one tensor's part on a rank. start: in the flat part. offset: among the rank's values."""
+    """Consecutive elements of one tensor on a rank.
+
+    tensor: number of the tensor in the layout.
+    start: position of the first element in the rank's part of the tensor, as a flat array.
+    offset: position of the first element in the rank's local vector of the fragment.
+    """
 
     tensor: int
     start: int
@@ -32,9 +41,10 @@ class LocalPiece:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Values that one rank sends, or receives, in one exchange of all ranks, in the order of the message buffer.
+    """The values that one rank sends or receives in one exchange with all ranks.
 
-    places, lengths: int64 (runs,): positions in the rank's own vector, and lengths. counts: values per other rank.
+    places, lengths: int64 (runs,): position of each run in the rank's own vector, and its length, in the order of the
+    message buffer. counts: number of values to or from each rank.
     """
 
     places: I64
@@ -52,17 +62,18 @@ class Moves:
         return np.cumsum(self.lengths) - self.lengths
 
     def is_all_of(self, length: int) -> bool:
-        """Returns whether the message is a whole vector of this length, in order."""
+        """Returns whether the message buffer is the same as the whole vector, which has this length."""
         return len(self.places) == 1 and self.places[0] == 0 and self.lengths[0] == length
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """One rank's view of a fragment. run: the frames that it owns, which are none if there are more ranks than frames.
+    """One rank's view of a fragment.
 
-    pieces: its parts of the fragment's tensors. Together they are its local vector. given, owned: a take sends `given`
-    of the local vector, and receives `owned` of the run. spread, held: an adoption sends `spread` of the run, and
-    receives `held` of the local vector.
+    run: the frames that the rank owns. It is empty on some ranks if there are more ranks than frames.
+    pieces: the rank's parts of the fragment's tensors. Together they form its local vector.
+    given, owned: a take sends `given` from the local vector, and receives `owned` into the run's vector.
+    spread, held: an adoption sends `spread` from the run's vector, and receives `held` into the local vector.
     """
 
     fragment: FragmentLayout
@@ -80,9 +91,9 @@ class Division:
 
 
 def owned_runs(fragment: FragmentLayout, ranks: int) -> list[FrameRun]:
-    """Returns each rank's run of frames. Runs have nearly equal lengths, and the first owner differs by fragment.
+    """Returns the run of frames that each rank owns, by rank. The runs have nearly equal lengths.
 
-    Without the last rule, ranks without frames would be the same in all fragments.
+    The rank that owns the first run differs by fragment. Otherwise, the same ranks might own no frames of any fragment.
     """
     middles = [(frame.offset + frame.length / 2) * ranks / fragment.length for frame in fragment.frames]
     edges = [bisect_right(middles, float(number)) for number in range(ranks)]
@@ -97,7 +108,7 @@ def owned_runs(fragment: FragmentLayout, ranks: int) -> list[FrameRun]:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The assignment of frames to ranks. rank: this process's."""
+    """The assignment of frames to ranks. rank: number of this rank. size: number of ranks."""
 
     rank: int = 0
     size: int = 1
@@ -108,13 +119,13 @@ class Owners:
 
 
 def undivided(layout: Layout) -> list[Division]:
-    """Returns the divisions of a learner of one process, which holds and owns everything."""
+    """Returns the divisions for a learner of one process, which holds all parameters and owns all frames."""
     whole = [[TensorPart.whole(tensor.shape) for tensor in layout.tensors]]
     return [divide(fragment, whole, 0) for fragment in layout.fragments]
 
 
 def divide(fragment: FragmentLayout, parts: Sequence[Sequence[TensorPart]], rank: int) -> Division:
-    """Returns a rank's division of a fragment. parts: by rank and tensor of the layout."""
+    """Returns a rank's division of a fragment. parts: every rank's part of each tensor, by rank and tensor."""
     runs = owned_runs(fragment, len(parts))
     holders = [_holders(parts, piece.tensor) for piece in fragment.pieces]
     pieces, given, held = _as_holder(fragment, holders, runs, parts[rank], rank)
@@ -131,12 +142,12 @@ def _holders(parts: Sequence[Sequence[TensorPart]], tensor: int) -> dict[TensorP
 
 
 def _sender(holders: Sequence[int], owner: int) -> int:
-    """Returns the rank that sends a part to an owner: the owner itself, or one of the holders in turn."""
+    """Returns the rank that sends a part to an owner: the owner if it holds the part, else one of the holders."""
     return owner if owner in holders else holders[owner % len(holders)]
 
 
 class _Sides:
-    """Collects runs by the rank at the other side."""
+    """Collects the runs of one exchange, by the rank that they come from or go to."""
 
     def __init__(self, ranks: int) -> None:
         self._found: list[list[tuple[I64, I64]]] = [[] for _ in range(ranks)]
@@ -145,7 +156,7 @@ class _Sides:
         self._found[rank].append((places, lengths))
 
     def moves(self, edges: Sequence[int] = ()) -> Moves:
-        """Returns all runs. Runs that follow one another are joined, except at the edges."""
+        """Returns all runs. Adjacent runs are joined, unless the later one starts at a position in `edges`."""
         flat = [each for found in self._found for each in found]
         none = np.empty(0, np.int64)
         counts = tuple(sum(int(lengths.sum()) for _, lengths in found) for found in self._found)
@@ -209,7 +220,7 @@ def _as_owner(
 
 
 def _overlap(piece: Piece, run: FrameRun) -> tuple[int, int]:
-    """Returns the flat positions of a piece's tensor that are in a run. Empty if start >= stop."""
+    """Returns the overlap of a piece and a run: start and stop in the flat tensor. It is empty if start >= stop."""
     moved = piece.start - piece.offset
     start, stop = run.offset + moved, run.offset + run.length + moved
     return max(start, piece.start), min(stop, piece.start + piece.length)

@@ -1,4 +1,4 @@
-"""How ranks enter a run together: they compare their models, and wait until every rank has its first anchors."""
+"""Joins all ranks to a run together: compares their models, and waits until every rank has its first anchors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.ranks.tensor_part import TensorPart
 
 
 class Stage(Enum):
-    """What all ranks do next."""
+    """The next action of all ranks while they join a run."""
 
     WAIT = "wait for the other ranks"
     FILE = "write the initial parameters together"
@@ -27,14 +27,17 @@ class Stage(Enum):
 def gathered_parts(
     tensors: Sequence[TensorSpec], mine: Sequence[TensorPart], ranks: RankGroup
 ) -> list[list[TensorPart]]:
-    """Returns the parts of all ranks, by rank and tensor. Raises LearnerError if the ranks' models differ."""
+    """Returns every rank's part of each tensor, by rank and tensor. All ranks call this together.
+
+    Raises LearnerError if the ranks' models differ, or if the ranks do not hold every value.
+    """
     names = hashlib.sha256(json.dumps([asdict(tensor) for tensor in tensors]).encode()).hexdigest()
     said = [json.loads(each) for each in ranks.gathered(json.dumps([names, [p.ranges for p in mine]]).encode())]
     different = [rank for rank, (other, _) in enumerate(said) if other != said[0][0]]
     if different:
         raise LearnerError(
-            f"rank {different[0]} trains other tensors than rank 0: every rank must hold a part of every tensor, so "
-            "pipeline parallelism is not supported"
+            f"the trainable tensors of rank {different[0]} differ from those of rank 0: build the same model on all "
+            "ranks (pipeline parallelism is not supported, because every rank must hold a part of every tensor)"
         )
     found = [
         [TensorPart(tensor.shape, _tuples(ranges)) for tensor, ranges in zip(tensors, parts, strict=True)]
@@ -44,8 +47,8 @@ def gathered_parts(
         held = sum(part.size for part in {parts[number] for parts in found})
         if held != tensor.size:
             raise LearnerError(
-                f'the ranks hold {held} of {tensor.size} values of "{tensor.name}": every value must be on some rank, '
-                "so build the model on a mesh of all ranks"
+                f'all ranks together hold {held} of the {tensor.size} values of "{tensor.name}": '
+                "build the model on a mesh that contains all ranks"
             )
     return found
 
@@ -55,9 +58,11 @@ def _tuples(ranges: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[tuple[int,
 
 
 def next_stage(ranks: RankGroup, state: bool | LearnerError, *, file: bool) -> Stage:
-    """Returns what all ranks do next. All ranks call this together. Raises LearnerError if a rank cannot join.
+    """Returns the next action, which is the same on all ranks. All ranks call this together.
 
-    state: whether this rank is ready, or its error. file: rank 0 needs the initial parameters.
+    state: whether this rank has its first anchors, or the error if it cannot join.
+    file: whether this rank's agent needs the file of initial parameters.
+    Raises LearnerError if a rank cannot join.
     """
     mine = {"ready": state is True, "error": str(state) if isinstance(state, LearnerError) else "", "file": file}
     said = [json.loads(each) for each in ranks.gathered(json.dumps(mine).encode())]
@@ -65,13 +70,13 @@ def next_stage(ranks: RankGroup, state: bool | LearnerError, *, file: bool) -> S
         raise state
     for rank, other in enumerate(said):
         if other["error"]:
-            raise LearnerError(f"rank {rank} could not join the run: see the error there ({other['error']})")
+            raise LearnerError(f"rank {rank} could not join the run: {other['error']}")
     if any(other["file"] for other in said):
         return Stage.FILE
     return Stage.READY if all(other["ready"] for other in said) else Stage.WAIT
 
 
 def of_leader(ranks: RankGroup, anchors: Sequence[Adopting]) -> list[Adopting]:
-    """Returns rank 0's choice of first anchors. anchors: this rank's."""
+    """Returns rank 0's list of first anchors. All ranks call this together. anchors: this rank's list."""
     first = json.loads(ranks.gathered(json.dumps([asdict(each) for each in anchors]).encode())[0])
     return [Adopting(**each) for each in first]

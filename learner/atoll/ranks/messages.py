@@ -1,7 +1,7 @@
 """Messages between the agents of a learner's ranks, through a store on rank 0.
 
-Background threads must not make collective calls: each rank runs them in another order, and they would wait for each
-other forever. torch's store passes bytes by key, so each message has its own key.
+Background threads must not make collective calls: the order of the calls would differ between ranks, and the ranks
+would wait for each other forever. Messages go through a torch TCPStore instead, each under its own key.
 """
 
 from __future__ import annotations
@@ -21,28 +21,31 @@ from atoll.ranks.rank_group import RankGroup
 
 CONNECT = timedelta(seconds=60)
 FOREVER = timedelta(days=365)
-END_S = 5.0  # the store of a lost rank 0 may not answer
-LAST = b""
+END_S = 5.0  # limit on the wait for each thread, because the store of a lost rank 0 may not answer
+LAST = b""  # ends the thread that reads messages
 
 
 class RankMessages(Protocol):
-    """One rank's messages. rank, size: its number, and the number of ranks."""
+    """Exchanges messages with the other ranks. rank: number of this rank. size: number of ranks."""
 
     rank: int
     size: int
 
     def send(self, to: int, message: bytes) -> None:
-        """Sends a message to a rank. Returns at once. Messages to one rank arrive in order."""
+        """Sends a message to a rank without waiting. Messages from one rank to another arrive in order."""
 
     def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:
-        """Begins to receive. arrived: called with each message on another thread. failed: called if a rank is lost."""
+        """Starts to receive messages.
+
+        arrived: called with each message, on another thread. failed: called with the error if rank 0 is lost.
+        """
 
     def end(self) -> None:
-        """Stops sending and receiving. Messages on their way may be lost."""
+        """Stops sending and receiving. Messages that have not arrived yet may be lost."""
 
 
 class StoreMessages:
-    """Messages through a TCPStore. All ranks create it together."""
+    """Exchanges messages through a TCPStore on rank 0. All ranks create it together."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self.rank, self.size = ranks.rank, ranks.size
@@ -52,32 +55,30 @@ class StoreMessages:
             self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT)
         port = int(ranks.gathered(str(self._server.port if self._server is not None else 0).encode())[0])
         try:
-            # A client waits for one key at a time, so reading and writing need one each.
+            # A client blocks while it waits for a key, so reading and writing use separate clients.
             self._inbox, self._outbox = (
                 TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT) for _ in range(2)
             )
         except (DistStoreError, RuntimeError) as error:
             raise LearnerError(
                 f"rank {self.rank} cannot reach rank 0 at {host}:{port} ({error}): set MASTER_ADDR to an address of "
-                "rank 0 that all ranks reach"
+                "rank 0 that all ranks can reach"
             ) from error
         self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._threads = list[threading.Thread]()
         self._ended = False
 
     def send(self, to: int, message: bytes) -> None:
-        """See RankMessages."""
         self._waiting.put((to, message))
 
     def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:
-        """See RankMessages."""
         for work in (lambda: self._read(arrived), self._write):
             thread = threading.Thread(target=self._guarded, args=(work, failed), name="atoll ranks", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def end(self) -> None:
-        """See RankMessages. Waits for both threads, because the interpreter cannot end a thread inside of the store."""
+        """Waits for both threads, because the interpreter cannot end a thread that waits in the store."""
         self._ended = True
         self.send(self.rank, LAST)
         self._waiting.put(None)
@@ -89,7 +90,7 @@ class StoreMessages:
             work()
         except Exception as error:
             if not self._ended:
-                failed(LearnerError(f"rank {self.rank} lost rank 0 ({error}): restart all ranks of this learner"))
+                failed(LearnerError(f"rank {self.rank} lost the connection to rank 0 ({error}): restart all ranks"))
 
     def _read(self, arrived: Callable[[bytes], None]) -> None:
         number = 0
@@ -107,9 +108,9 @@ class StoreMessages:
         while (item := self._waiting.get()) is not None:
             to, message = item
             number = self._outbox.add(f"{to}/count", 1) - 1
-            self._outbox.set(f"{to}/{number}", message)  # type: ignore[arg-type]  # it accepts bytes
+            self._outbox.set(f"{to}/{number}", message)  # type: ignore[arg-type]  # TCPStore.set also accepts bytes
 
 
 def messages(ranks: RankGroup) -> RankMessages | None:
-    """Returns the messages of a learner with several ranks, or None. All ranks call this together."""
+    """Returns this rank's connection to the other ranks, or None if there are none. All ranks call this together."""
     return StoreMessages(ranks) if ranks.size > 1 else None

@@ -1,6 +1,7 @@
-"""Reads which part of each parameter this rank holds, from the placements of DTensors.
+"""Finds the part of each parameter that this rank holds, from the placements of DTensors.
 
-Any combination of FSDP2, HSDP and tensor parallelism is a DTensor whose mesh dimensions shard or replicate it.
+FSDP2, HSDP, tensor parallelism and their combinations store a parameter as a DTensor. Each dimension of its mesh shards
+or replicates the parameter.
 """
 
 from __future__ import annotations
@@ -18,41 +19,42 @@ from atoll.ranks.tensor_part import Range, TensorPart, chunk
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a parameter, which shares the parameter's memory."""
-    with torch.no_grad():  # without it, DTensor records an operation
+    """Returns this rank's part of a parameter as a plain tensor that shares the parameter's memory."""
+    with torch.no_grad():  # otherwise, autograd records the call of to_local
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 
 def part_of(name: str, parameter: nn.Parameter) -> TensorPart:
-    """Returns the part of a parameter that this rank holds. Raises LearnerError for a placement that has no part."""
+    """Returns the part of a parameter that this rank holds. Raises LearnerError for an unsupported placement."""
     if not isinstance(parameter, DTensor):
         return TensorPart.whole(parameter.shape)
     mesh, placements = parameter.device_mesh, parameter.placements
     here = mesh.get_coordinate()
     if here is None:
-        raise LearnerError(f'"{name}" is on a mesh without this rank: every rank must hold a part of every parameter')
+        raise LearnerError(f'"{name}" is on a mesh without this rank: build the model on a mesh of all ranks')
     ranges: list[tuple[Range, ...]] = [((0, size),) for size in parameter.shape]
     order = sorted(range(len(placements)), key=lambda n: _after(n, placements[n]))
     for number in order:
         placement = placements[number]
         if placement.is_partial():
-            raise LearnerError(f'"{name}" holds partial sums ({placement}): use a sharded or replicated parameter')
+            raise LearnerError(f'"{name}" holds partial sums ({placement}): shard or replicate this parameter instead')
         if not placement.is_replicate():
-            dimension = getattr(placement, "dim", 0) % len(ranges)  # torch's type for fully_shard with TP is private
+            dimension = getattr(placement, "dim", 0) % len(ranges)  # fully_shard with TP uses a private type
             ranges[dimension] = chunk(ranges[dimension], here[number], mesh.size(number))
     part, local = TensorPart(tuple(parameter.shape), tuple(ranges)), tuple(local_tensor(parameter).shape)
     if part.local_shape != local:
         raise LearnerError(
             f'"{name}" with placements {placements} has the local shape {local}, but {part.local_shape} was expected: '
-            "use the placements of fully_shard or parallelize_module"
+            "shard the model with fully_shard or parallelize_module"
         )
     return part
 
 
 def reshard(model: nn.Module) -> None:
-    """Makes the model's parameters the sharded ones. After evaluation, `fully_shard` may leave the root unsharded.
+    """Reshards all modules that `fully_shard` manages.
 
-    Values written to the shards would then not reach the next forward pass.
+    After an evaluation, `fully_shard` may leave the root module unsharded. The next forward pass would then not use
+    values that were written to the shards.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -60,9 +62,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], same_batch: DeviceMesh | None) -> bool:
-    """Returns whether this rank's tokens count. Ranks that train on the same batch count it once.
+    """Returns whether to count this rank's tokens. If several ranks train on the same batch, only one of them counts.
 
-    same_batch: the mesh of such ranks. Raises LearnerError if a mesh dimension may be one of them, and it is not given.
+    same_batch: the mesh of ranks that train on the same batch, or None.
+    Raises LearnerError if `same_batch` is None, but ranks along a mesh dimension may train on the same batch.
     """
     if same_batch is not None:
         return not any(same_batch.get_coordinate() or ())
@@ -71,22 +74,26 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
             dimensions = parameter.device_mesh.mesh_dim_names or ("the mesh",)
             raise LearnerError(
-                f'"{name}" is a DTensor on the mesh {dimensions}, and fully_shard manages {data} of its dimensions: '
-                f'pass the mesh whose ranks train on the same batch, such as same_batch=mesh["{dimensions[-1]}"]'
+                f'"{name}" is a DTensor on the mesh {dimensions}, but fully_shard manages {data} of its dimensions, '
+                "so several ranks may train on the same batch: pass the mesh of these ranks, "
+                f'for example same_batch=mesh["{dimensions[-1]}"]'
             )
     return True
 
 
 def _data_dimensions(module: nn.Module) -> int:
-    """Returns the number of mesh dimensions that `fully_shard` manages. Their ranks train on different batches."""
+    """Returns the number of mesh dimensions that `fully_shard` manages. Ranks along these use different batches."""
     if not isinstance(module, FSDPModule):
         return 0
-    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # torch has no public way
+    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # torch has no public API for this
     info = getattr(group, "mesh_info", None)
     return info.mesh.ndim if info is not None else 0
 
 
 def _after(number: int, placement: object) -> tuple[int, int]:
-    """Returns a mesh dimension's turn in cutting. fully_shard cuts after tensor parallelism, which it marks so."""
+    """Returns a sort key that orders mesh dimensions by when they split the tensor.
+
+    fully_shard splits the tensor after tensor parallelism, and marks its placement with `split_factor`.
+    """
     strided = getattr(placement, "split_factor", 1) > 1
     return (1, -number) if strided else (0, number)

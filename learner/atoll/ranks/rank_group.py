@@ -1,8 +1,8 @@
-"""The collective calls of a learner's ranks: they agree on the next boundary's actions, and exchange values.
+"""The collective calls of a learner's ranks, which agree on the next actions and exchange values.
 
-Under torchrun, every rank calls `Learner.step()`, and rank 0 joins the run and decides. A small all-reduce sums the
-tokens and distributes rank 0's decision. It runs beside training: it begins at one step boundary and ends at a later
-one, where all ranks carry out the decision. A learner of one process agrees with itself at once.
+Under torchrun, every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce
+sums the ranks' tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary
+and ends at a later one, where all ranks carry out the decision. A learner of one process makes no collective calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
 from atoll.fragments.exchange import AT_ONCE
 
-Exchanged: TypeAlias = Callable[[], F32]  # waits for the values from all ranks
+Exchanged: TypeAlias = Callable[[], F32]  # waits for the values from all ranks, and returns them
 
 GO_ON = 0
 STAND = 1
@@ -30,20 +30,21 @@ RESTORE = 2
 STOP = 3
 END = 4
 
-AGREED_S = 0.01  # ranks agree about this often, because an agreement costs about 0.1 ms of the training thread
+AGREED_S = 0.01  # seconds between agreements, because each takes about 0.1 ms of the training thread
 MOST_STEPS = 64  # limit on the steps between two agreements
-WAIT = timedelta(hours=12)  # a slow step of another rank is no error; torchrun ends the job if a rank dies
+WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torchrun ends the job if a rank dies
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Rank 0's decision for all ranks. All lists have at most AT_ONCE items.
+    """Rank 0's decision, which all ranks carry out. Each tuple has at most AT_ONCE items.
 
-    request: GO_ON, STAND (the run is paused: agree again), RESTORE (reset all parameters), STOP (rank 0 failed), or END
-    (all work is sent).
+    request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to the run's), STOP (rank 0
+    failed), or END (all ranks leave).
     run_tokens: tokens that the run had trained before this agreement. total_tokens: tokens that the run will train.
-    Both are rank 0's, so that schedules are the same on all ranks. released: fragments whose contribution was refused.
-    due: fragment and cycle of rounds to answer. step_s: rank 0's step time.
+    All ranks use rank 0's values of both, so that their schedules are the same.
+    released: fragments whose contribution was refused. adopted: anchors to adopt.
+    due: fragment and cycle of each round to answer. step_s: rank 0's step time in seconds.
     """
 
     request: int = GO_ON
@@ -57,9 +58,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The agreement of all ranks. tokens: summed over ranks since the last agreement. steps: of each rank since then.
+    """The result of an agreement of all ranks.
 
-    failed: ranks that cannot continue.
+    tokens: the tokens of all ranks since the last agreement. steps: each rank's steps since then.
+    decision: rank 0's decision. failed: ranks that cannot continue.
     """
 
     tokens: int
@@ -73,34 +75,37 @@ CarryOut: TypeAlias = Callable[[Agreed], None]
 
 
 class RankGroup(Protocol):
-    """The ranks of one learner. is_leader: whether this rank joins the run. rank, size: its number, and their count."""
+    """The ranks of one learner. is_leader: whether this is rank 0. rank: number of this rank. size: number of ranks."""
 
     is_leader: bool
     rank: int
     size: int
 
     def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
-        """Counts a step. All ranks call this once per step.
+        """Counts an inner step, and begins and ends agreements. All ranks call this once per step.
 
-        tokens: of this rank's step. decide: returns the decision on rank 0, when an agreement begins. carry_out: called
-        when an agreement has ended, at the same step of all ranks. failed: returns whether this rank cannot continue.
+        tokens: tokens that this rank trained in the step.
+        decide: called on rank 0 when an agreement begins; returns the decision.
+        carry_out: called when an agreement has ended, at the same step on all ranks.
+        failed: returns whether this rank cannot continue.
         """
 
     def finish(self, carry_out: CarryOut) -> None:
-        """Ends the agreement that runs, if any. All ranks call this together."""
+        """Waits for the current agreement, if any, and carries it out. All ranks call this together."""
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        """Agrees at once, while no other agreement runs. All ranks call this together."""
+        """Begins an agreement and waits for its result. No other may be running. All ranks call this together."""
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
-        """Begins to send values to every rank, and to receive values from every rank. All ranks call this together.
+        """Begins to exchange values with every rank. All ranks call this together.
 
-        given: float32 (sum(sent),), in order of receivers; unchanged until the exchange ends. sent, received: number of
-        values per rank. Returns a function that waits for the received values, in order of senders.
+        given: float32 (sum(sent),), in order of receivers. The caller must not change it until the exchange ends.
+        sent, received: number of values to and from each rank.
+        Returns a function that waits for the received values, and returns them in order of senders.
         """
 
     def gathered(self, mine: bytes) -> list[bytes]:
-        """Returns every rank's bytes, by rank. All ranks call this together."""
+        """Returns the bytes that each rank passed, in order of ranks. All ranks call this together."""
 
     def leave(self) -> None:
         """Returns once every rank has called this, so that no rank ends the job while rank 0 is still sending."""
@@ -114,40 +119,39 @@ class SingleRank:
     size = 1
 
     def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
-        """See RankGroup. The decision takes effect at this step."""
+        """Carries out the decision at this step."""
         carry_out(Agreed(tokens, 1, decide(), (0,) if failed() else ()))
 
     def finish(self, carry_out: CarryOut) -> None:
-        """Does nothing: no agreement runs."""
+        """Does nothing, because no agreement is ever unfinished."""
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        """See RankGroup."""
         return Agreed(0, 0, decide(), (0,) if failed() else ())
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
-        """Returns the given values, because there are no other ranks."""
-        assert [*sent] == [*received] == [len(given)], "a rank keeps its own values"
+        """Returns a function that returns the given values, because there are no other ranks."""
+        assert [*sent] == [*received] == [len(given)], "a single rank sends all values to itself"
         return lambda: given
 
     def gathered(self, mine: bytes) -> list[bytes]:
-        """See RankGroup."""
         return [mine]
 
     def leave(self) -> None:
-        """Does nothing: there are no other ranks."""
+        """Does nothing, because there are no other ranks."""
 
 
 ALONE = SingleRank()
 
 
 class TorchRanks:
-    """All ranks of the default process group. counts: whether this rank's tokens count, or only copies of others do.
+    """All ranks of torch.distributed's default process group.
 
-    Ranks that train on the same batch, such as those of tensor parallelism, count it once.
+    counts: whether to count this rank's tokens. If several ranks train on the same batch, as with tensor parallelism,
+    only one of them counts.
     """
 
     def __init__(self, *, counts: bool = True) -> None:
-        """Creates a group of its own for host memory, whatever backend the gradients use. `leave` destroys it."""
+        """Creates a gloo group for values in host memory. Gradients may use any backend. `leave` destroys the group."""
         self._group: Any = dist.new_group(backend="gloo", timeout=WAIT)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
@@ -155,11 +159,11 @@ class TorchRanks:
         self._counts = counts
         self._tokens = 0  # since the last agreement began
         self._steps = 0
-        self._interval = 1  # steps from one agreement's start to the next
-        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, this rank's steps, work
+        self._interval = 1  # steps from the start of one agreement to the start of the next
+        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, this rank's steps, all-reduce
 
     def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
-        """See RankGroup. Ends the agreement that runs, then begins the next."""
+        """Ends the current agreement and begins the next, once per `_interval` steps."""
         self._tokens += tokens if self._counts else 0
         self._steps += 1
         if self._steps >= self._interval:
@@ -167,13 +171,11 @@ class TorchRanks:
             self._begin(decide, failed=failed())
 
     def finish(self, carry_out: CarryOut) -> None:
-        """See RankGroup."""
         if self._running is not None:
             carry_out(self._end())
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        """See RankGroup."""
-        assert self._running is None, "finish that agreement first"
+        assert self._running is None, "an agreement is running: call finish first"
         self._begin(decide, failed=failed())
         return self._end()
 
@@ -188,7 +190,7 @@ class TorchRanks:
         self._tokens = self._steps = 0
 
     def _end(self) -> Agreed:
-        assert self._running is not None, "begun before"
+        assert self._running is not None, "no agreement is running"
         message, steps, work = self._running
         work.wait()
         self._running = None
@@ -200,7 +202,7 @@ class TorchRanks:
         return Agreed(tokens, steps, decision, failed)
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
-        """See RankGroup. gloo moves the values on its own threads."""
+        """Transfers the values on gloo's threads."""
         out = buffers.empty(sum(received))
         work: Any = dist.all_to_all_single(
             torch.from_numpy(out), torch.from_numpy(given), list(received), list(sent), group=self._group, async_op=True
@@ -208,13 +210,12 @@ class TorchRanks:
 
         def wait() -> F32:
             work.wait()
-            assert len(given) == sum(sent), "kept until now, because gloo reads it"
+            assert len(given) == sum(sent), "gloo reads `given` until the exchange ends"
             return out
 
         return wait
 
     def gathered(self, mine: bytes) -> list[bytes]:
-        """See RankGroup."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._group)
         longest = max(int(length) for length in lengths)
@@ -223,26 +224,26 @@ class TorchRanks:
         return [bytes(each[: int(length)].numpy()) for each, length in zip(found, lengths, strict=True)]
 
     def leave(self) -> None:
-        """See RankGroup. Waits at a barrier, then destroys the group."""
+        """Waits for all ranks at a barrier, then destroys the group."""
         dist.barrier(group=self._group)
         dist.destroy_process_group(self._group)
 
 
 def rank_group(*, counts: bool = True) -> RankGroup:
-    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. Call it on all ranks."""
+    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return TorchRanks(counts=counts)
     return SingleRank()
 
 
-_LENGTH = 5 + AT_ONCE * (1 + 6 + 2)  # tokens, and the numbers of a decision
+_LENGTH = 5 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, then a decision
 
 
 def _encoded(decision: Decision) -> list[int]:
-    """Returns a decision as numbers. 0 marks a free place, so fragments are counted from 1."""
+    """Returns a decision as integers. 0 marks an unused place, so fragment numbers start at 1."""
 
     def filled(rows: Sequence[Sequence[int]], width: int) -> list[int]:
-        assert len(rows) <= AT_ONCE, "a boundary has at most AT_ONCE of each"
+        assert len(rows) <= AT_ONCE, "a boundary has at most AT_ONCE items of each kind"
         flat = [number for row in rows for number in row]
         return flat + [0] * (AT_ONCE * width - len(flat))
 
@@ -276,6 +277,6 @@ def _decoded(numbers: Sequence[int]) -> Decision:
 
 
 def stopped_by(failed: Sequence[int]) -> LearnerError:
-    """Returns the error for a rank that must stop because others cannot continue."""
+    """Returns the error that stops this rank because other ranks failed. failed: numbers of these ranks."""
     ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-    return LearnerError(f"{ranks} stopped: see the error there, then restart all ranks of this learner")
+    return LearnerError(f"{ranks} stopped: fix the error in the log there, then restart all ranks of this learner")

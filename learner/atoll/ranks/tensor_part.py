@@ -1,4 +1,4 @@
-"""PURE: the part of a tensor that a rank holds, and the places of its elements in the whole tensor."""
+"""PURE: the part of a tensor that a rank holds, and the positions of its elements in the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Range: TypeAlias = tuple[int, int]  # half-open
 class TensorPart:
     """A rank's part of a tensor: the elements whose indices are in `ranges`.
 
-    shape: the whole tensor's. ranges: per dimension, in ascending order. The part is a tensor of its own, so its flat
-    order follows that of the whole tensor.
+    shape: shape of the whole tensor. ranges: index ranges for each dimension, in ascending order.
+    The part is stored as a smaller tensor. Its elements have the same order as in the whole tensor.
     """
 
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class TensorPart:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> TensorPart:
-        """Returns the part that is the whole tensor."""
+        """Returns a part that contains the whole tensor."""
         return cls(tuple(shape), tuple(((0, size),) for size in shape))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The part's own shape."""
+        """The shape of the part as a tensor."""
         return tuple(sum(stop - start for start, stop in ranges) for ranges in self.ranges)
 
     @property
@@ -41,9 +41,9 @@ class TensorPart:
         return math.prod(self.local_shape)
 
     def runs(self, start: int, stop: int) -> tuple[I64, I64, I64]:
-        """Returns the runs of consecutive elements between two flat positions of the whole tensor.
+        """Returns the part's runs of consecutive elements from `start` to before `stop` in the flat whole tensor.
 
-        Each array is int64 (runs,): first flat position in the whole tensor, position in the part, and length.
+        Returns three arrays, int64 (runs,): position in the flat whole tensor, position in the flat part, and length.
         """
         whole, part, lengths = self._all_runs()
         low, high = np.maximum(whole, start), np.minimum(whole + lengths, stop)
@@ -54,7 +54,7 @@ class TensorPart:
     def _all_runs(self) -> tuple[I64, I64, I64]:
         dimensions = enumerate(zip(self.shape, self.ranges, strict=True))
         cut = [number for number, (size, ranges) in dimensions if ranges != ((0, size),)]
-        split = cut[-1] if cut else 0  # later dimensions are whole, so a range of this one is a run
+        split = cut[-1] if cut else 0  # the part has all later dimensions, so each range of this one is a run
         inner = math.prod(self.shape[split + 1 :])
         ranges = self.ranges[split] if self.shape else ((0, 1),)
         firsts = np.array([start * inner for start, _ in ranges], np.int64)
@@ -70,7 +70,7 @@ class TensorPart:
 
 
 def chunk(ranges: Sequence[Range], number: int, chunks: int) -> tuple[Range, ...]:
-    """Returns one of several chunks of indices. As with torch.chunk, the last ones may be short or empty."""
+    """Returns chunk `number` of the indices. As with torch.chunk, the last chunks may be shorter or empty."""
     total = sum(stop - start for start, stop in ranges)
     size = -(-total // chunks)
     low, high = min(number * size, total), min((number + 1) * size, total)
