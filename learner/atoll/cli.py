@@ -1,7 +1,7 @@
 """The `atoll` command: its subcommands come from the installed Atoll packages.
 
-Each package registers itself under the entry-point group `atoll.commands`. It imports heavy dependencies only when its
-subcommand runs. Errors that a user can fix are printed as one line. Other errors keep their traceback.
+Each package registers its subcommands under the entry-point group `atoll.commands`. A subcommand imports its heavy
+dependencies only when it runs. The command prints errors that a user can fix as one line, and others with a traceback.
 """
 
 from __future__ import annotations

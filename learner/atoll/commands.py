@@ -53,7 +53,8 @@ def _doctor() -> lazy_commands.Command:
     def doctor(settings: DoctorSettings) -> None:
         if not settings.servers and settings.directory is None:
             raise typer.BadParameter(
-                "nothing to check: give --server of a core or front, or --dir of a core", param_hint="--server"
+                "nothing to check: give the address of a core or front (--server), or a core's directory (--dir)",
+                param_hint="--server",
             )
         model: dict[str, Any] = {}
         if settings.size is not None:

@@ -1,7 +1,7 @@
 """`atoll doctor`: finds problems before training, and prints a fix for each.
 
-The doctor checks names, ports, certificates, clocks, and the connection to the core (round trip, rates, message size).
-It also checks a core's disk, and compares a model with the run's model.
+It checks host names, ports, certificates, clocks, and the connection to the core (round trip, rates, message size). It
+also checks a core's disk, and compares a model with the run's model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TIMEOUT_S = 60.0
 PINGS = 5
 RATE_BYTES = 8 << 20
 PIECE_BYTES = 256 << 10
-FRAME_BYTES = PART_BYTES  # the largest piece of a message that Atoll sends
+FRAME_BYTES = PART_BYTES  # senders split longer messages into pieces of this size
 OPTIONS = [("grpc.max_send_message_length", 2 * FRAME_BYTES), ("grpc.max_receive_message_length", 2 * FRAME_BYTES)]
 CLOCK_S = 5.0
 DAYS = 14.0
@@ -52,8 +52,6 @@ FEW_BYTES = 4 << 30
 
 
 class Severity(Enum):
-    """Severity of a finding."""
-
     GOOD = "good"
     DOUBTFUL = "doubtful"
     BAD = "bad"
@@ -64,7 +62,7 @@ SIGNS = {Severity.GOOD: "ok  ", Severity.DOUBTFUL: "WARN", Severity.BAD: "BAD "}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. what: the fact. remedy: the fix; empty if nothing is wrong."""
+    """The result of one check. what: the fact, as one line. remedy: how to fix it; empty if nothing is wrong."""
 
     verdict: Severity
     what: str
@@ -96,7 +94,10 @@ class DoctorSettings(Certificates):
 
 @dataclass(frozen=True, slots=True)
 class LearnerToCheck:
-    """A learner that would join. address: of a core or front. tensors, frozen_digest: describe the learner's model."""
+    """A learner that is going to join a run.
+
+    address: HOST:PORT of a core or front. tensors, frozen_digest: the learner's model, from `of_model`.
+    """
 
     address: str
     security: TransportSecurity
@@ -108,16 +109,16 @@ class LearnerToCheck:
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
     """Returns the arguments that add a model to a LearnerToCheck: LearnerToCheck(..., **of_model(model, optimizer)).
 
-    model, optimizer, unshared: as for a Learner. Raises LearnerError for a model that a Learner would refuse.
+    model, optimizer, unshared: see Learner. Raises LearnerError for a model that Atoll cannot train.
     """
-    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - torch, which a front's host does not have
+    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - needs torch, which a front's host may not have
 
     parameters = Parameters(model, optimizer, unshared)
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}
 
 
 def print_findings(findings: Iterable[Finding]) -> bool:
-    """Prints each finding as soon as it is known. Returns whether any was bad."""
+    """Prints each finding as soon as it is known. Returns whether any finding is bad."""
     bad = False
     for finding in findings:
         print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
@@ -128,7 +129,7 @@ def print_findings(findings: Iterable[Finding]) -> bool:
 
 
 def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
-    """Yields findings about a core or front. Ends at a problem that makes further checks useless."""
+    """Yields findings about the connection to a core or front. Stops at a problem that prevents further checks."""
     place = _place(learner.address)
     if isinstance(place, Finding):
         yield place
@@ -163,7 +164,7 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
 
 
 def check_disk(directory: Path) -> Iterator[Finding]:
-    """Yields findings about a core's directory: free space and write rate."""
+    """Yields findings about the disk of a core's directory: free space and write rate."""
     file = directory / ".atoll-doctor"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -176,15 +177,13 @@ def check_disk(directory: Path) -> Iterator[Finding]:
         rate = DISK_BYTES / 1e6 / (time.monotonic() - began)
     except OSError as error:
         yield _bad(
-            f"{directory} cannot be written ({error.strerror})", "give a writable directory on a disk with free space"
+            f"cannot write to {directory} ({error.strerror})", "give a writable directory on a disk with free space"
         )
         return
     finally:
         with contextlib.suppress(OSError):  # the file may not exist
             file.unlink()
-    room = (
-        "a core needs 52 bytes per parameter (snapshots, initial parameters) and room for pending work: free some space"
-    )
+    room = "a core needs 52 bytes per parameter for snapshots and initial parameters, and room for contributions: free some space"
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free in {directory}", room)
     quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"
     yield _judged(rate >= SLOW_DISK_MB, f"the disk writes and syncs {rate:.0f} MB/s", quick)
@@ -259,7 +258,7 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
     if learner.tensors and told.fingerprint:
         yield from _model(learner, told)
     elif learner.tensors:
-        yield Finding(Severity.GOOD, "the run has no model yet: a learner with this model would start it")
+        yield Finding(Severity.GOOD, "the run has no parameters yet: the first learner provides them")
 
 
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
@@ -283,11 +282,11 @@ def _model(learner: LearnerToCheck, told: pb.ProbeReply) -> Iterator[Finding]:
         same = plan(learner.tensors, told.fragments).fingerprint == told.fingerprint
     except LayoutError:
         same = False
-    fix = "build the run's model: the same names, shapes, dtypes and order of trainable parameters"
+    fix = "build the model with the names, shapes, dtypes and order of the run's trainable parameters"
     good = Finding(Severity.GOOD, "the model's layout matches the run's")
     yield good if same else _bad("the model's layout differs from the run's", fix)
     if same and learner.frozen_digest != told.frozen_digest:
-        yield _bad("the frozen parameters differ from the run's", "load the values that the run began with")
+        yield _bad("the frozen parameters differ from the run's", "load the frozen values that the run began with")
 
 
 def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
@@ -301,9 +300,9 @@ def _run(told: pb.ProbeReply) -> str:
 
 def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
-        return "run atoll certs show: both certificates need the same authority, and the server's needs this host name"
+        return "run atoll certs show: both certificates need the same authority, and the server's must name this host"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "check that a core or front serves there, and whether it needs certificates (--tls)"
+        return "check that a core or front listens at this address, and whether it requires certificates (--tls)"
     return "use the same version of Atoll on both sides"
 
 

@@ -1,4 +1,4 @@
-"""Errors that the user of a learner sees as one line."""
+"""Errors that the user of a learner can fix."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 
 Part = TypeVar("Part")
 
-ENTER_S = 0.1  # how long ranks wait for their first anchors before they compare again
+ENTER_S = 0.1  # seconds between checks of whether all ranks have their first anchors
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll, so gRPC's fork handlers would "
@@ -51,30 +51,29 @@ class Learner:
 
         with atoll.Learner(model, optimizer, server="localhost:7070", name="eu-west") as learner:
             for batch in loader:
-                ...                                   # the loop as it was
+                ...                                   # your training loop, unchanged
                 learner.step(tokens=batch.numel())    # after optimizer.step()
 
-    Entering the block joins the run and sets the model's trainable parameters to the run's. Entering waits for a core
-    for up to `connect_timeout_s` seconds. Leaving the block sends outstanding work, waits up to `drain_s` seconds for
-    its acknowledgement, and leaves the run. A parameter is trainable if it requires gradients and an optimizer updates
-    it. Under torchrun, every rank creates a Learner and calls `step`. Data loaders may fork at any time if the program
-    imports atoll before grpc. Wrong arguments raise LearnerError.
+    Entering the block joins the run and sets the model's trainable parameters to the run's. Entering waits up to
+    `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s` seconds for
+    the core's acknowledgement, and leaves the run. A parameter is trainable if it requires gradients and an optimizer
+    updates it. Under torchrun, every rank creates a Learner and calls `step`. Data loaders may fork at any time if the
+    program imports atoll before grpc. Raises LearnerError for invalid arguments.
 
     Arguments:
         optimizer: the optimizer, or a list of all optimizers.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
-        name: unique in the run. Default: REGION.HOSTNAME.
+        name: the learner's name, unique in the run. Default: REGION.HOSTNAME.
         region: the learner's region, shown in status and metrics.
         unshared: names or patterns ("teacher.*") of parameters that the run does not share.
-        copies: a function that returns (parameter, copy) pairs. Name copies that an optimizer keeps outside its state,
-            such as float32 masters.
+        copies: a function that returns (parameter, copy) pairs. It must return the copies that an optimizer keeps
+            outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
-        same_batch: the mesh of ranks that train on the same batch, such as those of tensor parallelism. Their tokens
-            count once.
+        same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
         metrics_listen: HOST:PORT of the Prometheus endpoint.
-        metrics_plaintext: allow metrics beyond loopback, over plain HTTP.
+        metrics_plaintext: allow addresses other than loopback for metrics, over plain HTTP.
         tls: directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
-        insecure_plaintext: allow other addresses without TLS.
+        insecure_plaintext: allow server addresses other than loopback without TLS.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Learner:
         return self
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
-        """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError."""
+        """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError if that fails."""
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
         file = FirstFile(parameters, ranks)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)
@@ -221,7 +220,7 @@ class Learner:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends outstanding work, unless the loop raised an exception, and leaves the run."""
         if os.getpid() != self._process:
-            return  # a forked child leaves its copy of the block: the learner belongs to the parent
+            return  # a forked child left its copy of the block, but the learner belongs to the parent
         self._left = True
         with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
             if kind is None and self._boundary is not None and self._boundary.failure() is None:
@@ -232,17 +231,17 @@ class Learner:
             self._mine(self._ranks).leave()
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """Call this after each optimizer step. It takes pseudo-gradients that are due and adopts newer fragments.
+        """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
 
-        tokens: number of tokens that this rank trained in this step. loss: shown in status and metrics. Reading a GPU
-        tensor waits for the GPU.
+        tokens: number of tokens that this rank trained in this step.
+        loss: shown in status and metrics. If it is a GPU tensor, `step` waits for the GPU.
 
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
-        the next actions with a small all-reduce, which runs beside training.
+        the next actions with a small all-reduce, which runs while the model trains.
 
         Raises LearnerError if this learner cannot continue, for example because the core fenced or evicted it. A loop
-        may catch an exception that a signal handler raises in `step`, and continue. The next call finishes the work.
-        With several ranks, it raises LearnerError instead.
+        may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the work.
+        With several ranks, the next call raises LearnerError instead.
         """
         began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
@@ -259,7 +258,7 @@ class Learner:
     def pause(self) -> Iterator[None]:
         """Context manager for evaluation or deliberate throttling between steps.
 
-        Its time counts neither as useful nor as lost.
+        Time in the block counts neither as useful nor as lost.
 
         Inside the block, you may move parameters to another device. Move them back before the block ends.
         """
@@ -280,17 +279,17 @@ class Learner:
             self._paused_since_step += self._counters.rested(began, self._clock.monotonic())
 
     def leave_soon(self) -> None:
-        """Stops `step` from waiting while the run is paused. Call this in a signal handler, then end the loop."""
+        """Makes `step` return even while the run is paused. Call this in a signal handler, then end the loop."""
         self._exchange.excused = True
 
     @property
     def run_tokens(self) -> int:
-        """Tokens that the run had trained at the last step. Use this for schedules: all ranks see the same value."""
+        """The tokens that the run had trained at the last step, for schedules. All ranks read the same value."""
         return self._boundary.run_tokens if self._boundary is not None else 0
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that the run will train (the core's --total-tokens), for schedules. 0: the core has no limit."""
+        """The tokens that the run will train (the core's --total-tokens), for schedules. 0: there is no limit."""
         return self._boundary.total_tokens if self._boundary is not None else 0
 
     def stats(self) -> Stats:

@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
-SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # a pause up to this long counts as throttling, which is part of a step
-LATELY = 4  # the shortest of this many last steps is the period
-MAX_TOKENS = 1 << 40  # in one step of one rank
+SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # shorter pauses are throttling, which counts as part of a step
+LATELY = 4  # number of last steps; the shortest of them is `period_s`
+MAX_TOKENS = 1 << 40  # limit on the tokens of one rank in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Stats:
 
     versions: the version of each fragment's anchor.
     paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
-    pending: number of contributions whose fate is unknown. After leaving: contributions that the core did not
-    acknowledge, which are lost.
+    pending: number of contributions whose fate is unknown. After leaving: number of lost
+    contributions, which the core did not acknowledge.
     """
 
     steps: int
@@ -148,7 +148,7 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Returns whether to report a pause to the core.
+        """Returns whether to report a deliberate pause to the core. now: monotonic seconds.
 
         Short pauses are throttling, which counts as part of the steps.
         """
@@ -190,7 +190,7 @@ def whole(tokens: SupportsIndex) -> int:
 
 
 def number(loss: SupportsFloat) -> float:
-    """Returns the `loss` argument of `step` as a float, without a tensor's graph. Raises LearnerError."""
+    """Returns the `loss` argument of `step` as a float. Raises LearnerError if it is not one number."""
     try:
         return float(loss.detach() if hasattr(loss, "detach") else loss)
     except (TypeError, ValueError) as error:
@@ -207,7 +207,7 @@ class LearnerMetrics(Collector):
         self._name = name
 
     def collect(self) -> Iterator[Metric]:
-        """Yields one metric per counter; called at each scrape."""
+        """Yields one metric per counter. Prometheus calls this at each scrape."""
         c = self._counters
         for name, text, value in (
             ("atoll_local_inner_steps", "Inner steps", c.steps),
@@ -252,5 +252,5 @@ class LearnerMetrics(Collector):
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """Returns why the learner is not ready, or "". It stays ready after joining, because it can train alone."""
+        """Returns why the learner is not ready, or "". After joining, it stays ready, because it can train alone."""
         return "" if self._counters.joining_s else "the learner has not joined the run yet"
