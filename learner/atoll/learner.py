@@ -143,7 +143,7 @@ class Learner:
         return self
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
-        """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError if that fails."""
+        """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError on failure."""
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
         file = FirstFile(parameters, ranks)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)

@@ -1,4 +1,4 @@
-"""A fragment at a learner: the memory of its values, adoption, and the exchange between the two threads.
+"""The state of each fragment at a learner: coded values, adoption, and the exchange between its two threads.
 
 May import: nothing.
 """

@@ -27,8 +27,8 @@ GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work
 class Fate:
     """The fate of the contribution in flight at the adopted version: unknown, merged, or given up.
 
-    q: the values that were sent, if the contribution was merged. drop: the outstanding work is given up, because it is
-    too stale or of another generation. restores: of the adopted anchor (see Track).
+    q: the sent values if the contribution was merged, else None. restores: see Track; value for the adopted anchor.
+    drop: whether the outstanding work is given up, because it is too stale or from another generation.
     """
 
     q: Coded | None = None
@@ -38,7 +38,10 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of the parameters from one anchor to a newer one, plus q: float32 (run.length,)."""
+    """The values that an adoption adds to the parameters: newer anchor - older anchor + q.
+
+    since: the older anchor. q: the merged contribution's values, or None. values: float32 (run.length,).
+    """
 
     since: F32
     q: Coded | None
@@ -52,9 +55,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """The decision to adopt a newer anchor, for all ranks. version, checksum: see PreparedAnchor.
+    """Rank 0's decision that all ranks adopt a newer anchor.
 
-    merged: the contribution in flight is in it. drop, restores: see Fate.
+    version, checksum: see PreparedAnchor. merged: whether the anchor contains the contribution in flight.
+    drop, restores: see Fate.
     """
 
     fragment: int
@@ -69,8 +73,8 @@ class Adopting:
 class PreparedAnchor:
     """A newer anchor, float32 (run.length,), ready to be adopted at a step boundary.
 
-    checksum: the published one, of the whole fragment. Version and checksum identify the anchor on all ranks.
-    change: computed ahead, so that the boundary need not. It holds for one older anchor, and is otherwise ignored.
+    checksum: published checksum of the whole fragment. Version and checksum identify the anchor on all ranks.
+    change: computed in advance to shorten the step boundary. It is used only if its older anchor is still adopted.
     """
 
     fragment: int
@@ -82,13 +86,14 @@ class PreparedAnchor:
 
 
 class PseudoGradient:
-    """A pseudo-gradient, with its tokens, steps and base version. number, restores: see Track.
+    """A pseudo-gradient, with its tokens, steps and base version.
 
-    It is coded when `coded` is first read, which a worker thread does while the model trains.
+    number: number of the contribution, counted by `takes` of Track. restores: see Track.
+    The first read of `coded` encodes the values. A worker thread does this while the model trains.
     """
 
     def __init__(self, track: Track, values: Callable[[], F32], tokens: int, steps: int) -> None:
-        """values: returns the local values of the track's run at the take; may wait for other ranks."""
+        """values: returns the local values of the run at the take, float32 (run.length,). May wait for other ranks."""
         self.number = track.takes
         self.tokens = tokens
         self.steps = steps
@@ -100,7 +105,7 @@ class PseudoGradient:
 
     @property
     def coded(self) -> Coded:
-        """The coded values. Raises CodecError if one is not finite."""
+        """The coded values. Raises CodecError if a value is not finite."""
         if self._work is not None:
             anchor, values = self._work
             self._coded, self._work = code(anchor, values(), self._shape), None
@@ -115,12 +120,12 @@ class Track:
     shape: the shape of this rank's run of frames, in the run's codec.
     version, anchor: the last adopted version and its anchor.
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
-    tokens_from, steps_from: the learner's counters at that moment. Later tokens and steps are outstanding.
+    tokens_from, steps_from: the learner's counters at the end of its merged or dropped work. Later work is outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
     overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
-    restores: how many restores to a checkpoint this process had seen when the anchor arrived. Work from before the
-    latest restore is not sent.
-    takes: number of pseudo-gradients taken so far. It numbers contributions, equally on all ranks.
+    restores: number of restores to a checkpoint that this process had seen when the anchor arrived. The learner does
+    not send work from before the latest restore.
+    takes: number of pseudo-gradients taken so far. It numbers contributions, and is the same on all ranks.
     """
 
     shape: FragmentShape
@@ -135,7 +140,7 @@ class Track:
     takes: int = 0
 
     def take(self, values: Callable[[], F32], tokens: int, steps: int) -> PseudoGradient:
-        """Takes the current pseudo-gradient. values: as in PseudoGradient. tokens, steps: the learner's counters."""
+        """Takes the current pseudo-gradient. values: see PseudoGradient. tokens, steps: the learner's counters."""
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
         self.takes += 1
@@ -149,14 +154,17 @@ class Track:
         return self.flying is not None and self.steps_from + self.flying[1] < steps
 
     def refused(self) -> int:
-        """Ends the flight of a refused contribution. Its work stays outstanding. Returns the number of lost tokens."""
+        """Records a refusal of the contribution in flight. Its work stays outstanding, except overwritten work.
+
+        Returns the number of overwritten tokens, which are lost.
+        """
         self.flying = None
         given_up = self.overwritten
         self.overwritten = 0
         return given_up
 
     def change_to(self, newer: PreparedAnchor) -> F32:
-        """Returns what an adoption that keeps the outstanding work adds to the parameters: float32 (run.length,)."""
+        """Returns what to add to the parameters if an adoption keeps outstanding work: float32 (run.length,)."""
         q = newer.fate.q if self.flying != GIVEN_UP else None
         ahead = newer.change
         if ahead is not None and ahead.since is self.anchor and ahead.q is q:
@@ -164,9 +172,9 @@ class Track:
         return Change.of(self.anchor, newer.anchor, q, self.shape).values
 
     def adopt(self, newer: PreparedAnchor, tokens: int, steps: int, *, keep: bool) -> int:
-        """Moves to a newer anchor. Returns the number of given-up tokens. tokens, steps: the learner's counters.
+        """Records an adoption. Returns the number of given-up tokens. tokens, steps: the learner's counters.
 
-        keep: the change was added to the parameters (True), or they were set to the anchor (False).
+        keep: True if the change was added to the parameters, False if the parameters were set to the anchor.
         """
         fate = newer.fate
         assert fate.q is None or self.flying is not None, "only a contribution in flight can be merged"
@@ -188,7 +196,7 @@ class Track:
         return abandoned
 
     def give_up(self, tokens: int, steps: int) -> int:
-        """Drops the outstanding work. Returns its tokens, without those of the contribution in flight."""
+        """Drops the outstanding work. Returns its number of tokens, without those of the contribution in flight."""
         given_up = tokens - self.tokens_from
         if self.flying is not None:
             given_up -= self.flying[0]

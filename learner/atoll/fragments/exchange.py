@@ -1,4 +1,4 @@
-"""The one place where the training thread and the agent exchange data. Neither holds the lock during work or IO."""
+"""Exchanges data between the training thread and the agent. Neither holds the lock during computation or IO."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DueRound:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A pseudo-gradient for the agent. It may be handed over several times, but is sent once."""
+    """A pseudo-gradient for the agent. The training thread may submit it several times, but the agent sends it once."""
 
     fragment: int
     cycle: int
@@ -46,8 +46,7 @@ class Submission:
 class BoundaryWork:
     """The work of a step boundary: fragments to release, then anchors to adopt, then rounds to answer.
 
-    The boundary removes each item once the item is done. No item is therefore lost if, for example, a signal handler
-    raises.
+    The boundary removes each item after handling it. If a signal handler raises, the remaining items are not lost.
     """
 
     released: deque[int] = field(default_factory=deque)
@@ -78,10 +77,8 @@ class ThreadExchange:
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
-        self.paused = ""  # who paused the run, and why; training waits. "": the run is not paused
-        self.excused = (
-            False  # the learner will leave, so it does not wait while paused; set by a signal handler without the lock
-        )
+        self.paused = ""  # the operator who paused the run, and the reason; "" while the run is not paused
+        self.excused = False  # the learner leaves soon, so it ignores pauses; signal handlers set this without the lock
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
 
@@ -96,7 +93,7 @@ class ThreadExchange:
                 self._confirm(prepared.fragment, prepared.version, prepared.checksum)
 
     def confirm(self, fragment: int, version: int, checksum: int) -> None:
-        """Records that all ranks have prepared an anchor."""
+        """Records that all ranks have prepared an anchor, so that the next step boundary can adopt it."""
         with self._lock:
             self._confirm(fragment, version, checksum)
 
@@ -106,13 +103,16 @@ class ThreadExchange:
         self._news.notify_all()
 
     def ask(self, fragment: int, cycle: int) -> None:
-        """Adds a round to be answered."""
+        """Adds a round that a step boundary must answer."""
         with self._lock:
             self._due[fragment] = DueRound(fragment, cycle, self._clock.monotonic())
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
-        """Removes and returns rounds that waited longer without a step boundary. A boundary answers AT_ONCE rounds."""
+        """Removes and returns rounds that have waited longer than this without a step boundary.
+
+        A boundary answers at most AT_ONCE rounds, so the time counts from the last boundary.
+        """
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
@@ -121,14 +121,14 @@ class ThreadExchange:
             return late
 
     def release(self, fragment: int) -> None:
-        """Releases the work of a refused contribution, so that it can be sent again."""
+        """Records that a contribution was refused, so that its work can be sent again."""
         with self._lock:
             self._released.append(fragment)
             self.something = True
             self._news.notify_all()
 
     def settle(self, taken: Submission) -> None:
-        """Records that a contribution was acknowledged or refused."""
+        """Records that the core acknowledged or refused a contribution."""
         with self._lock:
             self.settled += not taken.settled
             taken.settled = True
@@ -136,7 +136,7 @@ class ThreadExchange:
             self._news.notify_all()
 
     def pause(self, reason: str) -> None:
-        """Pauses training. An empty reason resumes it."""
+        """Pauses training. An empty reason resumes training."""
         with self._lock:
             changed, self.paused = reason != self.paused, reason
             self._news.notify_all()
@@ -152,7 +152,7 @@ class ThreadExchange:
     # ------------------------------------------------------------------------------ the step boundary's side
 
     def submitted(self, taken: Submission) -> None:
-        """Records that a contribution is handed to the agent. Idempotent."""
+        """Records that the training thread submits a contribution to the agent. Idempotent."""
         with self._lock:
             if not taken.settled:
                 self._unsettled.add(taken)
@@ -163,13 +163,13 @@ class ThreadExchange:
         return len(self._unsettled)
 
     def first(self) -> list[Adopting]:
-        """Returns each fragment's confirmed anchor, in order of fragments."""
+        """Returns the confirmed anchor of each fragment, in order of fragments."""
         with self._lock:
             named = [Adopting(fragment, *self._confirmed[fragment]) for fragment in sorted(self._confirmed)]
             return [replace(each, restores=self._found(each)[0].fate.restores) for each in named]
 
     def take_first(self, anchors: Sequence[Adopting]) -> list[PreparedAnchor]:
-        """Removes and returns the first anchor of each fragment. anchors: rank 0's from `first`."""
+        """Removes and returns the first anchor of each fragment. anchors: the result of `first` on rank 0."""
         with self._lock:
             taken = [self._found(each, decided=True) for each in anchors]
             for prepared, left in taken:
@@ -179,7 +179,7 @@ class ThreadExchange:
             return [prepared for prepared, _ in taken]
 
     def start_over(self) -> None:
-        """Forgets all anchors, because the run was restored to a checkpoint before this learner began to train."""
+        """Drops all anchors, because the run was restored to a checkpoint before this learner began to train."""
         with self._lock:
             self._prepared.clear()
             self._confirmed.clear()
@@ -207,11 +207,11 @@ class ThreadExchange:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
     def next(self, *, adopted_first: bool = False) -> BoundaryWork:
-        """Returns the work of this boundary, at most AT_ONCE items of each kind. Earlier unfinished work comes first.
+        """Returns the unfinished work of the last boundary, or new work of at most AT_ONCE items of each kind.
 
-        adopted_first: the round of a fragment that is adopted now is answered at a later boundary.
+        adopted_first: do not answer a fragment's round before its confirmed anchor is adopted.
 
-        A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late for all.
+        A slow learner may find several rounds at a boundary. If it answered only one, it would be late for all of them.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()
@@ -224,7 +224,7 @@ class ThreadExchange:
             return self.todo
 
     def follow(self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[tuple[int, int]]) -> None:
-        """Sets the work of this boundary to rank 0's decision, on the other ranks."""
+        """Sets the work of this boundary to rank 0's decision. The other ranks call this."""
         with self._lock:
             now, self._released = self._clock.monotonic(), list(released)
             self.todo = BoundaryWork()
@@ -254,10 +254,11 @@ class ThreadExchange:
         return OrderedDict((number, each) for number, each in self._confirmed.items() if done.get(number) != each)
 
     def _found(self, wanted: Adopting, *, decided: bool = False) -> tuple[PreparedAnchor, list[PreparedAnchor]]:
-        """Returns an anchor with the fates of all older ones that wait, and the newer ones that still wait.
+        """Returns the wanted anchor, and the prepared anchors that are newer.
 
-        decided: rank 0 has decided about the contribution in flight, of which this rank may hear earlier or later.
-        A rank that owns no frames of the fragment has no anchor. It only follows the decision.
+        The anchor's fate combines the fates of all older prepared anchors.
+        decided: `wanted` is rank 0's decision, which overrides the fate that this rank knows.
+        If this rank owns no frames of the fragment, it has no prepared anchor, and the result is an empty anchor.
         """
         waiting = self._prepared.get(wanted.fragment, [])
         name = wanted.version, wanted.checksum

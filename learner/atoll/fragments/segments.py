@@ -1,8 +1,8 @@
-"""PURE: the coded values of a run of frames, and kernels that process all of a fragment's memory in one call.
+"""PURE: the coded values of a run of frames, and kernels that process a whole fragment in one call.
 
-A fragment's parameters are many tensors, and its coded values are many frames. Each call releases the GIL. Kernels
-therefore take addresses, and a step boundary makes one call for all tensors. The code that computes addresses keeps the
-memory alive.
+A fragment has many tensors, and its coded values have many frames. Each call of a kernel releases the GIL. Kernels
+therefore take memory addresses, so that a step boundary makes one call for all tensors. The caller must keep the memory
+alive.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 
-ALIGNED = 64  # bytes; contents are stored one after another, and each begins at a multiple of this
+ALIGNED = 64  # alignment in bytes of each frame's content in the shared block of memory
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentShape:
-    """The segments of a run of frames.
+    """The positions of a run's segments, in the run's vector and in the contents of its frames.
 
+    length: number of values in the run.
     rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and the offsets of the segment's
-    codes and scales in that frame's content. sizes: bytes of each frame's content. levels: largest code; 0 for float32,
-    which has values in place of codes.
+    codes and scales in that frame's content, in bytes.
+    sizes: bytes of each frame's content. levels: largest code; 0 for float32, which stores values instead of codes.
     """
 
     length: int
@@ -70,7 +71,7 @@ class FragmentShape:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Coded values of a run: the contents of its frames (see `frame_codec`). starts: addresses of the contents."""
+    """Coded values of a run: the contents of its frames (see `frame_codec`). starts: their addresses."""
 
     contents: Sequence[Content]
     starts: I64
@@ -82,7 +83,7 @@ class Coded:
 
     @classmethod
     def empty(cls, shape: FragmentShape) -> Coded:
-        """Returns contents that are not written yet, in one block of memory."""
+        """Returns uninitialised contents in one block of memory."""
         ends = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in shape.sizes)])
         block = buffers.empty(int(ends[-1]) // 4).view(np.uint8)
         starts = ends[:-1]
@@ -90,7 +91,7 @@ class Coded:
 
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
-    """Codes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
+    """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
     coded = Coded.empty(shape)
     if not _code(anchor, values, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")
@@ -107,17 +108,20 @@ def change(old: F32, new: F32, q: Coded | None, shape: FragmentShape) -> F32:
 
 
 def gather(starts: I64, rows: I64, out: F32) -> None:
-    """Copies runs of values to places in `out`. starts: address of each run. rows: int64 (runs, 2): place, length."""
+    """Copies runs of values from memory to `out`.
+
+    starts: int64 (runs,), address of each run. rows: int64 (runs, 2 or more), position in `out` and length of each run.
+    """
     _gather(starts, rows, out)
 
 
 def store(values: F32, starts: I64, rows: I64) -> None:
-    """Copies from places in `values` to runs: the inverse of `gather`."""
+    """Copies values to runs in memory: the inverse of `gather`."""
     _store(values, starts, rows)
 
 
 def add(values: F32, starts: I64, rows: I64) -> None:
-    """Adds values to runs, in place. The arguments are those of `store`."""
+    """Adds values to runs in memory. The arguments are those of `store`."""
     _add(values, starts, rows)
 
 
@@ -201,7 +205,7 @@ def _add(values: F32, starts: I64, rows: I64) -> None:
 
 
 def warm_up() -> None:
-    """Compiles the kernels, or loads them from disk, so that nothing compiles while a model trains."""
+    """Compiles the kernels, or loads them from disk, before the model trains."""
     shape, vector = FragmentShape(1, np.array([[0, 1, 0, 0, 1]], np.int64), (3,), 7), np.ones(1, np.float32)
     changed = change(vector, vector, code(vector, vector, shape), shape)
     starts, rows = np.array([vector.ctypes.data], np.int64), np.array([[0, 1]], np.int64)
