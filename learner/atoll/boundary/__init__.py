@@ -1,4 +1,4 @@
-"""The step boundary, on the training thread: parameters, optimizer copies, and detection of other writes.
+"""Work of the training thread at step boundaries: parameters, optimizer copies, and detection of other writes.
 
 May import: errors, fragments, ranks, stats.
 """

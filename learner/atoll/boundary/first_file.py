@@ -1,7 +1,7 @@
-"""The initial parameters of a run as a file, written by the training threads of all ranks together.
+"""Writes a run's initial parameters to a file. The training threads of all ranks do this together.
 
-The agent of rank 0 asks for the file while the training threads wait to enter. No rank needs the whole model in memory:
-tensors are collected and written one after another.
+Rank 0's agent asks for the file while the training threads wait for the first anchors. The ranks collect and write one
+tensor at a time, so that no rank needs the whole model in memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
 from atoll.ranks.rank_group import RankGroup
 
-PIECE_S = 0.5
+PIECE_S = 0.5  # seconds between checks of whether the learner has stopped
 
 
 class FirstFile:
-    """Writes the file on rank 0 when the agent asks for it."""
+    """Passes the request for the file from the agent to the training threads."""
 
     def __init__(self, parameters: Parameters, ranks: RankGroup) -> None:
         self._parameters = parameters
@@ -26,7 +26,10 @@ class FirstFile:
         self._ended = False
 
     def write(self, path: Path) -> None:
-        """Waits until the training threads have written the file. Called by rank 0's agent, on a worker thread."""
+        """Waits until the training threads have written the file. Rank 0's agent calls this on a worker thread.
+
+        Raises OSError if the file cannot be written, and LearnerError if the learner stops.
+        """
         done: Future[None] = Future()
         self._asked = path, done
         while not self._ended and not done.done():
@@ -37,11 +40,11 @@ class FirstFile:
 
     @property
     def wanted(self) -> bool:
-        """Whether the agent of this rank waits for the file."""
+        """Whether this rank's agent is waiting for the file."""
         return self._asked is not None
 
     def write_together(self) -> None:
-        """Writes the file. All ranks call this together."""
+        """Writes the file on the rank whose agent asked for it. All ranks call this together."""
         asked, self._asked = self._asked, None
         if asked is None:
             self._parameters.save(None)
@@ -55,5 +58,5 @@ class FirstFile:
             done.set_result(None)
 
     def end(self) -> None:
-        """Ends `write`, because the training threads no longer wait."""
+        """Makes `write` raise LearnerError, because the training threads will not write the file."""
         self._ended = True

@@ -1,10 +1,10 @@
-"""A rank's parameters of each fragment as float32 in host memory: their own memory if possible, else a copy.
+"""Access to a rank's parameters as float32 in host memory: to their own memory if possible, else to a copy.
 
-For types narrower than float32, each fragment also keeps what the last write lost to rounding. Values are read with it,
-so that rounding is neither lost nor sent as work.
+For types narrower than float32, this module keeps the rounding error of each fragment's last write, and adds it when
+the values are read. The error is therefore neither lost nor sent as work.
 
 Each torch call and each freed tensor releases the GIL. Each operation therefore makes one call for all tensors of a
-fragment, on views that this module keeps.
+fragment, on cached views.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class FragmentMemory:
     """Views of the parameters in a fragment.
 
     at: addresses and strides of the parameters; the views are valid while these stay the same.
-    pieces: flat views of the parameters. turned: each non-contiguous parameter and its contiguous copy; views show
-    the copy. staged: flat views of each row of staging memory. addresses: of the first value of each piece as float32.
+    pieces: flat views of the parameters, or of their contiguous copies.
+    turned: each non-contiguous parameter, with its contiguous copy.
+    staged: flat views of the pieces in each row of staging memory; empty if the parameters need no staging.
+    addresses: int64 (pieces,), address of each piece's first float32 value.
     """
 
     at: list[tuple[int, ...]]
@@ -39,7 +41,7 @@ class FragmentMemory:
 
 
 class HostMemory:
-    """Keeps one FragmentMemory per fragment.
+    """Reads and writes the parameters of each fragment.
 
     values: trainable parameters in the order of the layout's tensors. fragments: this rank's pieces of each fragment.
     """
@@ -50,12 +52,12 @@ class HostMemory:
         self._lengths = [sum(piece.length for piece in pieces) for pieces in fragments]
         self._kept: dict[int, FragmentMemory] = {}
         self._staging = np.empty((2, 0), np.float32)
-        self._lost: dict[int, F32] = {}  # by fragment: what rounding took from the last written values
+        self._lost: dict[int, F32] = {}  # by fragment: rounding error of the last write
 
     def read(self, number: int) -> I64:
-        """Returns addresses where each piece can be read and changed as float32. Call `write` after a change.
+        """Returns the address of each piece's float32 values, int64 (pieces,). Call `write` after changing the values.
 
-        The next `read` of another fragment may reuse the memory.
+        The next `read` of another fragment may overwrite them.
         """
         memory = self._memory(number)
         if memory.staged:
@@ -66,7 +68,7 @@ class HostMemory:
         return memory.addresses
 
     def write(self, number: int) -> None:
-        """Stores changed values."""
+        """Writes the values that `read` returned, and that the caller changed, to the parameters."""
         memory = self._memory(number)
         if not memory.staged:
             return
@@ -88,7 +90,7 @@ class HostMemory:
             torch._foreach_copy_(memory.staged[row], memory.pieces)
 
     def _memory(self, number: int) -> FragmentMemory:
-        """Returns the fragment's FragmentMemory. It is cached until the parameters move, unless it has copies."""
+        """Returns the fragment's FragmentMemory. Caches it until the parameters move, unless it contains copies."""
         tensors = {piece.tensor: local_tensor(self._values[piece.tensor]) for piece in self._fragments[number]}
         at = [(value.data_ptr(), *value.stride()) for value in tensors.values()]
         memory = self._kept.get(number)

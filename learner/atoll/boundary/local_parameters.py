@@ -1,11 +1,12 @@
-"""The local parameters of every fragment at a step boundary: takes pseudo-gradients and adopts newer anchors.
+"""Takes pseudo-gradients from a rank's local parameters, and adopts newer anchors.
 
 Only the training thread uses this module. A take copies this rank's parameters and sends them to the owners of their
-frames; a worker thread codes them later. An adoption sends the owners' changes to the ranks that hold the parameters,
-which add them. A learner of one process holds and owns everything, so nothing is sent.
+frames; a worker thread encodes them later. An adoption sends the owners' changes to the ranks that hold the parameters,
+which add them. A learner of one process sends nothing, because it holds all parameters and owns all frames.
 
 The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
-only after `sys.getswitchinterval`. For float32 parameters on the host, adopting and taking make one such call each.
+only after `sys.getswitchinterval`. For float32 parameters on the host, an adoption makes one such call, and so does a
+take.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from atoll.ranks.rank_group import ALONE, Exchanged, RankGroup
 
 
 class LocalParameters:
-    """Local parameters and tracks of all fragments. The constructor writes the first anchors into the model.
+    """The local parameters and tracks of all fragments. The constructor writes the first anchors into the model.
 
-    values: trainable parameters in the order of the layout's tensors. divisions: this rank's of each fragment.
-    anchors: the first anchor of each fragment, of the frames that this rank owns.
+    values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
+    anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
     """
 
@@ -50,9 +51,9 @@ class LocalParameters:
         self._ranks = ranks
         self._keep = keep
         self._routes = [_Routes.of(division) for division in divisions]
-        self._apart: dict[int, F32] = {}
-        self._begun: dict[int, _Begun] = {}  # adoptions whose values are on their way
-        self.torn = False  # an adoption was interrupted, so model and tracks may disagree
+        self._apart: dict[int, F32] = {}  # by fragment: values after the adoptions of `adopt_apart`
+        self._begun: dict[int, _Begun] = {}  # adoptions whose values have not arrived yet
+        self.torn = False  # an exception interrupted an adoption, so model and tracks may disagree
         self.tracks: list[Track] = []
         for number, (first, division) in enumerate(zip(anchors, divisions, strict=True)):
             shape, restores = FragmentShape.of(division.run, codec), first.fate.restores
@@ -65,7 +66,7 @@ class LocalParameters:
         return self.tracks[number].take(self._values(number) if apart is None else lambda: apart, tokens, steps)
 
     def begin(self, newer: PreparedAnchor) -> None:
-        """Begins to move a fragment to a newer anchor. Idempotent. Takes before `finish` are of the older anchor."""
+        """Begins an adoption. Idempotent. Until `finish`, takes use the older anchor."""
         newer = self._own(newer)
         number, keep = newer.fragment, self._keep and not newer.fate.drop
         if number not in self._begun:
@@ -73,7 +74,7 @@ class LocalParameters:
             self._begun[number] = _Begun(newer, keep, self._spread(number, values))
 
     def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
-        """Returns an anchor with this rank's values. Other ranks may have fetched a version again that this one has."""
+        """Returns the anchor, with this rank's current values if only other ranks have fetched this version again."""
         track = self.tracks[newer.fragment]
         if len(newer.anchor) == track.shape.length:
             return newer
@@ -82,7 +83,7 @@ class LocalParameters:
 
     @property
     def begun(self) -> list[int]:
-        """The fragments whose adoptions began and are not finished, in order."""
+        """The fragments whose adoptions have begun but are not finished, in order."""
         return list(self._begun)
 
     def finish(self, number: int, tokens: int, steps: int) -> int:
@@ -104,22 +105,21 @@ class LocalParameters:
         if number not in self._apart:
             self._apart[number] = self._values(number)()
         change = self.tracks[number].change_to(newer) if keep else None
-        self._apart[number] = newer.anchor if change is None else self._apart[number] + change  # a take has the old one
+        self._apart[number] = (
+            newer.anchor if change is None else self._apart[number] + change
+        )  # earlier takes use the old array
         return self.tracks[number].adopt(newer, tokens, steps, keep=keep)
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
         """Resets a fragment to its anchor. Returns the number of dropped tokens. tokens, steps: as in `take`."""
         track = self.tracks[number]
-        self._begun.pop(number, None)  # begun before a signal handler raised; it begins again
+        self._begun.pop(number, None)  # a signal handler interrupted this adoption, which begins again later
         self._write(number, self._spread(number, track.anchor)(), add=False)
         return track.adopt(PreparedAnchor(number, track.version, track.anchor, Fate()), tokens, steps, keep=False)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Context manager for all adoptions of a boundary.
-
-        After an exception in its block, the learner cannot continue.
-        """
+        """Context manager for all adoptions of a boundary. If its block raises, the learner cannot continue."""
         self.torn = True
         yield
         self.torn = False
@@ -137,13 +137,16 @@ class LocalParameters:
         return lambda: _placed(received(), routes.division.owned, self.tracks[number].shape.length)
 
     def _write(self, number: int, values: F32, *, add: bool) -> None:
-        """Adds values to this rank's parameters, or sets them. values: as received by this rank."""
+        """Adds values to this rank's parameters, or overwrites the parameters. values: in the order of `held`."""
         held = self._routes[number].held
         (segments.add if add else segments.store)(values, held.starts(self._memory.read(number)), held.rows)
         self._memory.write(number)
 
     def _spread(self, number: int, values: F32) -> Exchanged:
-        """Sends values of the run that this rank owns to all ranks that hold them as parameters."""
+        """Begins to send values of the run that this rank owns to the ranks that hold them as parameters.
+
+        Returns a function that waits for the values of the parameters that this rank holds.
+        """
         division = self._routes[number].division
         given = _collected(values, division.spread)
         return self._ranks.exchange(given, division.spread.counts, division.held.counts)
@@ -151,7 +154,7 @@ class LocalParameters:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An adoption that has begun. keep: the values are added to the parameters, which are otherwise set to them."""
+    """An adoption that has begun. keep: add values to the parameters (True), or overwrite them (False)."""
 
     newer: PreparedAnchor
     keep: bool
@@ -160,7 +163,10 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a local vector in a message buffer. pieces, offsets: each run's piece, and its bytes from there."""
+    """The runs of a local vector in a message buffer.
+
+    pieces: piece of each run. offsets: bytes from the start of the piece. rows: position in the buffer, and length.
+    """
 
     pieces: I64
     offsets: I64
@@ -174,13 +180,13 @@ class _Runs:
         return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
 
     def starts(self, addresses: I64) -> I64:
-        """Returns the address of each run. addresses: of the pieces."""
+        """Returns the address of each run. addresses: address of each piece."""
         return addresses[self.pieces] + self.offsets
 
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """A division, prepared for the kernels."""
+    """A division, with the arguments of the kernels that copy its values."""
 
     division: Division
     given: _Runs
@@ -192,7 +198,7 @@ class _Routes:
 
 
 def _collected(vector: F32, moves: Moves) -> F32:
-    """Returns the message buffer with the moves' values of a vector; the vector itself if nothing would change."""
+    """Returns a message buffer with the moved values of a vector, or the vector itself if both are the same."""
     if moves.is_all_of(len(vector)):
         return vector
     out = buffers.empty(moves.size)
@@ -201,7 +207,7 @@ def _collected(vector: F32, moves: Moves) -> F32:
 
 
 def _placed(buffer: F32, moves: Moves, length: int) -> F32:
-    """Returns a vector with the values of a message buffer in their places: the inverse of `_collected`."""
+    """Returns a vector with the values of a message buffer: the inverse of `_collected`."""
     if moves.is_all_of(length):
         return buffer
     out = buffers.empty(length)

@@ -1,13 +1,14 @@
 """PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
 
-A place is a short run of values in the parameters. A row holds the values of all places. Rows are read at the end of a
-step boundary, before and after the optimizer's step, and at the beginning of the next boundary. They show two problems:
+A place is a short run of values in the parameters. A row holds the values of all places. The watch reads rows at the
+end of a step boundary, before and after the optimizer's step, and at the beginning of the next boundary. Rows show two
+problems:
 
 - written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step.
-  For example, weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
+  For example, the program loaded weights. Clipping, projections and swapped averages move the places less.
 - undone: a step reverses all or half of an earlier adoption, and is otherwise an ordinary step. The cause is that the
   optimizer keeps copies of the parameters: float32 masters (undone at the first step) or averages (some steps later).
-  A gradient may also point back. `Reversal` describes the difference.
+  A gradient may also reverse an adoption. `Reversal` tells the two cases apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # number of steps whose sizes are remembered
-RELIABLE = 8  # number of steps before writes after a step are judged, because the first projection may be large
+RELIABLE = 8  # number of steps after which writes after a step are judged, because the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
 ROUNDINGS = 4.0  # swapping values out and in may change them by this many relative roundings of their type
 JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
@@ -33,12 +34,12 @@ LATER_STEPS = 3.0  # steps after the first are examined if they exceed this many
 # Largest difference between a reversal and the adoption, relative to the adoption. FIRST_REST: before the first step.
 REST, FIRST_REST = 0.4, 0.25
 EPSILON = float(np.finfo(np.float32).eps)
-VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES are not due to chance
+VOTES, AGAINST = 4, 3  # AGAINST undone adoptions among the last VOTES adoptions cannot be chance
 
 
 @dataclass(frozen=True, slots=True)
 class Reversal:
-    """Criteria for a step that reverses an adoption, as opposed to a gradient that points back. All must hold.
+    """Criteria for a step in which copies, and not a gradient, reverse an adoption. All must hold.
 
     part: smallest and largest fraction of the adoption that the step reverses.
     evidence: along the adoption, the step moves back at least this many times as far as any remembered step moved.
@@ -52,13 +53,13 @@ class Reversal:
         merging  2.0 to 13, at most 1.0        at most 3.6, at most 0.7
         honest   at most 1.4, at most 1.2      at most 3.5 where the rest is at most 1.8; else up to 16, at least 2.0
 
-    Copies: 54 runs of 60 steps. Adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
-    bfloat16. Merging: pairs with copies that merge only with each other. 152 of 158 reversals by masters meet the
-    criteria. Lookahead's reversals are too small relative to its own steps. Honest: pairs that merge. 300 runs have 75
-    steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights). 40 runs use AdamW, and the core is
-    restored from a backup. AdamW's step is then 100 times its usual step. The rest is then 0.2 to 10 times the
-    adoption, vs. at most 0.34 with copies. If all steps of a model have one direction, there is no rest, and evidence
-    decides.
+    Copies: 54 runs of 60 steps, with adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
+    bfloat16. Merging: pairs of learners with copies that merge only with each other. 152 of 158 reversals by masters
+    meet the criteria. Lookahead's reversals are too small relative to its own steps. Honest: pairs of learners without
+    copies. 300 runs have 75 steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights). 40 runs use
+    AdamW, and the core is restored from a backup. AdamW's step is then 100 times its usual step. The rest is then 0.2
+    to 10 times the adoption, vs. at most 0.34 with copies. If all steps of a model have one direction, there is no
+    rest, and evidence decides.
     """
 
     part: tuple[float, float]
@@ -75,7 +76,7 @@ LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Movement(IntEnum):
-    """A verdict on a movement; the worst is last. UNDONE: a step undid an adoption. COPIES: several steps did."""
+    """A verdict on a movement, from best to worst. UNDONE: a step undid an adoption. COPIES: several steps did."""
 
     FINE = 0
     WRITTEN = 1
@@ -88,7 +89,7 @@ class BoundaryRows:
     """The interval from the end of a boundary to the beginning of the next, as indices of rows.
 
     before, after: rows around the optimizer's steps. If no step was seen, the whole interval is treated as one step.
-    leaving: the learner leaves, and the interval has no announced step.
+    leaving: the interval ends because the learner leaves, not because it called `step`.
     """
 
     start: int
@@ -112,7 +113,8 @@ class _Given:
     """A watched adoption. change: float32 (values,), 0 in other fragments.
 
     places, values: bool, True in adopted fragments. size: norm of the change. usual: norm of a usual step there.
-    rounded: norm that rounding may cause. judged: the change is large enough to judge. age: steps since the adoption.
+    rounded: norm that rounding may cause. judged: whether the change is large enough to judge.
+    age: steps since the adoption.
     """
 
     change: F32
@@ -145,8 +147,8 @@ class MovementDetector:
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
-        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: indices of these rows."""
-        with np.errstate(all="ignore"):  # `LocalParameters.take` reports values that are not finite
+        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: movements in order."""
+        with np.errstate(all="ignore"):  # encoding a pseudo-gradient reports values that are not finite
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
@@ -176,7 +178,7 @@ class MovementDetector:
         return worst
 
     def _beside(self, rows: F32, each: BoundaryRows) -> tuple[Movement, F32]:
-        """Returns the verdict on writes outside the optimizer's step, and that step, float32 (values,)."""
+        """Returns the verdict on writes outside the optimizer's step, and the optimizer's step, float32 (values,)."""
         start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
         early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
         size = np.where(own > 0, own, late)  # late: the optimizer's result is written after its step

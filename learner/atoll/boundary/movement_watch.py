@@ -26,7 +26,7 @@ FOUND = {
     "as float32 masters or averaged weights: pass the copies with Learner(copies=lambda: [(parameter, copy), ...])",
 }
 
-AT_ONCE = 32  # movements that are judged together while no pseudo-gradient is taken
+AT_ONCE = 32  # number of movements that are judged together while no pseudo-gradient is taken
 NONE = -1
 
 
@@ -51,7 +51,7 @@ class MovementWatch:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Context manager for a change of this object. If a signal handler interrupted the last one, starts over."""
+        """Context manager for a change of this object. Starts over if an exception interrupted the last change."""
         if self._busy:
             self._begin()
         self._busy = True
@@ -97,7 +97,7 @@ class MovementWatch:
             return max(verdict, self._settled())
 
     def glance(self) -> Movement:
-        """Judges movements in groups of AT_ONCE, if that needs no wait. Returns the verdict, or FINE."""
+        """Judges movements in groups of AT_ONCE, without waiting. Returns the verdict, or FINE if it did not judge."""
         with self._whole():
             if self._waiting is None and len(self._happened) >= AT_ONCE:
                 self._collect()
@@ -149,7 +149,7 @@ class MovementWatch:
     def _has(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an optimizer updates sampled parameters.
 
-        The result is False during CUDA graph capture, because replays call no hooks.
+        Returns False during CUDA graph capture, because replays call no hooks.
         """
         if self._samples.recorded():
             return False

@@ -1,7 +1,7 @@
 """Applies adoptions to an optimizer's copies of the parameters: float32 masters, slow or averaged weights.
 
 An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
-Copies in the state of the learner's optimizers are detected: tensors with a parameter's shape and nearly its values.
+Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly its values.
 Users must name other copies.
 """
 
@@ -17,13 +17,16 @@ from atoll.ranks.placements import local_tensor
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # largest relative distance of a copy from its parameter; a momentum has around 1
+NEAR = 0.1  # largest relative distance of a copy from its parameter; that of a momentum is around 1
 LOOKED_AT = 4096  # number of values that are compared
 
 
 @dataclass(slots=True)
 class OptimizerCopies:
-    """Finds copies. named: returns (parameter, copy) pairs; called each time, because optimizers create state late."""
+    """Finds an optimizer's copies of parameters, and changes them like the parameters.
+
+    named: returns (parameter, copy) pairs. It is called for each change, because optimizers create their state late.
+    """
 
     optimizers: Sequence[torch.optim.Optimizer]
     named: Pairs = tuple
@@ -60,7 +63,7 @@ class OptimizerCopies:
         return pairs
 
     def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
-        """Returns whether a state tensor is a copy. This is judged only once, because copies diverge later."""
+        """Returns whether a state tensor is a copy. Compares each tensor only once, because copies diverge later."""
         if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
             return False
         found = self._known.get((id(parameter), key))

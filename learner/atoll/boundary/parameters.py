@@ -33,10 +33,10 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class Parameters:
-    """The trainable parameters: those that require gradients and that an optimizer updates. Tied ones count once.
+    """The trainable parameters: those that require gradients and that an optimizer updates, tied ones once.
 
     unshared: names, or patterns such as "teacher.*", of parameters that the run neither trains nor compares.
-    copies: see `optimizer_copies`. Optimizers may update copies in place of the parameters.
+    copies: see `optimizer_copies`. Optimizers may update copies instead of the parameters.
     Raises LearnerError for models that Atoll cannot train.
     """
 
@@ -86,7 +86,7 @@ class Parameters:
         self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
 
     def reshard(self) -> None:
-        """Makes the model's parameters the sharded ones, before this rank's parts are written."""
+        """Reshards the model. Call this before writing to this rank's parts."""
         reshard(self.model)
 
     def check_unchanged(self) -> None:
@@ -122,7 +122,7 @@ class Parameters:
                 )
 
     def counts_tokens(self, same_batch: DeviceMesh | None) -> bool:
-        """Returns whether this rank's tokens count. same_batch: see `placements.counts_tokens`."""
+        """Returns whether to count this rank's tokens. same_batch: see `placements.counts_tokens`."""
         named = ((tensor.name, value) for tensor, value in zip(self.tensors, self.values, strict=True))
         return counts_tokens(self.model, named, same_batch)
 
@@ -140,7 +140,7 @@ class Parameters:
     def save(self, path: Path | None) -> None:
         """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once.
 
-        All ranks call this together. Ranks without a path only send their parts. One tensor at a time is in memory.
+        All ranks call this together. Ranks without a path only send their parts. Only one tensor is in memory at once.
         """
         reshard(self.model)
         skip = {name for tensor in self.tensors for name in tensor.tied_names}

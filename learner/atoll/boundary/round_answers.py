@@ -1,4 +1,4 @@
-"""Answers rounds at a step boundary: takes and hands over a pseudo-gradient, or declines with a reason."""
+"""Answers rounds at a step boundary: takes and submits a pseudo-gradient, or declines with a reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from atoll.stats import Counters
 
 
 class RoundAnswers:
-    """Answers rounds on the rank that connects to the core. submit: passes a pseudo-gradient to the agent; idempotent.
+    """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
 
-    A signal handler may raise at any line. `hand_over` at the next boundary completes interrupted work.
+    A signal handler may raise at any line. The next boundary calls `hand_over`, which completes interrupted work.
     """
 
     def __init__(
@@ -24,11 +24,11 @@ class RoundAnswers:
         self._exchange = exchange
         self._counters = counters
         self._submit = submit
-        self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken or handed over
+        self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken or submitted
         self._taken: Submission | None = None
 
     def answer(self) -> None:
-        """Answers each due round in order. Raises LearnerError like `take`."""
+        """Answers all due rounds in order."""
         due = self._exchange.todo.due
         while due:
             track = self._local.tracks[due[0].fragment]
@@ -45,7 +45,7 @@ class RoundAnswers:
         self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def take(self, due: DueRound) -> None:
-        """Takes a pseudo-gradient and hands it over. Raises LearnerError if it is not finite."""
+        """Takes a pseudo-gradient and submits it."""
         self._taking = due.fragment
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
         self._taken = Submission(due.fragment, due.cycle, outstanding)

@@ -23,9 +23,9 @@ Row = F32 | torch.Tensor  # concatenated values of all places; a device may not 
 
 
 class ParameterSamples:
-    """Places in all fragments, or in MAX_PLACES of them. divisions: this rank's.
+    """Places in all fragments, or in MAX_PLACES of them.
 
-    values: trainable parameters in the order of the layout.
+    values: trainable parameters in the order of the layout. divisions: this rank's division of each fragment.
     edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
     type. parameters: parameters with places.
     """
@@ -69,7 +69,7 @@ class ParameterSamples:
         return torch.cat(self._views)
 
     def recorded(self) -> bool:
-        """Returns whether a CUDA graph is being captured. The graph would record reads."""
+        """Returns whether a CUDA graph is being captured. A read would become part of the graph."""
         return self.parameters[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:
@@ -129,7 +129,10 @@ def _chosen(division: Division, count: int) -> list[tuple[LocalPiece, int]]:
 
 
 def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Returns values from flat element `start` on. If the tensor is not contiguous, all are from one row."""
+    """Returns a view of up to `length` values from flat element `start` on, or from earlier if too few follow.
+
+    If the tensor is not contiguous, all values are from one row.
+    """
     if tensor.is_contiguous():
         return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]
     while tensor.dim() > 1:

@@ -1,8 +1,8 @@
-"""A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer fragments.
+"""A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer anchors.
 
 Rank 0 decides, and all ranks carry out the same decisions in the same order, because takes and adoptions are collective
-calls. Each rank therefore has the same counters and tracks. A signal handler may raise at any line on a learner of one
-process; the next boundary completes the work.
+calls. Each rank therefore has the same counters and tracks. In a learner of one process, a signal handler may raise at
+any line, and the next boundary completes the work.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-# Limit on the wait for fates of contributions when a learner leaves. Open rounds close within this time. When all
-# learners leave at once, no new round opens.
+# Limit on a leaving learner's wait for the fates of its contributions, in seconds and in step times. Open rounds close
+# within this time. If all learners leave at once, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
 
 
 class StepBoundary:
-    """One rank's step boundaries. watch: on rank 0 only. failure: returns the error that stops this process."""
+    """One rank's step boundaries. watch: None except on rank 0. failure: returns the agent's error, or None."""
 
     def __init__(
         self,
@@ -64,13 +64,15 @@ class StepBoundary:
         self._agent_failure = failure
         self._undone: LearnerError | None = None
         self._to_restore = False
-        self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
+        self._broken = (
+            False  # an error interrupted a boundary of several ranks, so their collective calls no longer match
+        )
         self._stood_s = 0.0
         self.run_tokens = 0
         self.total_tokens = 0
 
     def agree_on_tokens(self) -> None:
-        """Lets all ranks know the run's tokens before the first step."""
+        """Tells all ranks the run's token counts before the first step."""
         known = self._counters
         first = self._ranks.agree(lambda: Decision(GO_ON, known.run_tokens, known.total_tokens), self._failed)
         self._count(first)
@@ -80,7 +82,7 @@ class StepBoundary:
     def step(self, tokens: int) -> float:
         """Does the work of one boundary. Returns the seconds that it waited because the run is paused.
 
-        tokens: of this rank's step. Raises LearnerError if the learner cannot continue.
+        tokens: number of tokens that this rank trained in the step. Raises LearnerError if the learner cannot continue.
         """
         self._parameters.check_unchanged()
         if self._watch is not None:
@@ -102,7 +104,7 @@ class StepBoundary:
         return self.failure() is not None
 
     def _decide(self) -> Decision:
-        """Returns rank 0's decision, with the work that waits unless training must wait or stop first."""
+        """Returns rank 0's decision. It contains pending work, unless training must first wait, stop or be reset."""
         exchange = self._exchange
         if self._failed():
             return self._decision(STOP)
@@ -141,7 +143,7 @@ class StepBoundary:
         return RESTORE
 
     def _carry_out(self, agreed: Agreed) -> None:
-        """Does what all ranks agreed on. While the run is paused, agrees again until it resumes."""
+        """Carries out an agreement of all ranks. While the run is paused, agrees again until the run resumes."""
         self._count(agreed)
         while agreed.decision.request == STAND and not agreed.failed:
             self._stand()
@@ -150,7 +152,7 @@ class StepBoundary:
         self._counters.paused = False
         self._stop_if_failed(agreed)
         if self._ranks.size > 1:
-            self._finish_adoptions()  # of the last agreement; the values have arrived meanwhile
+            self._finish_adoptions()  # adoptions of the last agreement, whose values have arrived in the meantime
         if agreed.decision.request == RESTORE:
             self._restore()
         todo = self._todo(agreed.decision)
@@ -164,7 +166,7 @@ class StepBoundary:
         self._rounds.answer()
 
     def _count(self, agreed: Agreed) -> None:
-        """Counts what was trained since the last agreement. Schedules read the same counts on all ranks."""
+        """Counts tokens and steps since the last agreement. Schedules read the same counts on all ranks."""
         self._counters.trained(agreed.tokens, agreed.steps)
         self.run_tokens = agreed.decision.run_tokens + agreed.tokens
         self.total_tokens = agreed.decision.total_tokens
@@ -222,7 +224,7 @@ class StepBoundary:
         self._to_restore = False
 
     def seen(self, fragments: Sequence[int]) -> None:
-        """Records that this module, and no other code, changed these fragments."""
+        """Tells the watch that the learner, and no other code, changed these fragments."""
         if self._watch is not None:
             self._watch.adopted(tuple(fragments))
 
@@ -232,9 +234,10 @@ class StepBoundary:
     # ------------------------------------------------------------------------------ leaving
 
     def drain(self, drain_s: float) -> None:
-        """Sends the last pseudo-gradients, including those of fragments whose earlier contribution settles later.
+        """Sends the last pseudo-gradients, also of fragments whose contribution in flight ends in time.
 
-        All ranks call this together. The model stays unchanged: owners adopt newer anchors in copies.
+        drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because owners adopt newer
+        anchors in copies.
         """
         self._rounds.hand_over()
         self._ranks.finish(self._carry_out)
@@ -251,7 +254,7 @@ class StepBoundary:
             agreed = self._ranks.agree(lambda: self._last_decision(deadline, min(late, deadline)), self._failed)
 
     def _last_decision(self, deadline: float, late: float) -> Decision:
-        """Returns rank 0's next decision after the last step: takes that became possible, or the end."""
+        """Returns rank 0's next decision after the last step: takes that have become possible, or END."""
         exchange, counters, tracks = self._exchange, self._counters, self.local.tracks
         todo, last = exchange.next(), self._last_takes()
         while todo.due:
@@ -266,7 +269,7 @@ class StepBoundary:
         return self._decision(GO_ON, () if todo else last, todo)
 
     def _last_takes(self) -> tuple[tuple[int, int], ...]:
-        """Returns fragments with work that can be sent, with no round."""
+        """Returns up to AT_ONCE fragments whose outstanding work can be sent, each with cycle 0 (no round)."""
         counters = self._counters
         ready = [
             (number, 0)

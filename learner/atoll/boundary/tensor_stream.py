@@ -1,4 +1,4 @@
-"""Writes a safetensors file tensor by tensor. The library's own function needs all tensors in memory at once."""
+"""Writes a safetensors file tensor by tensor. The safetensors library needs all tensors in memory at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = {
 def write(
     path: Path, tensors: Mapping[str, torch.Tensor], values: Iterable[torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file. tensors: names, shapes and types. values: the same, contiguous in host memory, in order."""
+    """Writes a file. tensors: name, shape and type of each. values: contiguous, in host memory, in the same order."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
