@@ -1,6 +1,7 @@
 """The agent: a second thread that joins the run, sends contributions, and fetches published updates.
 
-`run_session` joins and rejoins. `shard_session` follows and reports. `join_request` makes one Join call.
+`run_session` joins the run, and joins again after an outage. `shard_session` receives notifications from one shard, and
+reports progress to it. `join_request` makes the Join calls.
 
 May import: errors, fragments, stats.
 """

@@ -36,17 +36,20 @@ CURES = {
 
 
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
-    """Returns the remedy from the table at the head of outer.proto. A proxy's or gRPC's status gives TRY_AGAIN."""
+    """Returns the remedy for an error, from the table at the head of outer.proto.
+
+    If the status is not from a core or front, but from a proxy or gRPC, returns TRY_AGAIN.
+    """
     return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
 
 
 def one_line(error: grpc.aio.AioRpcError) -> str:
-    """Returns the status and its details on one line."""
+    """Returns the error's status and details as one line."""
     return f"{error.code().name.lower()}: {detail(error)}"
 
 
 def detail(error: grpc.aio.AioRpcError) -> str:
-    """Returns the details on one line. The sender's details are untrusted and may contain line breaks."""
+    """Returns the error's details as one line. Their sender is untrusted, so they may contain line breaks."""
     return " ".join((error.details() or "no details").split())
 
 

@@ -1,7 +1,7 @@
-"""How the ranks of a learner act as one: rank 0 speaks with the core for all, and each rank moves its own frames.
+"""Coordinates the agents of a learner's ranks: rank 0 joins the run for all ranks, and each rank transfers its frames.
 
-A version is adopted only when every owner has prepared its part, and the parts together have the published checksum. A
-contribution is offered when every owner has coded its part, because its header covers all frames.
+Ranks adopt a version only when every owner has prepared its part, and all parts together have the published checksum.
+Ranks send a contribution only when every owner has encoded its part, because the header covers all frames.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ Rows: TypeAlias = tuple[tuple[int, int], ...]  # length and CRC-32C of each payl
 
 
 class Coordination:
-    """What the agent of a rank tells the other ranks, and learns from them. This one is for a learner of one process.
+    """Exchanges information with the agents of the other ranks. This base class is for a learner of one process.
 
-    owners: who owns which frames.
+    owners: the assignment of frames to ranks.
     """
 
     owners = Owners()
 
     def sound(self, header: pb.FetchHeader, checksum: int) -> bool:
-        """Returns whether this rank's part of a version may be right. checksum: CRC-32C of this rank's values."""
-        return self.owners.size > 1 or checksum == header.crc32c  # all parts together have the published checksum
+        """Returns whether this rank's part of a version may be valid. checksum: CRC-32C of this rank's values."""
+        return self.owners.size > 1 or checksum == header.crc32c  # only all parts together have the published checksum
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
-        """Tells the other ranks of this rank's part of a version, which it has offered for adoption."""
+        """Tells the other ranks that this rank has prepared its part of a version. checksum: see `sound`."""
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:  # noqa: ARG002 - there is one rank
-        """Returns all frames of a contribution. mine: those of this rank."""
+        """Returns length and CRC-32C of all payloads of a contribution. mine: those of this rank's frames."""
         return mine
 
     def announced(self, track: FragmentTrack) -> None:
         """Tells the other ranks the newest version of a fragment."""
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
-        """Tells the other ranks that this rank joined."""
+        """Passes the reply to a Join to the other ranks. restores: see Track."""
 
     def restored(self) -> None:
         """Forgets all prepared versions, because the run was restored to a checkpoint."""
@@ -64,7 +64,7 @@ class Coordination:
         """Tells the other ranks that a contribution ended without a merge."""
 
     def fetches_to_drop(self, track: FragmentTrack) -> bool:  # noqa: ARG002 - there is one rank
-        """Returns whether this rank must fetch the whole fragment now, whose adoption drops the outstanding work."""
+        """Returns whether this rank must fetch the whole fragment, so that its adoption drops the outstanding work."""
         return True
 
     async def all_prepared(self, fragments: int) -> None:
@@ -72,13 +72,13 @@ class Coordination:
 
 
 class Tables:
-    """Tables of contributions that this rank waits for."""
+    """Lets tasks wait for the tables of contributions, which list all payloads."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, int], asyncio.Future[Rows]] = {}
 
     async def wait(self, fragment: int, seq: int) -> Rows:
-        """Returns a contribution's table when `found` was called for it."""
+        """Waits until `found` is called for a contribution, and returns its table."""
         future: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
         self._waiting[fragment, seq] = future
         try:
@@ -94,7 +94,10 @@ class Tables:
 
 
 class Leading(Coordination):
-    """Rank 0 of several. begin_fetch: starts a fetch of a track. merged: ends a contribution that was merged."""
+    """The coordination on rank 0 of several ranks.
+
+    begin_fetch: starts a fetch for a track. merged: records that a track's contribution in flight was merged.
+    """
 
     def __init__(self, messages: RankMessages, core: CoreView, exchange: ThreadExchange, counters: Counters) -> None:
         self.owners = Owners(messages.rank, messages.size)
@@ -121,16 +124,16 @@ class Leading(Coordination):
         return [rank for _, rank in sorted((run.first, rank) for rank, run in runs if run.frames)]
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
-        """See Coordination."""
         if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
-            self._confirm(track.fragment, header.version, header.crc32c)  # fetched again: all ranks have it
+            self._confirm(
+                track.fragment, header.version, header.crc32c
+            )  # this rank fetched it again, and all others have it
         else:
             self._part(0, part_of(track, header, checksum, self._core.session.generation))
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
-        """See Coordination."""
         waiting = asyncio.ensure_future(self._tables.wait(track.fragment, seq))
-        await asyncio.sleep(0)  # so that it waits when the last row is already here
+        await asyncio.sleep(0)  # so that the wait has begun when the last row completes the table
         try:
             self._row(0, track.fragment, seq, mine)
             return await waiting
@@ -138,38 +141,33 @@ class Leading(Coordination):
             waiting.cancel()
 
     def announced(self, track: FragmentTrack) -> None:
-        """See Coordination."""
         self._tell(announced=rk.Announced(fragment=track.fragment, version=track.target, setbacks=track.setbacks))
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
-        """See Coordination."""
         self._tell(joined=rk.Joined(reply=reply, restores=restores, address=self._core.link.address))
 
     def restored(self) -> None:
-        """See Coordination."""
         self._parts.clear()
         self._confirmed.clear()
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
-        """See Coordination."""
         self._rows.pop((track.fragment, seq), None)
         self._tables.found(track.fragment, seq, ())
         self._tell(ended=rk.Ended(fragment=track.fragment, seq=seq, drop=drop))
 
     def fetches_to_drop(self, track: FragmentTrack) -> bool:
-        """See Coordination. Without frames, offers the newest version again, because there is nothing to fetch."""
+        """See Coordination. If rank 0 owns no frames, it offers the newest version again instead of fetching."""
         if track.run.frames:
             return True
         newest = self._confirmed.get(track.fragment)
         if newest is None:
-            track.drop = True  # the run was restored, so a version will come
+            track.drop = True  # the run was restored, so the other ranks will prepare a version
         else:
             self._offer_empty(track, *newest, Fate(None, drop=True, restores=track.restores))
             self._confirm(track.fragment, *newest)
         return False
 
     async def all_prepared(self, fragments: int) -> None:
-        """See Coordination."""
         while len(self._exchange.first()) < fragments:
             self._news.clear()
             await self._news.wait()
@@ -193,9 +191,9 @@ class Leading(Coordination):
                 self._counters.bytes_whole += message.traffic.whole
 
     def _part(self, rank: int, part: rk.Part) -> None:
-        """Adds a rank's part of a version. The last part decides."""
+        """Records a rank's part of a version. Confirms the version when all parts are there and valid."""
         if part.generation != self._core.session.generation:
-            return  # the run was restored to a checkpoint: the rank will prepare that
+            return  # the run was restored to a checkpoint, which the rank will prepare
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
         parts = self._parts[name]
         parts[rank] = part
@@ -225,7 +223,7 @@ class Leading(Coordination):
         self.begin_fetch(track)
 
     def _follow(self, track: FragmentTrack, parts: dict[int, rk.Part], part: rk.Part) -> None:
-        """Offers an anchor of a fragment whose frames are all at other ranks."""
+        """Offers an anchor of a fragment if other ranks own all of its frames."""
         drop, flying = track.drop, track.in_flight
         merged = flying is not None and any(each.merged >= flying.seq for each in parts.values())
         if merged:
@@ -239,7 +237,7 @@ class Leading(Coordination):
         self._exchange.offer(anchor, confirmed=False)
 
     def _row(self, rank: int, fragment: int, seq: int, rows: Rows) -> None:
-        """Adds a rank's frames of a contribution. The last rank completes the table."""
+        """Records a rank's frames of a contribution. The last owner's frames complete the table."""
         known, owning = self._rows[fragment, seq], self._owning(self._core.track(fragment).run.fragment)
         known[rank] = rows
         if known.keys() >= {0, *owning}:
@@ -250,7 +248,7 @@ class Leading(Coordination):
 
 
 class Following(Coordination):
-    """A rank other than 0."""
+    """The coordination on a rank other than 0."""
 
     def __init__(self, messages: RankMessages, core: CoreView) -> None:
         self.owners = Owners(messages.rank, messages.size)
@@ -264,25 +262,23 @@ class Following(Coordination):
         self._messages.send(0, message.SerializeToString())
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
-        """See Coordination."""
         self.tell(part=part_of(track, header, checksum, self._core.session.generation))
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:
-        """See Coordination."""
         self.tell(rows=table_message(track.fragment, seq, mine))
         return await self.tables.wait(track.fragment, seq)
 
     def fetches_to_drop(self, track: FragmentTrack) -> bool:  # noqa: ARG002 - rank 0 decides
-        """See Coordination. This rank has prepared every version that rank 0 may decide on."""
+        """Returns False, because this rank has already prepared every version that rank 0 may choose."""
         return False
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:  # noqa: ARG002 - rank 0 decides
-        """Ends the wait for the contribution's table. Other ranks hear of the end from rank 0."""
+        """Ends the wait for the contribution's table. Rank 0 tells the other ranks that the contribution ended."""
         self.tables.found(track.fragment, seq, ())
 
 
 def part_of(track: FragmentTrack, header: pb.FetchHeader, checksum: int, generation: int) -> rk.Part:
-    """Returns this rank's part of a version as a message."""
+    """Returns the message that describes this rank's part of a version."""
     return rk.Part(
         fragment=track.fragment,
         version=header.version,
@@ -294,20 +290,18 @@ def part_of(track: FragmentTrack, header: pb.FetchHeader, checksum: int, generat
 
 
 def table_message(fragment: int, seq: int, rows: Sequence[tuple[int, int]]) -> rk.Table:
-    """Returns rows as a message."""
     sizes, checksums = [size for size, _ in rows], [checksum for _, checksum in rows]
     return rk.Table(fragment=fragment, seq=seq, sizes=sizes, checksums=checksums)
 
 
 def rows_of(table: rk.Table) -> Rows:
-    """Returns a message's rows."""
     return tuple(zip(table.sizes, table.checksums, strict=True))
 
 
 def receive_on_loop(
     messages: RankMessages, handle: Callable[[rk.RankMessage], None], failed: Callable[[Exception], None]
 ) -> None:
-    """Begins to receive messages, and handles each on the current event loop. failed: ends the learner."""
+    """Starts to receive messages, and handles each on the current event loop. failed: ends the learner."""
     loop = asyncio.get_running_loop()
 
     def call(function: Callable[..., None], *arguments: object) -> None:

@@ -26,7 +26,8 @@ KEPT = 1024  # limit on unreported declined rounds, and on unreported adoptions
 class InFlight:
     """A contribution whose fate is unknown.
 
-    messages: encoded frames by number, kept so that they can be sent again. table: length and CRC-32C of each payload.
+    messages: this rank's frames as messages, by frame number, kept so that they can be sent again.
+    table: length and CRC-32C of each payload, from all ranks.
     """
 
     taken: Submission
@@ -40,7 +41,7 @@ class InFlight:
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
-    """The agent's view of the frames of one fragment that this learner owns.
+    """The agent's view of one fragment, and of its frames that this rank owns.
 
     version, anchor: the newest prepared version and its anchor. target: the newest version that the shard announced.
     """
@@ -57,8 +58,8 @@ class FragmentTrack:
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
     incoming: PartialFetch | None = None  # frames of a running or interrupted fetch
-    setbacks: int = 0  # how often a restore from a backup or checkpoint removed known versions
-    restores: int = 0  # how often the run was restored to a checkpoint since this learner began to train
+    setbacks: int = 0  # number of restores from a backup or checkpoint that removed known versions
+    restores: int = 0  # number of restores to a checkpoint since this learner began to train
 
     @property
     def fragment(self) -> int:
@@ -74,7 +75,7 @@ class FragmentTrack:
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """Records the shard's newest version after a break. known: its newest known version before the break."""
+        """Records the shard's newest version after an outage. known: its newest known version before the outage."""
         if version >= known:
             self.target = max(self.target, version)
             return
@@ -106,7 +107,7 @@ class ShardView:
     adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def joined(self, session: pb.Session) -> None:
-        """Sets the session. Calls may begin."""
+        """Sets the session, and lets calls to the shard begin."""
         self.session = session
         self.lost.clear()
         self.connected.set()
@@ -136,7 +137,7 @@ class ShardView:
 
 @dataclass(slots=True, eq=False)
 class CoreView:
-    """The agent's view of the run. link: to the address where the learner joins."""
+    """The agent's view of the run. link: the link to the address where the learner joins."""
 
     link: Link
     session: pb.Session = field(default_factory=pb.Session)

@@ -66,7 +66,7 @@ class Fetcher:
         self.begin(track)
 
     def heard_after_break(self, track: FragmentTrack, version: int, known: int) -> None:
-        """Records the newest version after a break, which may be lower. See FragmentTrack.stands_at."""
+        """Records the newest version after an outage, which may be lower. See FragmentTrack.stands_at."""
         track.stands_at(version, known)
         self._coordination.announced(track)
         self.begin(track)
@@ -82,7 +82,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises the error that ended a fetch. Cancellation does not stop the fetches."""
+        """Waits until all fetches have ended. Raises a fetch's error. Cancelling this does not stop the fetches."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -118,7 +118,7 @@ class Fetcher:
         return True
 
     async def _step(self, track: FragmentTrack) -> bool:
-        """Fetches one update, or the whole fragment. Returns False if the result differs from the published one."""
+        """Fetches one update, or the whole fragment. Returns False if the result is invalid."""
         if track.target - track.version > MAX_UPDATES:
             track.whole = True
         incoming, setbacks = self._incoming(track), track.setbacks
@@ -137,7 +137,7 @@ class Fetcher:
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches the requested frames. Returns False if the core sent other data. Raises AioRpcError and LinkLost."""
+        """Fetches the requested frames. Returns False if the core sent others. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )

@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A learner's name and the servers for its connection. addresses: HOST:PORT, tried in turn."""
+    """A learner's name and region, and its servers. addresses: HOST:PORT of servers, which are tried in turn."""
 
     name: str
     region: str
@@ -62,7 +62,7 @@ def own_name(region: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A Join's description of the model. save: a function that writes the initial parameters to a file."""
+    """The model, as a Join describes it. save: a function that writes the initial parameters to a file."""
 
     tensors: tuple[TensorSpec, ...]
     frozen_digest: bytes
@@ -70,7 +70,7 @@ class ModelDescription:
 
 
 class Joiner:
-    """Joins a run, and joins it again when needed. A process keeps its incarnation."""
+    """Joins a run, for the first time or again. The process keeps its incarnation."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock

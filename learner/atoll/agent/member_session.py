@@ -1,4 +1,4 @@
-"""The agent of a rank other than 0: it moves the frames that it owns, and learns everything else from rank 0."""
+"""The session of a rank other than 0: transfers this rank's frames, and receives all other information from rank 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD_S = 0.5  # seconds between two reports to rank 0
 
 
 class MemberSession(RunSession):
-    """A rank's part of a membership. It uses the session of rank 0, and follows no shard."""
+    """The run session on a rank other than 0. It sends rank 0's session in calls, and follows no shard."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MemberSession(RunSession):
         return self._following
 
     async def live(self) -> None:
-        """Moves frames until cancelled."""
+        """Transfers frames until cancelled."""
         works = {asyncio.ensure_future(work) for work in (self._handle_messages(), self._report())}
         try:
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +60,7 @@ class MemberSession(RunSession):
                 await link.close()
 
     async def say_goodbye(self) -> None:
-        """Does nothing: rank 0 leaves for all ranks."""
+        """Does nothing, because rank 0 leaves the run for all ranks."""
 
     async def _handle_messages(self) -> None:
         while True:
@@ -92,7 +92,7 @@ class MemberSession(RunSession):
 
     def _announced(self, told: rk.Announced) -> None:
         track = self.core.track(told.fragment)
-        if told.setbacks > track.setbacks:  # the shard was restored, and made this version anew
+        if told.setbacks > track.setbacks:  # the shard was restored, and has reached this version again
             track.setbacks = told.setbacks
             track.whole |= told.version < track.version
             track.target = told.version
@@ -100,7 +100,7 @@ class MemberSession(RunSession):
         self._fetcher.begin(track)
 
     async def _report(self) -> None:
-        """Tells rank 0 of traffic, and of sessions that the core does not know."""
+        """Reports to rank 0 the transferred bytes, and sessions that the core does not know."""
         told, lost = (0, 0, 0), set[bytes]()
         while True:
             await asyncio.sleep(TOLD_S)

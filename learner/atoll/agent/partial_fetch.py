@@ -28,7 +28,7 @@ class UnsoundError(Exception):
 
 
 class FrameRequest(NamedTuple):
-    """A request for frames of the update that leads to `version`, or of the fragment itself (version 0)."""
+    """A request for frames of the update that leads to `version`, or of the whole fragment (version 0)."""
 
     version: int
     frames: Sequence[int]
@@ -36,7 +36,7 @@ class FrameRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One frame. payload: empty until it arrives. updates: to be added to the payload's values, oldest first."""
+    """One frame. payload: empty until it arrives. updates: payloads of updates to add to its values, oldest first."""
 
     payload: Payload = b""
     version: int = 0
@@ -44,7 +44,7 @@ class _Part:
 
 
 class PartialFetch:
-    """A fetch of a run of frames: of a published update, or of the values."""
+    """The frames that one fetch has received, either of a published update or of a whole fragment."""
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
         """version: the version that the update leads to. 0: fetches the values at the fragment's current version."""
@@ -77,7 +77,7 @@ class PartialFetch:
         return FrameRequest(self.version, missing) if missing else None
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """Stores a frame of the fetch. Raises UnsoundError."""
+        """Stores a frame of the fetch. Raises UnsoundError if the frame was not requested."""
         fits = self.version in {0, header.version} and header.version >= self._floor
         if not (fits and int(header.codec) == self._codec and frame.payload):
             raise UnsoundError
@@ -87,7 +87,7 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def took_update(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """Stores a frame of the update that an older frame needs next. Raises UnsoundError."""
+        """Stores a frame of the update that an older frame needs next. Raises UnsoundError for another update."""
         part = self._parts[frame.index]
         if int(header.codec) != self._update_codec or header.version != part.version + 1:
             raise UnsoundError
@@ -103,9 +103,9 @@ class PartialFetch:
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
         """Returns the values at the header's version as a new array, and their CRC-32C.
 
-        The array is None if a frame is invalid.
-        base: float32 (run.length,), the values that the update is added to, or None for a fetch of the values. The
-        header's checksum covers the whole fragment: see `checksums.joined`.
+        The array is None if a frame is invalid. The header's checksum covers the whole fragment, not only this run: see
+        `checksums.joined`.
+        base: float32 (run.length,), the values to which the update is added; None for a fetch of the whole fragment.
         """
         out, checksum = buffers.empty(self._run.length), 0
         try:

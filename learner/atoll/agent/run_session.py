@@ -174,7 +174,7 @@ class RunSession:
             self._fetcher.begin(track)
 
     async def _joined(self, reply: pb.JoinReply) -> None:
-        """Takes over the answer to a Join."""
+        """Applies the reply to a Join."""
         core = self.core
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
@@ -303,7 +303,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the core. The address is untrusted."""
+        """Returns a link to an address from the core, which is untrusted. Raises LearnerError if it is invalid."""
         if not address.isprintable() or len(address) > LONGEST_ADDRESS:
             raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
         try:

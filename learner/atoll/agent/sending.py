@@ -1,7 +1,7 @@
-"""Sends contributions. Each is coded once, and sent until the core acknowledges or refuses it.
+"""Sends contributions. Each is encoded once, and sent until the core acknowledges or refuses it.
 
 The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key. The core
-answers with its list of received frames, or with the fate.
+answers with the list of frames that it has received, or with the fate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
-        """Starts to send a pseudo-gradient, unless it was handed over before. Returns immediately."""
+        """Starts to send a pseudo-gradient, unless it was submitted before. Returns immediately."""
         if taken.received:
             return
         taken.received = True
@@ -66,7 +66,7 @@ class Sender:
         if not track.run.frames and self._coordination.owners.rank:
             self._exchange.settle(taken)
             return
-        if track.in_flight is not None:  # rank 0's word that it ended is on its way
+        if track.in_flight is not None:  # it has ended, but rank 0's message has not arrived yet
             self.end(track, merged=False)
         track.in_flight = InFlight(taken, seq)
         self._counters.pending += 1
@@ -75,8 +75,8 @@ class Sender:
         task.add_done_callback(self._ended)
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
-        """Does not send work that was taken from an anchor of before a restore. The next adoption drops it."""
-        log.info("dropped work from before the restore", fragment=track.fragment)
+        """Settles a pseudo-gradient that is obsolete, for example after a restore, without sending it."""
+        log.info("discarded obsolete work: the run was restored, or the contribution ended", fragment=track.fragment)
         self._exchange.settle(taken)
         self._ended_together(track, taken.outstanding.number, drop=False)
 
@@ -175,7 +175,7 @@ class Sender:
     # ------------------------------------------------------------------------------ fates
 
     def decided(self, shard: ShardView, receipt: pb.Receipt) -> None:
-        """Applies a refusal from a receipt without an update. A merge takes effect with its update."""
+        """Applies a receipt if it is a refusal. A merge takes effect when its published update arrives."""
         track = shard.track(receipt.fragment)
         if (
             track.in_flight is None
@@ -194,7 +194,7 @@ class Sender:
 
     def end(self, track: FragmentTrack, *, merged: bool) -> None:
         """Records the fate of the contribution in flight. Refused work can be sent again immediately."""
-        assert track.in_flight is not None, "only a flight can end"
+        assert track.in_flight is not None, "no contribution is in flight"
         in_flight, track.in_flight = track.in_flight, None
         self._acknowledged(in_flight)
         self._counters.pending -= 1
@@ -208,7 +208,7 @@ class Sender:
             self._ended_together(track, in_flight.seq, drop=False)
 
     def ended_elsewhere(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
-        """Applies rank 0's word that a contribution ended without a merge, on another rank."""
+        """Applies rank 0's message that a contribution ended without a merge. Only other ranks call this."""
         track.ended = max(track.ended, seq)
         if track.in_flight is None or track.in_flight.seq != seq:
             return
@@ -227,8 +227,8 @@ class Sender:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Drops work that the core refused for good. Sends nothing before its adoption."""
-        assert track.in_flight is not None, "only a flight can be dropped"
+        """Drops refused work that can never be merged. The learner first adopts a newer anchor, then sends again."""
+        assert track.in_flight is not None, "no contribution is in flight"
         self._acknowledged(track.in_flight)
         in_flight, track.in_flight = track.in_flight, None
         self._ended_together(track, in_flight.seq, drop=True)
@@ -248,7 +248,7 @@ class Sender:
 
 
 def _messages(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    """Returns a run's coded frames as messages by number, and the length and CRC-32C of each payload."""
+    """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
     payloads = list(map(frame_codec.compress, taken.outstanding.coded.contents))
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)

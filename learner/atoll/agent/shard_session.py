@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 LOOK_S = 0.25  # seconds between checks for new progress to report
 PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times without a step boundary
-WATCH_S = 0.5
+WATCH_S = 0.5  # seconds between checks for a silent shard and for new certificates
 
 
 class ShardSession:
@@ -72,7 +72,9 @@ class ShardSession:
                 self._shard.connected.clear()
             if not failures:
                 log.warning(
-                    "lost the connection to a shard: its fragments wait", server=self._shard.link.address, error=why
+                    "lost the connection to a shard: the syncs of its fragments wait",
+                    server=self._shard.link.address,
+                    error=why,
                 )
             self._counters.connected = False
             self._counters.last_error = why
@@ -104,7 +106,7 @@ class ShardSession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Connects again and returns if the shard has sent nothing for so long that its connections must be dead.
+        """Connects again and returns if the shard has been silent for so long that its connections must be dead.
 
         Also connects again if the certificates were replaced. Transfers continue on the old connections.
         """
@@ -176,7 +178,7 @@ class ShardSession:
 
     def _opened(self, opened: pb.RoundOpened) -> None:
         if self._shard.track(opened.fragment).in_flight is not None:
-            self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
+            self._decline(opened.fragment, opened.cycle, "the learner's earlier contribution is in flight")
         else:
             self._exchange.ask(opened.fragment, opened.cycle)
 

@@ -1,6 +1,6 @@
 """The agent's thread: one event loop for the network, and worker threads for slow work.
 
-The training thread starts the agent, hands over pseudo-gradients, and ends the agent. All other data goes through the
+The training thread starts the agent, submits pseudo-gradients to it, and ends it. All other data goes through the
 ThreadExchange.
 """
 
@@ -39,7 +39,7 @@ ENDING_S = 1.0  # the main thread ends at most this long after the interpreter c
 
 
 class Agent:
-    """A learner's agent. It can be started only once. failure: why the agent stopped, or None."""
+    """A learner's agent. It can be started only once. failure: the error that stopped the agent, or None."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Agent:
         clock: Clock,
         messages: RankMessages | None = None,
     ) -> None:
-        """messages: to the other ranks of this learner, or None if there are none."""
+        """messages: the connection to the other ranks of this learner, or None if there are none."""
         self._clock = clock
         self._messages = messages
         self._identity = identity
@@ -75,7 +75,7 @@ class Agent:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool | LearnerError:
-        """Waits for the first anchors. Returns whether they are ready, or the error if the learner cannot join."""
+        """Waits at most timeout_s seconds for the first anchors. Returns whether they are ready, or the agent's error."""
         wait((self._ready,), timeout_s)
         return self.failure or self._ready.done()
 
@@ -91,7 +91,7 @@ class Agent:
         return Codec(self._session.core.settings.codec)
 
     def submit(self, taken: Submission) -> None:
-        """Hands over a pseudo-gradient to be sent. Idempotent."""
+        """Passes a pseudo-gradient to the agent, which sends it. Idempotent."""
         assert self._session is not None, "call wait_ready first"
         self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
@@ -195,7 +195,7 @@ def _interpreter_ends() -> bool:
 def ignore_known_grpc_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Ignores two known errors of several gRPC loops in a process (grpc#25364).
 
-    gRPC wakes all loops for each event, even those without one, and passes events on to loops that have closed.
+    For each event, gRPC wakes all loops, including loops without an event and loops that have closed.
     """
     error = context.get("exception")
     known = isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and str(error) == LOOP_CLOSED)

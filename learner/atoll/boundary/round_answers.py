@@ -33,7 +33,7 @@ class RoundAnswers:
         while due:
             track = self._local.tracks[due[0].fragment]
             if track.flying is not None:
-                self.decline(due[0], "its contribution is in flight")
+                self.decline(due[0], "the learner's earlier contribution is in flight")
             elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
                 self.decline(due[0], "nothing has been trained since its anchor")
             else:
