@@ -75,7 +75,7 @@ class Agent:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool | LearnerError:
-        """Waits at most timeout_s seconds for the first anchors. Returns whether they are ready, or the agent's error."""
+        """Waits at most timeout_s seconds for the first anchors. Returns whether they arrived, or the agent's error."""
         wait((self._ready,), timeout_s)
         return self.failure or self._ready.done()
 

@@ -16,7 +16,7 @@ LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The processes of a deployment. commands: by process name, including the core. address: the core's HOST:PORT."""
+    """The processes of a deployment. commands: command line of each process, by name. address: the core's HOST:PORT."""
 
     address: str
     commands: dict[str, list[str]] = field(default_factory=dict)

@@ -48,12 +48,14 @@ def observing(address: str) -> Iterator[Observer]:
 
 
 class Observer:
-    """Polls one core's status. channel: to the core."""
+    """Polls one core's status. channel: the connection to the core."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = rpc.OperatorStub(channel)
         self.hits: list[KillRecord] = []
-        self._learners_waiting: dict[str, tuple[KillRecord, int]] = {}  # name -> last kill, incarnation before it
+        self._learners_waiting: dict[
+            str, tuple[KillRecord, int]
+        ] = {}  # name -> last kill, and incarnation before the kill
         self._core_waiting: KillRecord | None = None
         self._core_answered_at: float | None = None
         self.status = pb.StatusReply()  # the newest answer

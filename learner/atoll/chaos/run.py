@@ -86,7 +86,7 @@ class Chaos:
         self._observer = observer
         self._progress = progress
         self._alive: dict[str, Child] = {}
-        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> start of its next process, and the kill before
+        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> start of its next process, and the last kill
         self._paused: dict[str, float] = {}  # name -> end of its pause
         self._done: list[Fault] = []
 

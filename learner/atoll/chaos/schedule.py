@@ -18,7 +18,10 @@ class ScheduleError(UserError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """A failure `at_s` seconds after all learners train. kill: SIGKILL and restart. pause: SIGSTOP for `for_s` s."""
+    """A failure that happens `at_s` seconds after all learners have begun to train.
+
+    what: KILL (SIGKILL, then a restart) or PAUSE (SIGSTOP for `for_s` seconds). target: name of the process.
+    """
 
     at_s: float
     what: str
@@ -53,7 +56,7 @@ def random_faults(
     mtbf_s: mean seconds between failures of any learner; 0: no failures. core_mtbf_s: the same for the core.
     pauses: share of learner failures that are pauses (5 s on average) and not kills.
     """
-    rng = random.Random(f"learners {seed}")  # noqa: S311 - dice, not secrets
+    rng = random.Random(f"learners {seed}")  # noqa: S311 - not for security
     faults = []
     at_s = 0.0
     while mtbf_s and (at_s := at_s + rng.expovariate(1 / mtbf_s)) < seconds:

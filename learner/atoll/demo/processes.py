@@ -47,7 +47,7 @@ class Child:
 
 
 class Children:
-    """All child processes, by name. directory: for their logs."""
+    """All child processes, by name. directory: for the logs of the processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -111,7 +111,7 @@ class Children:
         return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
 
     def serving(self, child: Child) -> str:
-        """Waits until a core, front, relay or dashboard serves. Returns its address. Raises DemoError."""
+        """Waits until a core, front, relay or dashboard serves. Returns its address. Raises DemoError if it fails."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "the child was started with piped=True"
         while time.monotonic() < deadline:

@@ -23,7 +23,11 @@ SERIES = {
 
 @dataclass(slots=True)
 class Region:
-    """One region. address: the front's. counts: the relay's file of byte counts. before: counted by killed fronts."""
+    """One region.
+
+    relay, link: the process that emulates the link to the core, and its address. counts: file with its byte counts.
+    front, address: the region's front, and its address. before: payload bytes that killed fronts counted.
+    """
 
     name: str
     relay: Child
