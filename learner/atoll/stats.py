@@ -148,7 +148,7 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Returns whether to report a deliberate pause to the core. now: monotonic seconds.
+        """Returns whether to report a pause to the core. now: monotonic seconds.
 
         Short pauses are throttling, which counts as part of the steps.
         """

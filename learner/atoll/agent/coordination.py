@@ -125,9 +125,7 @@ class Leading(Coordination):
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
-            self._confirm(
-                track.fragment, header.version, header.crc32c
-            )  # this rank fetched it again, and all others have it
+            self._confirm(track.fragment, header.version, header.crc32c)  # a repeated fetch: all ranks have it
         else:
             self._part(0, part_of(track, header, checksum, self._core.session.generation))
 

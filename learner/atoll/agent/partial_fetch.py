@@ -20,7 +20,7 @@ from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages.frame_messages import WireFrame
 
-MAX_UPDATES = 8  # more updates would have more bytes than the frames themselves
+MAX_UPDATES = 8  # more updates would be larger than the frames themselves
 
 
 class UnsoundError(Exception):
@@ -47,7 +47,7 @@ class PartialFetch:
     """The frames that one fetch has received, either of a published update or of a whole fragment."""
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
-        """version: the version that the update leads to. 0: fetches the values at the fragment's current version."""
+        """version: the version that the update leads to; 0 to fetch the whole fragment at its current version."""
         self.version = version
         self.header = pb.FetchHeader()
         self.size_bytes = 0  # total of the payloads that have arrived
@@ -55,7 +55,7 @@ class PartialFetch:
         self._update_codec = update_codec
         self._codec = update_codec if version else Codec.FLOAT32
         self._parts = {span.index: _Part() for span in run.frames}
-        self._floor = 0  # lowest version of requested frames, unless the core lost a version
+        self._floor = 0  # requested frames have at least this version, unless the core lost versions
 
     def next(self, target: int) -> FrameRequest | None:
         """Returns the next request, or None when all frames have one version. target: the newest announced version.

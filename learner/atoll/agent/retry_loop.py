@@ -18,7 +18,7 @@ from atoll.errors import LearnerError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt. session: at the start of the attempt. before: number of earlier consecutive failures."""
+    """A failed attempt. session: the session at its start. before: number of consecutive failures before it."""
 
     error: grpc.aio.AioRpcError
     remedy: Remedy

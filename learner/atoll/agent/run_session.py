@@ -1,7 +1,7 @@
-"""A learner's membership of a run: joins, keeps a session at every shard, and joins again after an outage.
+"""A learner's membership in a run: joins, keeps a session at every shard, and joins again after an outage.
 
-RunSession runs on the agent's event loop and owns the CoreView. The Fetcher fetches, the Sender sends, and the
-ThreadExchange holds work for the training loop.
+RunSession runs on the agent's event loop and owns the CoreView. The Fetcher fetches fragments, the Sender sends
+contributions, and the ThreadExchange holds work for the training thread.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-HELD_S = 2.0  # after a connection of this length, back-off restarts from its shortest wait
-DUPLICATE_S = 12.0  # for this long after its first refusal, a core may believe that this name's last process is alive
+HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from its shortest wait
+DUPLICATE_S = 12.0  # after its first refusal, a core may take the name's last process for alive for this many seconds
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 class RunSession:
-    """A learner's membership of a run. Use it on one event loop only.
+    """A learner's membership in a run. Use it on one event loop only.
 
     on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
     """
@@ -95,7 +95,7 @@ class RunSession:
 
     async def live(self) -> None:
         """Stays in the run until cancelled. Raises LearnerError if a retry cannot help."""
-        attempt, short, began = 0, 0, self._clock.monotonic()  # short: consecutive connections that ended early
+        attempt, short, began = 0, 0, self._clock.monotonic()  # short: number of consecutive short connections
         try:
             while True:
                 try:
@@ -151,7 +151,7 @@ class RunSession:
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
-        """Returns whether the name is refused because of another process, and for less than DUPLICATE_S seconds."""
+        """Returns whether another process has the name, and the first refusal was less than DUPLICATE_S seconds ago."""
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
             return False
         now = self._clock.monotonic()
@@ -162,7 +162,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ joining
 
     async def _join(self) -> None:
-        """Joins, and begins to fetch all newer versions."""
+        """Joins the run, and begins to fetch all newer versions."""
         reply = await self._joiner.join()
         self._name_taken_at = None
         await self._joined(reply)
@@ -187,7 +187,7 @@ class RunSession:
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
-        # A run that was restored from a backup may have fewer removed tokens.
+        # After a restore from a backup, the run may have fewer removed tokens than before.
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, restored=restored)
         self._counters.total_tokens = reply.settings.total_tokens

@@ -227,7 +227,7 @@ class Sender:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Drops refused work that can never be merged. The learner first adopts a newer anchor, then sends again."""
+        """Drops refused work that can never be merged. The learner must adopt the fragment before it sends again."""
         assert track.in_flight is not None, "no contribution is in flight"
         self._acknowledged(track.in_flight)
         in_flight, track.in_flight = track.in_flight, None

@@ -93,7 +93,7 @@ class ShardSession:
         return not self._shard.address and not any(shard.connected.is_set() for shard in others)
 
     async def _stay(self) -> None:
-        """Follows and reports until one of them fails, or another call finds that the session is unknown."""
+        """Runs the Follow and Report calls until one of them ends, or the shard does not know the session."""
         works = (self.follow(), self._report(), self._shard.lost.wait(), self._watch())
         tasks = {asyncio.ensure_future(work) for work in works}
         try:
@@ -145,7 +145,7 @@ class ShardSession:
         self._counters.connected = self._core.connected()
 
     def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
-        """Handles a notification. Returns False if the shard shuts down. known: versions when following began."""
+        """Handles a notification. Returns False if the shard shuts down. known: versions at its start."""
         shard = self._shard
         shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())

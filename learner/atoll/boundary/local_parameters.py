@@ -1,12 +1,12 @@
 """Takes pseudo-gradients from a rank's local parameters, and adopts newer anchors.
 
-Only the training thread uses this module. A take copies this rank's parameters and sends them to the owners of their
-frames; a worker thread encodes them later. An adoption sends the owners' changes to the ranks that hold the parameters,
-which add them. A learner of one process sends nothing, because it holds all parameters and owns all frames.
+Only the training thread uses this module. To take a pseudo-gradient, it copies this rank's parameters and sends them to
+the owners of the frames. A worker thread encodes the pseudo-gradient later. To adopt an anchor, the owners send changes
+to the ranks that hold the parameters, and these ranks add the changes. A learner of one process sends nothing, because
+it holds all parameters and owns all frames.
 
 The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
-only after `sys.getswitchinterval`. For float32 parameters on the host, an adoption makes one such call, and so does a
-take.
+only after `sys.getswitchinterval`. For float32 parameters on the host, taking and adopting make one such call each.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LocalParameters:
         return self.tracks[number].take(self._values(number) if apart is None else lambda: apart, tokens, steps)
 
     def begin(self, newer: PreparedAnchor) -> None:
-        """Begins an adoption. Idempotent. Until `finish`, takes use the older anchor."""
+        """Begins an adoption. Idempotent. Until `finish`, `take` uses the older anchor."""
         newer = self._own(newer)
         number, keep = newer.fragment, self._keep and not newer.fate.drop
         if number not in self._begun:
@@ -105,9 +105,8 @@ class LocalParameters:
         if number not in self._apart:
             self._apart[number] = self._values(number)()
         change = self.tracks[number].change_to(newer) if keep else None
-        self._apart[number] = (
-            newer.anchor if change is None else self._apart[number] + change
-        )  # earlier takes use the old array
+        # A new array, because a pseudo-gradient may still use the old one.
+        self._apart[number] = newer.anchor if change is None else self._apart[number] + change
         return self.tracks[number].adopt(newer, tokens, steps, keep=keep)
 
     def restore(self, number: int, tokens: int, steps: int) -> int:

@@ -1,8 +1,8 @@
 """A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer anchors.
 
-Rank 0 decides, and all ranks carry out the same decisions in the same order, because takes and adoptions are collective
-calls. Each rank therefore has the same counters and tracks. In a learner of one process, a signal handler may raise at
-any line, and the next boundary completes the work.
+Rank 0 decides, and all ranks carry out the same decisions in the same order, because this work needs collective calls.
+Each rank therefore has the same counters and tracks. In a learner of one process, a signal handler may raise at any
+line, and the next boundary completes the work.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class StepBoundary:
             agreed = self._ranks.agree(lambda: self._last_decision(deadline, min(late, deadline)), self._failed)
 
     def _last_decision(self, deadline: float, late: float) -> Decision:
-        """Returns rank 0's next decision after the last step: takes that have become possible, or END."""
+        """Returns rank 0's next decision after the last step: pseudo-gradients that can now be taken, or END."""
         exchange, counters, tracks = self._exchange, self._counters, self.local.tracks
         todo, last = exchange.next(), self._last_takes()
         while todo.due:

@@ -27,7 +27,7 @@ GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work
 class Fate:
     """The fate of the contribution in flight at the adopted version: unknown, merged, or given up.
 
-    q: the sent values if the contribution was merged, else None. restores: see Track; value for the adopted anchor.
+    q: the sent values if the contribution was merged, else None. restores: for the adopted anchor, see Track.
     drop: whether the outstanding work is given up, because it is too stale or from another generation.
     """
 
@@ -93,7 +93,7 @@ class PseudoGradient:
     """
 
     def __init__(self, track: Track, values: Callable[[], F32], tokens: int, steps: int) -> None:
-        """values: returns the local values of the run at the take, float32 (run.length,). May wait for other ranks."""
+        """values: returns the run's local values when it was taken, float32 (run.length,). May wait for other ranks."""
         self.number = track.takes
         self.tokens = tokens
         self.steps = steps

@@ -93,7 +93,7 @@ class ThreadExchange:
                 self._confirm(prepared.fragment, prepared.version, prepared.checksum)
 
     def confirm(self, fragment: int, version: int, checksum: int) -> None:
-        """Records that all ranks have prepared an anchor, so that the next step boundary can adopt it."""
+        """Records that all ranks have prepared an anchor, so that step boundaries may adopt it."""
         with self._lock:
             self._confirm(fragment, version, checksum)
 
@@ -109,9 +109,9 @@ class ThreadExchange:
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
-        """Removes and returns rounds that have waited longer than this without a step boundary.
+        """Removes and returns rounds that have waited for more than `longer_than_s` seconds without a step boundary.
 
-        A boundary answers at most AT_ONCE rounds, so the time counts from the last boundary.
+        The time counts from the last boundary, because a boundary answers at most AT_ONCE rounds.
         """
         with self._lock:
             before = self._clock.monotonic() - longer_than_s

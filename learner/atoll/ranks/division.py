@@ -3,10 +3,11 @@
 A fragment's values are divided among the ranks in two ways:
 
 - As parameters: the model's placements decide which part of each tensor a rank holds.
-- As frames: each rank owns one run of consecutive frames. The owner keeps its anchor, codes it and transfers it.
+- As frames: each rank owns one run of consecutive frames. The owner keeps the anchor of its frames, and
+  encodes and transfers these frames.
 
-This module computes which values the ranks exchange. For a take, each rank sends its parameters to the owners of their
-frames. For an adoption, the owners send the changes back.
+This module computes which values the ranks exchange. To take a pseudo-gradient, ranks send their parameters to the
+owners of the frames. To adopt an anchor, the owners send the changes back.
 
 A rank sends all values for another rank in one message, in the fragment's order. If several ranks hold the same part of
 a tensor, one of them sends it and all of them receive it.
@@ -72,8 +73,9 @@ class Division:
 
     run: the frames that the rank owns. It is empty on some ranks if there are more ranks than frames.
     pieces: the rank's parts of the fragment's tensors. Together they form its local vector.
-    given, owned: a take sends `given` from the local vector, and receives `owned` into the run's vector.
-    spread, held: an adoption sends `spread` from the run's vector, and receives `held` into the local vector.
+    given, owned: to take a pseudo-gradient, the rank sends `given` from its local vector, and receives `owned` into the
+    run's vector.
+    spread, held: to adopt an anchor, it sends `spread` from the run's vector, and receives `held` into the local one.
     """
 
     fragment: FragmentLayout
@@ -93,7 +95,7 @@ class Division:
 def owned_runs(fragment: FragmentLayout, ranks: int) -> list[FrameRun]:
     """Returns the run of frames that each rank owns, by rank. The runs have nearly equal lengths.
 
-    The rank that owns the first run differs by fragment. Otherwise, the same ranks might own no frames of any fragment.
+    The rank that owns the first run differs between fragments. Otherwise, a rank might own no frames of any fragment.
     """
     middles = [(frame.offset + frame.length / 2) * ranks / fragment.length for frame in fragment.frames]
     edges = [bisect_right(middles, float(number)) for number in range(ranks)]

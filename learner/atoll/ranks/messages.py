@@ -37,7 +37,8 @@ class RankMessages(Protocol):
     def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:
         """Starts to receive messages.
 
-        arrived: called with each message, on another thread. failed: called with the error if rank 0 is lost.
+        arrived: called with each message, on another thread.
+        failed: called with the error if the connection to rank 0 is lost.
         """
 
     def end(self) -> None:

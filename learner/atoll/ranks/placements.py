@@ -39,7 +39,7 @@ def part_of(name: str, parameter: nn.Parameter) -> TensorPart:
         if placement.is_partial():
             raise LearnerError(f'"{name}" holds partial sums ({placement}): shard or replicate this parameter instead')
         if not placement.is_replicate():
-            dimension = getattr(placement, "dim", 0) % len(ranges)  # fully_shard with TP uses a private type
+            dimension = getattr(placement, "dim", 0) % len(ranges)  # fully_shard with TP has a private placement type
             ranges[dimension] = chunk(ranges[dimension], here[number], mesh.size(number))
     part, local = TensorPart(tuple(parameter.shape), tuple(ranges)), tuple(local_tensor(parameter).shape)
     if part.local_shape != local:
@@ -82,7 +82,7 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
 
 
 def _data_dimensions(module: nn.Module) -> int:
-    """Returns the number of mesh dimensions that `fully_shard` manages. Ranks along these use different batches."""
+    """Returns the number of mesh dimensions that `fully_shard` manages. Ranks along them train on different batches."""
     if not isinstance(module, FSDPModule):
         return 0
     group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # torch has no public API for this

@@ -123,7 +123,7 @@ class SingleRank:
         carry_out(Agreed(tokens, 1, decide(), (0,) if failed() else ()))
 
     def finish(self, carry_out: CarryOut) -> None:
-        """Does nothing, because no agreement is ever unfinished."""
+        """Does nothing, because every agreement is already complete."""
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
         return Agreed(0, 0, decide(), (0,) if failed() else ())
@@ -160,7 +160,7 @@ class TorchRanks:
         self._tokens = 0  # since the last agreement began
         self._steps = 0
         self._interval = 1  # steps from the start of one agreement to the start of the next
-        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, this rank's steps, all-reduce
+        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, steps, all-reduce
 
     def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
         """Ends the current agreement and begins the next, once per `_interval` steps."""

@@ -41,9 +41,10 @@ class TensorPart:
         return math.prod(self.local_shape)
 
     def runs(self, start: int, stop: int) -> tuple[I64, I64, I64]:
-        """Returns the part's runs of consecutive elements from `start` to before `stop` in the flat whole tensor.
+        """Returns the part's runs of consecutive elements within a range of the whole tensor.
 
-        Returns three arrays, int64 (runs,): position in the flat whole tensor, position in the flat part, and length.
+        start, stop: the range, half-open, in the flattened whole tensor. Returns three arrays, int64 (runs,): position
+        in the flattened whole tensor, position in the flattened part, and length.
         """
         whole, part, lengths = self._all_runs()
         low, high = np.maximum(whole, start), np.minimum(whole + lengths, stop)
