@@ -48,23 +48,10 @@ class RankMessages(Protocol):
 class StoreMessages:
     """Exchanges messages through a TCPStore on rank 0. All ranks create it together."""
 
-    def __init__(self, ranks: RankGroup) -> None:
-        self.rank, self.size = ranks.rank, ranks.size
-        self._server: TCPStore | None = None
-        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        if ranks.is_leader:
-            self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT)
-        port = int(ranks.gathered(str(self._server.port if self._server is not None else 0).encode())[0])
-        try:
-            # A client blocks while it waits for a key, so reading and writing use separate clients.
-            self._inbox, self._outbox = (
-                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT) for _ in range(2)
-            )
-        except (DistStoreError, RuntimeError) as error:
-            raise LearnerError(
-                f"rank {self.rank} cannot reach rank 0 at {host}:{port} ({error}): set MASTER_ADDR to an address of "
-                "rank 0 that all ranks can reach"
-            ) from error
+    def __init__(self, rank: int, size: int, inbox: TCPStore, outbox: TCPStore, server: TCPStore | None) -> None:
+        """inbox, outbox: two clients, because a client waits for one key at a time. server: on rank 0, kept open."""
+        self.rank, self.size = rank, size
+        self._inbox, self._outbox, self._server = inbox, outbox, server
         self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._threads = list[threading.Thread]()
         self._ended = False
@@ -113,5 +100,19 @@ class StoreMessages:
 
 
 def messages(ranks: RankGroup) -> RankMessages | None:
-    """Returns this rank's connection to the other ranks, or None if there are none. All ranks call this together."""
-    return StoreMessages(ranks) if ranks.size > 1 else None
+    """Returns the messages of a learner with several ranks, or None. All ranks call this together."""
+    if ranks.size == 1:
+        return None
+    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT) if ranks.is_leader else None
+    port = int(ranks.gathered(str(server.port if server is not None else 0).encode())[0])
+    try:
+        inbox, outbox = (
+            TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT) for _ in range(2)
+        )
+    except (DistStoreError, RuntimeError) as error:
+        raise LearnerError(
+            f"rank {ranks.rank} cannot reach rank 0 at {host}:{port} ({error}): set MASTER_ADDR to an address of "
+            "rank 0 that all ranks reach"
+        ) from error
+    return StoreMessages(ranks.rank, ranks.size, inbox, outbox, server)

@@ -150,11 +150,11 @@ class TorchRanks:
     only one of them counts.
     """
 
-    def __init__(self, *, counts: bool = True) -> None:
-        """Creates a gloo group for values in host memory. Gradients may use any backend. `leave` destroys the group."""
-        self._group: Any = dist.new_group(backend="gloo", timeout=WAIT)
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:
+        """group: a process group of its own for host memory. `leave` destroys it."""
+        self._group = group
+        self.rank = rank
+        self.size = size
         self.is_leader = self.rank == 0
         self._counts = counts
         self._tokens = 0  # since the last agreement began
@@ -232,7 +232,9 @@ class TorchRanks:
 def rank_group(*, counts: bool = True) -> RankGroup:
     """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return TorchRanks(counts=counts)
+        # gloo, whatever backend the gradients use
+        group = dist.new_group(backend="gloo", timeout=WAIT)
+        return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()
 
 

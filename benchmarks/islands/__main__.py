@@ -1,0 +1,132 @@
+"""`make bench-islands`: measures learners with several ranks.
+
+python -m benchmarks.islands --ranks 4 --json PATH
+
+Memory: the largest rank's peak, with a Learner and without. Its extra memory has a limit: 2.5 times its share of the
+parameters in float32, one tensor, and 200 MB. Time: `Learner.step()` with nothing due, and the share of time in
+`step()` with steps of 200 ms, of which a pause takes the place of computation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from atoll.demo.processes import children
+from rich.console import Console
+from rich.table import Table
+
+LIMIT_SHARES, LIMIT_BYTES = 2.5, 200e6
+IDLE_STEPS, PACED_STEPS, PACE_S = 3000, 150, 0.2
+SMALL, MIDDLE = (4, 64), (24, 640)  # layers and width: 16 thousand parameters, and 10 million
+NEVER = ["--inner-steps", "100000"]
+LIMIT_IDLE_S, LIMIT_BLOCKED = 20e-6, 0.01
+
+Ranks = list[dict[str, Any]]
+
+
+def main() -> int:
+    """Runs all measurements, and prints a table. Returns 1 if a limit is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=24, help="of the model whose memory is measured")
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    several, big, console = arguments.ranks, (arguments.layers, arguments.width), Console()
+    found = {}
+    for ranks in (1, several):
+        found[f"idle, {ranks}"] = idle(train(ranks, SMALL, IDLE_STEPS, 0.0, NEVER))
+        console.print(f"idle steps, {ranks} ranks: {found[f'idle, {ranks}']}")
+        found[f"paced, {ranks}"] = blocked(train(ranks, MIDDLE, PACED_STEPS, PACE_S, ["--inner-steps", "24"]))
+        console.print(f"paced steps, {ranks} ranks: {found[f'paced, {ranks}']}")
+    steps = 24
+    alone = train(several, big, steps, 0.0, None)
+    console.print("memory without a learner: measured")
+    found["memory"] = memory(alone, train(several, big, steps, 0.0, ["--inner-steps", "8"]))
+    table, holds = rows(found, several)
+    console.print(table)
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
+    return 0 if holds else 1
+
+
+def train(ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: list[str] | None) -> Ranks:
+    """Returns the figures of all ranks of one learner. core: options of its core; None: train without a Learner."""
+    with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
+        command = [sys.executable]
+        if ranks > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command += ["-m", "benchmarks.islands.rank", place, *map(str, (*model, steps, pace_s))]
+        if core is not None:
+            _, address = group.start_core(Path(place) / "run", "127.0.0.1:0", core)
+            command.append(address)
+        subprocess.run(command, check=True, timeout=1800)
+        return [json.loads((Path(place) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def idle(ranks: Ranks) -> dict[str, float]:
+    """Returns seconds in a step, of the slowest rank. The first tenth of the steps warms up."""
+    times = [sorted(rank["step_s"][len(rank["step_s"]) // 10 :]) for rank in ranks]
+    return {
+        "median_s": max(statistics.median(each) for each in times),
+        "mean_s": max(statistics.fmean(each) for each in times),
+        "p99_s": max(each[len(each) * 99 // 100] for each in times),
+    }
+
+
+def blocked(ranks: Ranks) -> dict[str, float]:
+    """Returns the share of time in `step`, of the slowest rank."""
+    return {
+        "blocked": max(sum(rank["step_s"]) / rank["wall_s"] for rank in ranks),
+        "longest_s": max(max(rank["step_s"]) for rank in ranks),
+        "merged": ranks[0]["merged"],
+    }
+
+
+def memory(without: Ranks, ranks: Ranks) -> dict[str, float]:
+    """Returns bytes: the peak of the largest rank, and its extra memory with its limit."""
+    share, tensor = 4 * ranks[0]["parameters"] / len(ranks), 4 * ranks[0]["largest_tensor"]
+    before, peak = (max(rank["peak_bytes"] for rank in each) for each in (without, ranks))
+    limit = LIMIT_SHARES * share + tensor + LIMIT_BYTES
+    extra = max(mine["peak_bytes"] - other["peak_bytes"] for mine, other in zip(ranks, without, strict=True))
+    return {
+        "parameters": ranks[0]["parameters"],
+        "without_bytes": before,
+        "peak_bytes": peak,
+        "extra_bytes": extra,
+        "limit_bytes": limit,
+        "share_bytes": share,
+        "merged": ranks[0]["merged"],
+    }
+
+
+def rows(found: dict[str, dict[str, float]], several: int) -> tuple[Table, bool]:
+    """Returns the table, and whether all limits hold."""
+    table, holds = Table("measurement", "value", "limit"), True
+    for ranks in (1, several):
+        each, paced = found[f"idle, {ranks}"], found[f"paced, {ranks}"]
+        limit = f"{1e6 * LIMIT_IDLE_S:.0f} us" if ranks == 1 else ""
+        holds &= (ranks > 1 or each["median_s"] <= LIMIT_IDLE_S) and paced["blocked"] <= LIMIT_BLOCKED
+        table.add_row(f"step() with nothing due, {ranks} ranks: median", f"{1e6 * each['median_s']:.1f} us", limit)
+        table.add_row(f"... mean, {ranks} ranks", f"{1e6 * each['mean_s']:.1f} us", "")
+        share = f"{100 * paced['blocked']:.2f} % ({paced['merged']:.0f} merged)"
+        table.add_row(f"blocked with syncs, {ranks} ranks", share, f"{100 * LIMIT_BLOCKED:.0f} %")
+    size = found["memory"]
+    holds &= size["extra_bytes"] <= size["limit_bytes"]
+    table.add_row(
+        f"extra memory of the largest of {several} ranks, {size['parameters'] / 1e6:.0f}M parameters",
+        f"{size['extra_bytes'] / 1e6:.0f} MB",
+        f"{size['limit_bytes'] / 1e6:.0f} MB",
+    )
+    return table, holds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

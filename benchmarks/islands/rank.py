@@ -1,0 +1,91 @@
+"""One rank of a learner that trains a stack of linear layers, sharded with `fully_shard`.
+
+python -m benchmarks.islands.rank FOLDER LAYERS WIDTH STEPS PACE_S [ADDRESS]
+
+The model is built on the meta device, so that no rank ever holds all of it. Without ADDRESS, the same loop trains
+without a Learner. PACE_S: a pause in each step, in place of computation. Writes FOLDER/rank-N.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import atoll
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+
+class WithoutLearner:
+    """Takes the place of a Learner."""
+
+    def step(self, tokens: int) -> None:
+        """Does nothing."""
+
+
+def sharded(layers: int, width: int) -> nn.Module:
+    """Returns the model with random parameters, sharded over all ranks if there are several."""
+    with torch.device("meta"):
+        model: nn.Module = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    if dist.is_initialized():
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        nn.init.normal_(held, std=width**-0.5)
+    return model
+
+
+def main() -> None:
+    """Trains, and writes this rank's figures."""
+    folder, layers, width, steps, pace_s, *address = sys.argv[1:]
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    model = sharded(int(layers), int(width))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
+    began_in_step, left, times = 0.0, 0.0, list[float]()
+    options = {"connect_timeout_s": 120.0, "drain_s": 60.0}
+    with contextlib.ExitStack() as stack:
+        learner: Any = WithoutLearner()
+        if address:
+            learner = stack.enter_context(atoll.Learner(model, optimizer, address[0], "island", **options))
+        began = time.perf_counter()
+        for _ in range(int(steps)):
+            model(torch.randn(1, int(width))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(float(pace_s))
+            began_in_step = time.perf_counter()
+            learner.step(tokens=1)
+            left = time.perf_counter()
+            times.append(left - began_in_step)
+        wall_s = time.perf_counter() - began
+        merged = learner.stats().merged if address else 0
+    figures = {
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "step_s": times,
+        "wall_s": wall_s,
+        "merged": merged,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "largest_tensor": max(parameter.numel() for parameter in model.parameters()),
+    }
+    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(figures))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
