@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from atoll.agent.thread import Agent
 from atoll.boundary.parameters import Parameters
+from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.learner import Learner
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import ALONE
@@ -95,7 +96,8 @@ def idle_learner(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Le
     learner._ranks, learner._agent = ALONE, agent
     parameters = learner._parameters = Parameters(model, optimizer)
     layout = plan(parameters.tensors, 0)
-    anchors = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
+    zeros = (np.zeros(fragment.length, np.float32) for fragment in layout.fragments)
+    anchors = [PreparedAnchor(number, 1, anchor, Fate()) for number, anchor in enumerate(zeros)]
     learner._take_over(parameters, layout, agent, undivided(layout), anchors)
     return learner
 

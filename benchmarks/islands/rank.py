@@ -32,10 +32,10 @@ class WithoutLearner:
         """Does nothing."""
 
 
-def sharded(layers: int, width: int) -> nn.Module:
+def sharded(layers: int, width: int) -> nn.Sequential:
     """Returns the model with random parameters, sharded over all ranks if there are several."""
     with torch.device("meta"):
-        model: nn.Module = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     if dist.is_initialized():
         for layer in model:
             fully_shard(layer)
@@ -56,22 +56,21 @@ def main() -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     model = sharded(int(layers), int(width))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
-    began_in_step, left, times = 0.0, 0.0, list[float]()
-    options = {"connect_timeout_s": 120.0, "drain_s": 60.0}
+    times = list[float]()
     with contextlib.ExitStack() as stack:
         learner: Any = WithoutLearner()
         if address:
-            learner = stack.enter_context(atoll.Learner(model, optimizer, address[0], "island", **options))
+            joined = atoll.Learner(model, optimizer, address[0], "island", connect_timeout_s=120, drain_s=60)
+            learner = stack.enter_context(joined)
         began = time.perf_counter()
         for _ in range(int(steps)):
             model(torch.randn(1, int(width))).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(float(pace_s))
-            began_in_step = time.perf_counter()
+            entered = time.perf_counter()
             learner.step(tokens=1)
-            left = time.perf_counter()
-            times.append(left - began_in_step)
+            times.append(time.perf_counter() - entered)
         wall_s = time.perf_counter() - began
         merged = learner.stats().merged if address else 0
     figures = {
