@@ -64,9 +64,7 @@ class StepBoundary:
         self._agent_failure = failure
         self._undone: LearnerError | None = None
         self._to_restore = False
-        self._broken = (
-            False  # an error interrupted a boundary of several ranks, so their collective calls no longer match
-        )
+        self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
         self._stood_s = 0.0
         self.run_tokens = 0
         self.total_tokens = 0

@@ -49,7 +49,7 @@ class StoreMessages:
     """Exchanges messages through a TCPStore on rank 0. All ranks create it together."""
 
     def __init__(self, rank: int, size: int, inbox: TCPStore, outbox: TCPStore, server: TCPStore | None) -> None:
-        """inbox, outbox: two clients, because a client waits for one key at a time. server: on rank 0, kept open."""
+        """inbox, outbox: two clients, because a client blocks while it waits. server: None except on rank 0."""
         self.rank, self.size = rank, size
         self._inbox, self._outbox, self._server = inbox, outbox, server
         self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
@@ -100,7 +100,7 @@ class StoreMessages:
 
 
 def messages(ranks: RankGroup) -> RankMessages | None:
-    """Returns the messages of a learner with several ranks, or None. All ranks call this together."""
+    """Returns this rank's connection to the other ranks, or None if there are none. All ranks call this together."""
     if ranks.size == 1:
         return None
     host = os.environ.get("MASTER_ADDR") or socket.gethostname()

@@ -151,7 +151,7 @@ class TorchRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:
-        """group: a process group of its own for host memory. `leave` destroys it."""
+        """group: a separate process group for values in host memory. `leave` destroys it."""
         self._group = group
         self.rank = rank
         self.size = size
@@ -232,7 +232,7 @@ class TorchRanks:
 def rank_group(*, counts: bool = True) -> RankGroup:
     """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        # gloo, whatever backend the gradients use
+        # The values are in host memory, so the group uses gloo. Gradients may use another backend.
         group = dist.new_group(backend="gloo", timeout=WAIT)
         return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()
