@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
+.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -107,6 +107,9 @@ bench: $(READY) ## compare the data plane with this machine's memory and with pe
 
 quality: $(READY) ## train the runs that the quality report lacks (hours): ARGS="--only cost --seeds 1"
 	@$(BIN)/python -m benchmarks.quality $(ARGS)
+
+bench-islands: $(READY) ## measure memory and time in step() of learners with several ranks: ARGS="--json PATH"
+	@$(BIN)/python -m benchmarks.islands $(ARGS)
 
 bench-wan: $(READY) ## compare Atoll with data-parallel training over narrow links (an hour, as root): ARGS="--json PATH --plot PATH"
 	@$(BIN)/python -m benchmarks.narrow_links $(ARGS)
