@@ -32,7 +32,7 @@ FENCES = {
     },
     "docs/guides/training-loops.md": {
         "from transformers import Trainer, TrainerCallback": "needs transformers; test_forking.py runs the callback",
-        "    --server 127.0.0.1:7070 --name eu-west": "needs four processes; test_examples.py runs the script on two ranks",
+        "    --server 127.0.0.1:7070 --name eu-west": "needs four CPUs; test_examples.py runs it on two ranks",
         "import lightning": "needs lightning; test_forking.py runs the callback",
         "masters = lambda: zip(optimizer.model_params, optimizer.master_params)": "needs an optimizer with masters",
     },
