@@ -9,6 +9,7 @@
 #SBATCH --time=24:00:00
 set -euo pipefail
 
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise, restarts fail: pytorch issue 135712
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" --max-restarts 3 \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:29500" \

@@ -28,7 +28,7 @@ PACE_S = 0.1
 
 def model_of(kind: str) -> tuple[nn.Module, dict[str, Any], int, int]:
     """Returns the model, the learner's options, and this rank's number and count among ranks with their own data."""
-    torch.manual_seed(0 if kind == "one" else 1 + int(os.environ["RANK"]) % 1)
+    torch.manual_seed(0 if kind == "one" else 1)
     model: nn.Module = nn.Sequential(nn.Embedding(WORDS, 257), nn.Linear(257, 1032), nn.ReLU(), nn.Linear(1032, WORDS))
     if kind == "one":
         return model, {}, 0, 1
@@ -59,12 +59,13 @@ def main() -> None:
     torch.set_num_threads(1)
     if kind != "one":
         dist.init_process_group("gloo")
+    rank = dist.get_rank() if kind != "one" else 0
+    (Path(folder) / f"{name}-{rank}.pid").write_text(str(os.getpid()))
     model, options, number, count = model_of(kind)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     generator, breath = torch.Generator().manual_seed(100 + number), threading.Event()
     anchors: dict[str, list[Any]] = {}
     losses: list[float] = []
-    rank = dist.get_rank() if kind != "one" else 0
     with atoll.Learner(model, optimizer, address, name, connect_timeout_s=60, drain_s=20, **options) as learner:
         boundary = learner._boundary
         assert boundary is not None
