@@ -86,7 +86,7 @@ proto: $(READY) ## generate code from the .proto files
 simulate: $(READY) ## run the deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json PATH"
 	@PYTHONHASHSEED=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
 
-simulate-defects: $(READY) ## check that the simulation finds every deliberate defect within 2,000 seeds
+simulate-defects: $(READY) ## check that the simulation finds every deliberate defect within 5,000 seeds
 	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
 
 chaos: $(READY) ## kill learners at random for ten minutes, and compare with a synchronous job under the same failures

@@ -49,7 +49,7 @@ from tests.simulation import disk
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.seed import simulate
 
-MAX_SEEDS = 2000
+MAX_SEEDS = 5000
 FOUND = Path(__file__).with_name("found.txt")
 DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
