@@ -109,14 +109,16 @@ class RunSettings(Settings):
     ] = 0
     norm_limit: Annotated[
         float,
-        Field(ge=0, le=1e6, description="Refuse contributions above this multiple of the usual norm. 0: no limit."),
+        Field(
+            ge=0,
+            le=1e6,
+            description="Refuse contributions whose norm is above this multiple of the usual norm. 0: no limit.",
+        ),
     ] = 100.0
     clip_norm: Annotated[
         float,
         Field(
-            ge=0,
-            le=1e6,
-            description="Scale contributions down to this multiple of the usual norm. 0: no limit.",
+            ge=0, le=1e6, description="Scale larger contributions down to this multiple of the usual norm. 0: no limit."
         ),
     ] = 10.0
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
@@ -195,7 +197,11 @@ class ServerLimits(Settings):
     calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls of all kinds.")] = 16_384
     message_bytes: Annotated[
         Bytes,
-        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Largest accepted message; Atoll splits larger messages."),
+        Field(
+            ge=MESSAGE_BYTES,
+            le=64 << 20,
+            description="Largest accepted message. Atoll sends larger messages in pieces.",
+        ),
     ] = MESSAGE_BYTES
 
 
@@ -206,7 +212,7 @@ class Limits(ServerLimits):
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
     parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = 1 << 36
-    tokens: int = 1 << 50  # limit on the tokens that a learner reports, and on the steps
+    tokens: int = 1 << 50  # largest number of tokens, and of steps, that a learner may report
     model_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
     ] = 1 << 40
@@ -250,17 +256,21 @@ class Limits(ServerLimits):
     ] = 60.0
     lease_s: Annotated[
         float,
-        Field(gt=0, le=86_400, description="Seconds within which a learner must begin to send the initial parameters."),
+        Field(
+            gt=0,
+            le=86_400,
+            description="Seconds within which the chosen learner must begin to send the initial parameters.",
+        ),
     ] = 60.0
     turn_s: Annotated[
         float,
         Field(
             gt=0,
             le=1e6,
-            description="Seconds within which a learner must send all initial parameters if another learner waits.",
+            description="Seconds to send all initial parameters, if another learner waits to send them.",
         ),
-    ] = 600.0  # doubles with each turn of the same learner name
-    notifications: int = 4096  # limit on stored notifications; a follower that is further behind gets the full state
+    ] = 600.0  # doubles each time the same learner is chosen
+    notifications: int = 4096  # limit on those kept for Follow calls; a learner that missed more gets the full state
 
 
 class CoreSettings(Serving):

@@ -18,10 +18,10 @@ LARGEST_REGION = 64
 MAX_REGIONS = 256  # limit on the regions of present learners, since each region adds metric series
 MAX_TOKENS = (1 << 63) - 1  # the largest int64, since messages and the ledger cannot store larger numbers
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the time without a report after which a process counts as dead
-CALLS_COME_S = 5.0  # time after a Join within which a process opens its Follow and Report calls
+CALLS_COME_S = 5.0  # seconds after a Join within which a process opens its Follow and Report calls
 LATENCY_S = 0.5  # assumed latency of a Join, and thus the error of a process's start time
-RATES_KEPT = 8  # while fewer rates are known, each call computes them again
-COMPARED_S = 3600.0  # rates ignore learners that have been silent, or without a rate, for longer
+RATES_KEPT = 8  # while fewer rates are known, each call of `rates` computes them again
+COMPARED_S = 3600.0  # seconds after which `rates` ignores learners that are silent or have no rate
 RATES_S = 1.0  # seconds until the rates are computed again
 REMEMBERED = 64  # number of nonces kept per name, by which fenced processes are recognised
 
@@ -46,10 +46,13 @@ class RegistryEntry:
     nonces: list[int]
     account: TimeAccount
     session: int = 0  # number of the valid session; 0: the learner left, or has not joined since this core started
-    challenge: tuple[int, bytes] | None = None  # (nonce, proof): this process may take over the name with this proof
-    # Functions that end the open Follow and Report calls, in the order in which the calls were opened.
+    # Nonce of a process that may take over the name, and the proof that the next Join of this process must contain.
+    challenge: tuple[int, bytes] | None = None
+    # Functions that end the open Follow and Report calls.
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)
-    due_since: float | None = None  # monotonic seconds of a Join, after which a connected process opens its calls again
+    due_since: float | None = (
+        None  # monotonic seconds of a connected process's new Join; the process must reopen its calls
+    )
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
     recovery: Recovery = Recovery()
@@ -145,8 +148,8 @@ class LearnerRegistry:
         A retry by the same process keeps the incarnation. A new process gets the next incarnation, but must call twice.
         The first call only stores `challenge` in the entry. The process must send this value as `proof` in its second
         call. A delayed Join of a dead process cannot contain the proof.
-        nonce: random number of the process. incarnation: the one that the process already has, or 0. age_s: seconds
-        since the process started. wall: wall-clock seconds. now: monotonic seconds.
+        nonce: random number of the process. incarnation: the process's incarnation, or 0 before its first Join.
+        age_s: seconds since the process started. wall: wall-clock seconds. now: monotonic seconds.
         Raises Refused if the name is malformed, evicted, used by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -200,7 +203,7 @@ class LearnerRegistry:
                 f'a learner named "{name}" is already connected: give each learner its own name, '
                 "or stop the other learner first",
             )
-        if self._older(entry, age_s, wall):  # this process may be the newer one, if the other Join was delayed
+        if self._older(entry, age_s, wall):  # if the other Join was delayed, this process may be the newer one
             text = f'a newer process joined as "{name}" and may come back: try again in {LONGEST_WAIT_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
@@ -262,7 +265,9 @@ class LearnerRegistry:
         if incarnation < entry.incarnation:
             raise fenced(name)
         if incarnation != entry.incarnation or session != entry.session:
-            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is unknown here: join again')
+            raise Refused(
+                Status.UNAUTHENTICATED, f'the session of learner "{name}" is unknown to this core: join again'
+            )
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
@@ -334,7 +339,7 @@ class LearnerRegistry:
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Adds a name from the ledger, whose process must join again.
+        """Adds a name from the ledger. The process that uses the name must join again.
 
         account: the result of `TimeAccount.as_data`. reason: reason for the eviction; empty if not evicted.
         """

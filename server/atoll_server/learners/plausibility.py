@@ -4,9 +4,10 @@
   rate counts later, as time passes. A learner's own earlier reports do not raise the limit.
 - Start: while other learners have joined but none of them has a rate, a learner's tokens do not count yet. They count
   as soon as another learner has a rate. If a learner is alone, all its tokens count.
-- Contribution: its tokens count if the core has counted them in reports of the learner, and if no earlier contribution
-  to the fragment contained them. Since a contribution may arrive before the report of its tokens, more tokens count for
-  the time since the last report. These tokens are limited by the learner's own rate, or else by the others' rate.
+- Contribution: its tokens count if the core has counted them in the learner's reports, and if no earlier contribution
+  of the learner to the same fragment contained them. Since a contribution may arrive before the report of its tokens,
+  more tokens count for the time since the last report. The learner's own rate limits these additional tokens. If the
+  learner has no rate yet, the others' median rate limits them.
 - Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
   The first limit is MIXED times the others' tokens per step. At the second limit, the learner trains on FASTER times
   the others' tokens per second, at its own step rate.
@@ -41,7 +42,7 @@ class MaxRates:
     tokens_s: float = MAX_TOKENS_S
 
 
-HELD = MaxRates(MAX_STEPS_S, 0.0)  # while no other learner has a rate; rounds depend on steps, so steps count
+HELD = MaxRates(MAX_STEPS_S, 0.0)  # limits while no other learner has a rate; steps count, since rounds need them
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,12 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns (the part of a reported total that counts, the next call's `paid_until`).
+    """Returns the part of a reported total that counts, and the `paid_until` of the next call.
 
     At most `most_s` steps or tokens count for each second since `paid_until`. Work that counts uses up this time, so
     the returned `paid_until` is later. Later calls can use at most SPARE_S of the unused time.
     said: the reported total. before: the part that counted at the last call. most_s: limit per second.
-    paid_until: from the last call, or the time of joining. now: both times are wall-clock seconds.
+    paid_until: the time that the last call returned, or the time of joining. Times are wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:

@@ -10,7 +10,7 @@ A merge makes two passes over the frames (2604.21428, App. D.2). Both passes wor
        momentum = decay x momentum + Delta
        theta -= lr x (Delta + push x momentum)
        theta_pub += Q(theta - theta_pub)
-   For a whole outer step, decay and push equal the outer momentum mu (see `OuterRule`).
+   For a whole outer step, decay and push equal the outer momentum mu (see `OuterRule.decay_and_push`).
 
 The order of every sum is fixed, so that the same ledger always gives the same bytes. Contributions are added in the
 order of their keys, frames by index, and elements by position in a fixed number of partial sums.
@@ -35,7 +35,7 @@ from atoll_server.rounds.outer_step import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # limit on a piece's norm, above which a sum could overflow float32
 SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction
-CANCELLED = 1e-6  # if directions cancel each other, their sum has a smaller norm and is only rounding noise
+CANCELLED = 1e-6  # a sum of directions with a smaller norm is only rounding noise, since the directions cancel
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]

@@ -14,8 +14,8 @@ others. The core judges no contribution before the window is full, since norms g
 learning-rate warm-up.
 
 All learners have equal shares of the window, and the window excludes refused norms. A minority of learners therefore
-cannot move the median. A real change of norms affects all learners. If the core refuses more than half of the present
-learners AGREED times in a row, their norms become the new reference.
+cannot move the median. A genuine change of norms affects all learners. If the core refuses contributions of more than
+half of the present learners in AGREED consecutive rounds, the refused norms become the new reference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 LONGEST = 10.0  # multiple of the median number of steps, above which more steps do not raise the expected norm
-AGREED = 4  # number of refusals in a row; each round refuses a learner at most once (`Uploads.offer`)
+AGREED = 4  # number of consecutive refusals; a learner has at most one refusal per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
@@ -78,7 +78,7 @@ class NormLimiter:
 
     @property
     def judges(self) -> bool:
-        """Whether the window is full. Before, all contributions are accepted."""
+        """Whether the window is full. Until then, the core accepts all contributions."""
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:

@@ -29,7 +29,7 @@ from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # seconds between two checks for a free slot by a waiting call
 FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, the limiter forgets those that were idle for FORGET_S
-IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces
+IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; only Fetch sends replies in pieces
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # returns the key of a session's learner; None if unknown
 Ended = Callable[[str, str, str], None]  # called with (method, peer, reason) when the limiter ends a call
