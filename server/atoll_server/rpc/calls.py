@@ -31,21 +31,21 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
     return [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
-        ("grpc.so_reuseport", 0),  # to bind a port in use is an error; otherwise, two servers would share the port
-        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; missing messages are noticed much earlier
+        ("grpc.so_reuseport", 0),  # otherwise, two servers could listen on the same port
+        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; on others, missing messages are noticed earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # long, since a ping waits behind frames on a slow link
         ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that applies while frames are in flight
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
         ("grpc.server_handshake_timeout_ms", 10_000),  # closes connections that stay silent
-        ("grpc.http2.bdp_probe", 0),  # otherwise, windows grow with the link, and memory with the number of learners
+        ("grpc.http2.bdp_probe", 0),  # otherwise, gRPC uses more memory per learner on fast links
         ("grpc.http2.lookahead_bytes", window_bytes),
     ]
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Closes a stream of requests before its end. Otherwise, gRPC would keep the call and its slot open."""
+    """Closes a stream of requests before its end. Otherwise, gRPC would keep the call open, which takes a slot."""
     await aiter(requests).aclose()
 
 
@@ -66,7 +66,7 @@ class InterruptibleWait:
     async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
         """Returns a context manager for one wait. The body must not contain a `yield`, since `end` interrupts the task.
 
-        Raises Refused if `end` was called, or with the message `late` after max_wait_s seconds. None: no time limit.
+        Raises Refused if `end` was called, or with the message `late` after max_wait_s seconds (None: no time limit).
         """
         self._check()
         try:
@@ -77,7 +77,7 @@ class InterruptibleWait:
             raise Refused(Status.UNAVAILABLE, late) from error
         finally:
             self._limit = None
-        self._check()  # if the wait has succeeded at the same moment, its result belongs to an ended session
+        self._check()  # the session may have ended at the moment at which the wait succeeded
 
     async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
         """Returns the next message of a stream, or None at the end of the stream. Raises Refused like `__call__`."""
@@ -120,7 +120,7 @@ class InterruptibleWaits:
 
 
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Returns the indices of the frames that a Fetch requests. Without a list of frames, it requests all frames.
+    """Returns the indices of the frames that a Fetch requests. A Fetch that lists no frames requests all frames.
 
     count: number of frames in the fragment. Raises Refused if the indices are not in ascending order or too large.
     """
@@ -136,7 +136,7 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets the function that ends the current task's call from outside (see `ending`)."""
+    """Sets the function that ends the current task's call, for callers of `ending`."""
     _ending.set(end)
 
 

@@ -1,8 +1,8 @@
 """Applies the limits of `access.quotas` to every call of a core or a front, before the service receives the call.
 
-gRPC reads the whole message of a unary call before any of our code runs. On a stream, gRPC buffers at most one window
-until the server reads a message. The limiter therefore handles every call as a stream. It limits how many messages a
-caller can have in memory, how fast messages may arrive, and how long a message may take.
+gRPC reads the whole message of a unary call before any of Atoll's code runs. On a stream, gRPC buffers at most one
+window until the server reads a message. The limiter therefore handles every call as a stream. It limits how many
+messages a caller can have in memory, how fast messages may arrive, and how long a message may take.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # seconds between two checks for a free slot by a waiting call
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, the limiter forgets those that were idle for FORGET_S
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, the limiter forgets owners idle for FORGET_S
 IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; only Fetch sends replies in pieces
 
-Vouched = Callable[[Caller, pb.Session], Hashable]  # returns the key of a session's learner; None if unknown
+Vouched = Callable[[Caller, pb.Session], Hashable]  # returns the key of a session's learner, or None if unknown
 Ended = Callable[[str, str, str], None]  # called with (method, peer, reason) when the limiter ends a call
 
 
