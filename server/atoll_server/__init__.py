@@ -1,4 +1,4 @@
-"""The core: outer optimizer, rounds, ledger, and the gRPC service.
+"""The core and the front: the outer optimizer, rounds, the ledger, and the gRPC services.
 
 This package imports neither torch nor the learner.
 """

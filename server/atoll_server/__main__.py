@@ -1,4 +1,4 @@
-"""`python -m atoll_server`: runs cores and fronts and manages certificates where `atoll` is not installed."""
+"""`python -m atoll_server`: the commands for cores, fronts and certificates, if `atoll` is not installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Settings of a run and of a core process, validated once, at startup."""
+"""Settings of a run and of a core process. A process validates its settings once, at startup."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from atoll_server.access.quotas import Quotas
 
 
 class Quorum(BaseModel):
-    """A run's quorum, as a fixed number of contributions or as a share of the live learners.
+    """The quorum of a round: a fixed number of learners, or a share of the live learners.
 
-    learners: the fixed number; None to use `share`. share: fraction of the live learners.
+    learners: the fixed number; None to use the share. share: fraction of the live learners.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,19 +30,19 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """Returns the quorum for a number of live learners: at most `live`, but at least 1."""
+        """Returns the quorum (K) for this number of live learners. It is at most `live`, but never below 1."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
     def __str__(self) -> str:
-        """Returns text that `parse` converts back."""
+        """Returns the quorum as text that `parse` accepts."""
         return f"{100 * self.share:g}%" if self.learners is None else str(self.learners)
 
     @classmethod
     def parse(cls, text: str) -> Quorum:
-        """Parses "3" as three learners, and "0.5" or "50%" as half of the live learners.
+        """Returns the quorum that a text describes: "3" for three learners, "0.5" or "50%" for half of the live ones.
 
-        Raises SettingsError for any other text.
+        Raises SettingsError if the text is neither a number of learners nor a share.
         """
         try:
             if text.endswith("%"):
@@ -55,7 +55,10 @@ class Quorum(BaseModel):
 
 
 class RunSettings(Settings):
-    """Settings of a run. The core stores them in the run's directory, and sends them to each learner that joins."""
+    """Settings of a run, which are the same for all learners.
+
+    The core stores the settings in the run's directory, and sends them to each learner that joins.
+    """
 
     command: ClassVar[str] = "core"
     panel: ClassVar[str] = "Run settings (stored with the run; a new value replaces the stored one)"
@@ -66,9 +69,11 @@ class RunSettings(Settings):
     ] = 0
     overlap_steps: Annotated[
         float, Field(gt=0, le=1000, description="tau: inner steps that a sync may take."), Option(name="overlap")
-    ] = 4.0  # above 0, since a learner sends contributions and adopts updates only at the end of an inner step
+    ] = 4.0  # several steps, since learners contribute and adopt updates only at the end of a step
     quorum: Annotated[
-        Quorum, Field(description="K: number or share of live learners: 3, 0.5 or 50%."), Option(metavar="<text>")
+        Quorum,
+        Field(description="K: number or share of live learners that a round needs: 3, 0.5 or 50%."),
+        Option(metavar="<text>"),
     ] = Quorum()
     grace_ratio: Annotated[
         float,
@@ -95,7 +100,12 @@ class RunSettings(Settings):
         Field(ge=0, le=1, description="Final fraction of --total-tokens, over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
-        int, Field(ge=0, le=1 << 60, description="Tokens on which all learners together will train. 0: unknown.")
+        int,
+        Field(
+            ge=0,
+            le=1 << 60,
+            description="Number of training tokens in the whole run, for all learners together. 0: unknown.",
+        ),
     ] = 0
     norm_limit: Annotated[
         float,
@@ -112,9 +122,9 @@ class RunSettings(Settings):
         ),
     ] = 10.0
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
-    # Retention is kept with the run, so that a start without these options deletes no data.
+    # The next two settings are stored with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (
-        3  # a payload is deleted only after two snapshots cover it
+        3  # at least 2, since a payload is deleted only after two snapshots cover it
     )
     record: Annotated[
         bool,
@@ -124,10 +134,11 @@ class RunSettings(Settings):
     ] = False
 
     def heat(self, tokens: int) -> float:
-        """Returns the fraction of the outer optimizer's effect that is left: 1, then falling to 0 in the cool-down.
+        """Returns the heat of an outer step, from 1 (Nesterov step) to 0 (plain mean).
 
-        The cool-down is the last `outer_cool_down` of `total_tokens`. Without either setting, the result is always 1.
-        tokens: number of tokens trained so far.
+        The heat falls linearly from 1 to 0 over the last `outer_cool_down` of `total_tokens`. If either setting is 0,
+        the heat stays 1.
+        tokens: number of tokens that all learners together have trained on so far.
         """
         if not self.total_tokens:
             return 1.0
@@ -135,9 +146,10 @@ class RunSettings(Settings):
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
-        """Returns the outer learning rate and momentum for one outer step.
+        """Returns the learning rate and the momentum of one outer step.
 
-        age: age of the version that the step makes, in outer steps. heat: the result of `heat`; 0 gives a plain mean.
+        age: the new version's age in outer steps (see RoundState.age). The momentum grows until `outer_warm_up`.
+        heat: 1 for a Nesterov step, 0 for a plain mean (see `heat`).
         """
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
@@ -157,27 +169,27 @@ class RunSettings(Settings):
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
-        """Returns a copy with the given settings replaced, except those given as None.
+        """Returns a copy with the given settings replaced. A setting that is None keeps its value.
 
-        Raises SettingsError for invalid values.
+        Raises SettingsError for an invalid value.
         """
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
 class Serving(Certificates, Metrics):
-    """Settings of every process that serves the protocol."""
+    """Settings of a process that serves gRPC: a core or a front."""
 
     def check_reach(self, *addresses: str) -> None:
-        """Raises SettingsError if the process would serve the addresses or its metrics to a network in plain text.
+        """Raises SettingsError if the process would serve plain text beyond loopback without permission.
 
-        The options that allow plain text disable this check.
+        addresses: the listening addresses for gRPC. The method also checks the address of the metrics.
         """
         self.security.check(addresses)
         metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
 
 
 class ServerLimits(Settings):
-    """Limits of a server, over all its callers."""
+    """Limits of a server that apply to all its callers together."""
 
     panel: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "limit"
@@ -194,7 +206,7 @@ class ServerLimits(Settings):
 
 
 class Limits(ServerLimits):
-    """A core's limits. A call above a limit ends with RESOURCE_EXHAUSTED, and the learner tries again later."""
+    """Limits of a core on learners, model sizes, disk space, memory and waiting times."""
 
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
@@ -210,17 +222,15 @@ class Limits(ServerLimits):
     learner_spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions that wait for a merge.")
     ] = 16 << 30
-    norm_window: int = 32  # number of a fragment's contributions whose median norm is the usual norm
+    norm_window: int = 32  # the usual norm of a fragment is the median over this many contributions
     headroom_bytes: Annotated[
         Bytes,
         Field(ge=1 << 20, le=1 << 50, description="Disk space to keep free for the ledger, in addition to a snapshot."),
     ] = 64 << 20
-    receipts: int = 10_000  # largest number of receipts in one reply
+    receipts: int = 10_000  # limit on the receipts in one reply to an operator
     contents_bytes: Annotated[
         Bytes,
-        Field(
-            ge=0, le=1 << 50, description="Memory for decompressed contributions. Merges read further ones from disk."
-        ),
+        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read the others from disk."),
     ] = 32 << 20
     update_cache_bytes: Annotated[
         Bytes,
@@ -239,7 +249,9 @@ class Limits(ServerLimits):
     upload_idle_s: Annotated[
         float,
         Field(
-            gt=0, le=86_400, description="Seconds without a new frame until an upload loses its reserved disk space."
+            gt=0,
+            le=86_400,
+            description="Seconds without a new frame after which an upload loses its reserved disk space.",
         ),
     ] = 60.0
     lease_s: Annotated[
@@ -253,14 +265,16 @@ class Limits(ServerLimits):
     turn_s: Annotated[
         float,
         Field(
-            gt=0, le=1e6, description="Seconds to send all initial parameters, if another learner waits to send them."
+            gt=0,
+            le=1e6,
+            description="Seconds to send all initial parameters, if another learner waits to send them.",
         ),
     ] = 600.0  # doubles each time the same learner is chosen
     notifications: int = 4096  # limit on those kept for Follow calls; a learner that missed more gets the full state
 
 
 class CoreSettings(Serving):
-    """One core process's settings."""
+    """Settings of one core process, which are not stored with the run."""
 
     command: ClassVar[str] = "core"
 
@@ -283,13 +297,16 @@ class CoreSettings(Serving):
         Field(
             gt=0,
             description="Longest time between snapshots, in seconds. "
-            "The core may take one earlier to keep restarts fast.",
+            "The core may take a snapshot earlier to keep restarts fast.",
         ),
     ] = 120.0
     wan_budget_gb: Annotated[
         float,
         Field(
-            ge=0, le=1e9, description="WAN budget in GB per month, up plus down; an alert fires above it. 0: no budget."
+            ge=0,
+            le=1e9,
+            description="WAN budget in GB per month, uploads plus downloads. "
+            "An alert fires above the budget. 0: no budget.",
         ),
     ] = 0.0
     memory_gib: Annotated[
@@ -302,11 +319,11 @@ class CoreSettings(Serving):
 
     @property
     def memory_bytes(self) -> int | None:
-        """`memory_gib` in bytes."""
+        """The memory for the core in bytes, or None for all memory of the machine."""
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError if the core would serve a network in plain text, or if --init cannot be read."""
+        """Raises SettingsError if `check_reach` does, or if the file of --init does not exist."""
         self.check_reach(*self.listen)
         if self.init is not None and not self.init.is_file():
-            raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
+            raise SettingsError(f"--init {self.init} is not a file: give a safetensors file of the model's state_dict")

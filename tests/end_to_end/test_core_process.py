@@ -115,7 +115,7 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
     [
         (["core", "--dir", "DIR", "--listen", "0.0.0.0:0"], 1, "error: 0.0.0.0:0 is not loopback"),
         (["core", "--dir", "/proc/nothing"], 1, "error: --dir /proc/nothing cannot be used"),
-        ([*CORE, "--init", "/nothing"], 1, "error: --init /nothing cannot be read"),
+        ([*CORE, "--init", "/nothing"], 1, "error: --init /nothing is not a file"),
         ([*CORE, "--quorum", "most"], 1, 'error: quorum "most" is neither'),
         ([*CORE, "--outer-lr", "-1"], 1, "error: --outer-lr -1: input should be greater than 0"),
         ([*CORE, "--codec", "int5"], 1, "error: --codec int5: give int4, int8 or float32"),

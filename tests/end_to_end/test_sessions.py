@@ -23,7 +23,7 @@ STALE = {
     "guessed": (grpc.StatusCode.UNAUTHENTICATED, "join"),
     "of another generation": (grpc.StatusCode.UNAUTHENTICATED, "another run or generation"),
     "left": (grpc.StatusCode.UNAUTHENTICATED, "join"),
-    "of before it left": (grpc.StatusCode.UNAUTHENTICATED, "is unknown here: join again"),
+    "of before it left": (grpc.StatusCode.UNAUTHENTICATED, "is unknown to this core: join again"),
     "let in again": (grpc.StatusCode.UNAUTHENTICATED, "has not joined this core: join first"),
 }
 

@@ -127,5 +127,5 @@ def test_sessions_of_an_earlier_start_or_a_copied_directory_are_refused_in_any_e
     assert run.session(mine).incarnation == 1
     assert refusal(copy, mine) == (
         Status.UNAUTHENTICATED,
-        'the session of learner "a" is unknown here: join again',
+        'the session of learner "a" is unknown to this core: join again',
     )

@@ -1,6 +1,7 @@
-"""Learners of a run: names, incarnations, sessions, time accounts (goodput), and plausibility of reports.
+"""The learners of a run: their names, sessions and time accounts, and the plausibility of their reports.
 
-`learner_registry` lets one process at a time use a name, and `goodput` accounts for learner time.
+`learner_registry` decides which process may use a name, and `session_tokens` makes and checks the tokens of sessions.
+`goodput` accounts for learner time. `plausibility` limits how much of a learner's reported work counts.
 
 May import: access.
 """

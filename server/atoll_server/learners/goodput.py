@@ -1,10 +1,14 @@
-"""PURE: each learner's time account: goodput (useful / provisioned seconds), and the lost time by cause.
+"""PURE: accounts for learner time: goodput and the causes of lost time.
 
-Provisioned time runs from a name's first Join until the learner leaves or the run ends. It includes downtime, but not
-deliberate pauses. Useful time is time in inner steps whose tokens were merged or are pending. The core limits reported
-times: a learner cannot have trained for longer than it was joined. After a silence, a process may report too few steps
-for this time. It then counts as frozen for the unexplained part. Tokens of a dead incarnation count only if the core
-acknowledged them. Times are wall-clock seconds, since accounts outlive a core process.
+Goodput is useful learner-seconds divided by provisioned learner-seconds.
+- Provisioned time runs from a learner's first Join until the learner leaves or the run ends. It includes downtime, but
+  excludes announced pauses and the time between leaving and returning.
+- Useful time is the time of inner steps whose tokens were merged or are pending. For a dead incarnation, only tokens
+  that the core acknowledged are useful.
+- The core limits an incarnation's reported times to the time since the incarnation joined.
+- If a step during a silence took far longer than usual, the learner's process was frozen. The excess time is downtime.
+
+Times are wall-clock seconds, since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -16,16 +20,16 @@ from typing import Any
 
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
 
-SILENT_S = 10.0
-RATE_STEPS = 4  # steps that a learner must have made before it has a rate
-SLOW = 2.0  # limit on a step's duration during a silence, as a multiple of the usual step time
+SILENT_S = 10.0  # seconds without a report after which a learner counts as silent
+RATE_STEPS = 4  # number of steps after which a learner has a rate
+SLOW = 2.0  # multiple of the usual step time, up to which a step during a silence counts as training
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
 
 @dataclass(slots=True)
 class IncarnationCounters:
-    """One incarnation's counters, as reported so far."""
+    """Counters of one incarnation, from its latest report."""
 
     joined_at: float = 0.0
     steps: int = 0
@@ -35,29 +39,30 @@ class IncarnationCounters:
     joining_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
-    grown_at: float = 0.0  # time of the last report with new steps; 0: none
-    steps_paid: float = 0.0  # `paid_until` of `plausibility.counted`; 0: the time of joining
-    tokens_paid: float = 0.0
-    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen, unknown to the learner
-    undone_tokens: float = 0.0  # tokens whose merge a restored checkpoint undid; weighted like accepted_tokens
-    restored_to: int | None = (
-        None  # counted tokens at a checkpoint that was restored after this incarnation's last report
-    )
-    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
-    said_tokens: int = 0
+    grown_at: float = 0.0  # time of the last report with new steps; 0: no such report
+    steps_paid: float = 0.0  # `paid_until` of plausibility.counted; 0: the same as joined_at
+    tokens_paid: float = 0.0  # the same for tokens
+    frozen_s: float = 0.0  # time that the learner reported as stepping_s although its process was frozen
+    undone_tokens: float = 0.0  # merged tokens that a restored checkpoint undid; weighted like accepted_tokens
+    restored_to: int | None = None  # counted tokens at a checkpoint that was restored after the last report
+    said_steps: int = 0  # reported steps; `steps` are those that count
+    said_tokens: int = 0  # reported tokens; `tokens` are those that count
 
     def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """Returns how many of the `said` tokens count now, and the time up to which they use the learner's time."""
+        """Returns how many of the reported tokens count now, and the new `tokens_paid` (see `plausibility.counted`).
+
+        said: all tokens that the incarnation has reported. now: wall-clock seconds.
+        """
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Returns the tokens that the learner gave up, or that a restored checkpoint undid."""
+        """Returns the number of tokens that the learner abandoned or that a restored checkpoint undid."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
-        """Returns the seconds spent on tokens that will never be merged.
+        """Returns the stepping time, in seconds, of tokens that will never be merged.
 
-        accepted: a dead incarnation's acknowledged tokens; None for a living one, which may send more.
+        accepted: acknowledged tokens of dead incarnations. None for the living incarnation, which may send more tokens.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
@@ -70,10 +75,10 @@ class IncarnationCounters:
 class ShardSums:
     """Sums over a learner's contributions at one shard.
 
-    merged_token_parameters: tokens of merged contributions times their fragment's parameters, so that sums are exact.
-    bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these payloads.
-    accepted_tokens: tokens in the living incarnation's acknowledged contributions, as a mean over the run's fragments
-    weighted by parameters. accepted_before: the same for dead incarnations.
+    merged_token_parameters: sum of tokens x fragment parameters over merged contributions; an integer, so it is exact.
+    bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these contributions.
+    accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
+    weighted by the number of parameters. accepted_before: the same for dead incarnations.
     """
 
     merged_token_parameters: int = 0
@@ -85,7 +90,7 @@ class ShardSums:
 
 @dataclass(frozen=True, slots=True)
 class GoodputTotals:
-    """The time of one learner or of all learners, in learner-seconds. lost_s: by cause (see CAUSES)."""
+    """Useful, provisioned and lost time of one or more learners, in learner-seconds. lost_s: by cause (see CAUSES)."""
 
     useful_s: float
     provisioned_s: float
@@ -93,7 +98,7 @@ class GoodputTotals:
 
     @property
     def ratio(self) -> float:
-        """Goodput; 1.0 while nothing is provisioned."""
+        """The goodput, from 0 to 1. It is 1 if no time was provisioned."""
         return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
 
 
@@ -103,28 +108,29 @@ class TimeAccount:
 
     first_joined_at: float
     heard_at: float
-    began_at: float = 0.0  # when the learner's current process was started
+    began_at: float = 0.0  # time when the learner's current process started
     left_at: float | None = None
     away_s: float = 0.0  # seconds between leaving and returning, which are not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
     bytes_down: int = 0  # payload bytes of published updates
     bytes_whole: int = 0  # payload bytes of whole fragments and initial parameters, in both directions
-    parameters_down: int = 0  # number of parameters in these updates
-    step_time_s: float | None = None  # duration of its inner steps, as last measured
-    silence_s: float = 0.0  # duration of a silence above SILENT_S that no reported step explains yet
-    woke_at: float = 0.0  # end of the last such silence
+    parameters_down: int = 0  # number of parameters in the published updates of bytes_down
+    step_time_s: float | None = None  # seconds per inner step, as the core measured last
+    silence_s: float = 0.0  # seconds of silence that no reported step accounts for yet
+    woke_at: float = 0.0  # end of the last silence above SILENT_S
     voided_tokens: int = 0  # reported tokens that do not count, because an operator voided them
     undone_tokens: int = 0  # reported tokens that do not count, because a rollback undid them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
-    past: list[IncarnationCounters] = field(default_factory=list)  # sum over dead incarnations; at most one element
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each shard computes its sums again when it starts
+    past: list[IncarnationCounters] = field(default_factory=list)  # one element: the sum over all dead incarnations
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a shard computes its sums again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """Records that a new incarnation joined.
 
         The time since the previous incarnation's last report is lost, unless that incarnation had left.
-        now: wall-clock seconds. process_age_s: seconds since the new process started. returning: the name is known.
+        now: wall-clock seconds. process_age_s: seconds since the new process started. returning: whether the learner
+        has joined before.
         """
         if returning:
             gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
@@ -142,9 +148,10 @@ class TimeAccount:
         self.current = IncarnationCounters(joined_at=now)
 
     def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
-        """Records a report's counters. Reported times cannot exceed the time since joining.
+        """Records the counters of a report. Limits the reported times to the time since the incarnation joined.
 
-        most: limits on the counted steps and tokens per second; None for no limit.
+        now: wall-clock seconds. seen: the reported counters, which this method changes in place.
+        most: limits on the steps and tokens that count per second; None for no limit.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -161,7 +168,7 @@ class TimeAccount:
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
-        # The learner counts joining from its own start, but it is provisioned only since its first Join.
+        # A learner measures joining_s from the start of its process, but provisioned time begins at its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
             self.silence_s = self.silence_s + silent_s
@@ -170,20 +177,21 @@ class TimeAccount:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
-        if was.restored_to is not None:  # the learner continued from parameters that the rollback undid
+        if was.restored_to is not None:  # this report's new tokens were trained on parameters that the rollback undid
             self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
     def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
-        """Splits a silence into step time and frozen time, based on the steps that began before the silence ended.
+        """Splits a silence into training time and frozen time, by the steps in a later report.
 
-        stepping_s: reported time of the new steps. A report after the silence may contain only steps that ended before
-        the silence. A later report then contains the frozen step. A learner that merely lost its connection kept
-        training, so its steps explain the silence.
+        A learner that only lost its connection kept training, so its new steps take up the whole silence. A process
+        that was frozen reports few steps of long duration. The first report after a silence may contain only steps that
+        ended before the silence. In this case, a later report contains the frozen step.
+        stepping_s: reported duration of the new steps. steps: number of the new steps. now: wall-clock seconds.
         """
         awake_s = now - self.woke_at
-        during_s = min(self.silence_s, stepping_s - awake_s)  # step time that must lie in the silence
+        during_s = min(self.silence_s, stepping_s - awake_s)  # step time that must have passed during the silence
         if during_s > 0.0 and self.step_time_s is not None:
             earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that the learner made before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
@@ -196,7 +204,7 @@ class TimeAccount:
 
     @property
     def merged_token_parameters(self) -> int:
-        """The sum over all shards, as in the next two properties (see ShardSums)."""
+        """The sum of `ShardSums.merged_token_parameters` over all shards."""
         return sum(sums.merged_token_parameters for sums in self.by_shard.values())
 
     @property
@@ -208,23 +216,23 @@ class TimeAccount:
         return sum(sums.parameters_up for sums in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
-        """Returns the reported tokens that do not count, because they were voided or undone."""
+        """Returns the number of reported tokens that operators voided or rollbacks undid."""
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Returns the reported tokens that count, since they were neither voided nor undone."""
+        """Returns the number of tokens that count: those that were neither voided nor undone."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
     def void_tokens(self, tokens: int) -> None:
-        """Reduces the learner's reported tokens to `tokens`. Voided tokens never count again."""
+        """Reduces the number of tokens that count to at most `tokens`. The other tokens are voided for ever."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
-        """Resets the account to an older checkpoint. tokens: this learner's counted tokens at the checkpoint.
+        """Reduces the tokens that count to those at a restored checkpoint.
 
-        undone_tokens: the current process's merged tokens that the rollback undid, as a mean over fragments weighted by
-        parameters.
+        tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
+        that the rollback undid, as a mean over fragments weighted by their number of parameters.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
@@ -234,13 +242,14 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """Returns this learner's sums at a shard, which the caller may change. Adds them if they are missing."""
+        """Returns the learner's sums at a shard, which are 0 at first. The caller may change them in place."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """Counts an acknowledged contribution's tokens. After a later refusal, negative tokens undo the count.
+        """Adds the tokens of an acknowledged contribution. If the contribution is refused later, subtracts them.
 
-        tokens: weighted by the fragment's share of all parameters. current: whether the living incarnation sent them.
+        tokens: the contribution's tokens times the fragment's share of all parameters; negative to subtract them.
+        current: whether the living incarnation sent the contribution.
         """
         sums = self.at(shard)
         if current or not self.past:
@@ -249,7 +258,7 @@ class TimeAccount:
             sums.accepted_before += tokens
 
     def _bury(self) -> None:
-        """Adds the dead incarnation's counters, with its lost tokens, to `past`."""
+        """Adds the counters of the current incarnation, which has ended, to `past`."""
         dead = self.current
         accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
         dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
@@ -276,9 +285,9 @@ class TimeAccount:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """Returns the learner's training rate.
+        """Returns the learner's training rate, or None if it is not known yet.
 
-        Returns None before RATE_STEPS steps, since the first steps include compilation.
+        A rate needs at least RATE_STEPS steps, since the first steps include compilation.
         """
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
@@ -288,12 +297,12 @@ class TimeAccount:
         return Rate(1 / self.step_time_s, self.total("tokens") / self.total("steps"))
 
     def total(self, name: str) -> Any:  # noqa: ANN401
-        """Returns a counter summed over all incarnations."""
+        """Returns the sum of a counter over all incarnations. name: a field of IncarnationCounters."""
         mine = getattr(self.current, name)
         return mine + getattr(self.past[0], name) if self.past else mine
 
     def balance(self, now: float) -> GoodputTotals:
-        """Returns the useful, provisioned and lost seconds up to `now`."""
+        """Returns the learner's useful, provisioned and lost time up to `now`, in wall-clock seconds."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         accepted = sum(sums.accepted_before for sums in self.by_shard.values())
@@ -311,21 +320,18 @@ class TimeAccount:
         return GoodputTotals(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Returns whether the current process has sent a report. It sends none before it has parameters."""
+        """Returns whether the current process has sent a report. A process reports only after it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Returns the seconds since the last report, or 0 if they are at most SILENT_S.
-
-        A silent learner counts as down until it reports.
-        """
+        """Returns the seconds since the last report, or 0 if the learner has left or is silent for at most SILENT_S."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the account as JSON values for the run's tables in the ledger.
+        """Returns the account as JSON values, for the run's tables in the ledger.
 
-        The result excludes `by_shard`, which the shards compute from their own tables.
+        The values exclude `by_shard`, which the shards' tables contain.
         """
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
@@ -334,7 +340,7 @@ class TimeAccount:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> TimeAccount:
-        """Reads an account from the result of `as_data`."""
+        """Returns the account from which `as_data` made these values."""
         spent = {
             "current": IncarnationCounters(**data["current"]),
             "past": [IncarnationCounters(**each) for each in data["past"]],
@@ -347,7 +353,7 @@ def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:
 
 
 def total_goodput(balances: Iterable[GoodputTotals]) -> GoodputTotals:
-    """Returns the sum over all learners' balances."""
+    """Returns the sums of the learners' times."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return GoodputTotals(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

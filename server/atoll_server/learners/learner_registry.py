@@ -1,4 +1,4 @@
-"""PURE: a run's learner names, the process that may use each name, and the learners' time accounts."""
+"""PURE: the registry of a run's learners: names, the process that may use each name, sessions and time accounts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64
-MAX_REGIONS = 256  # regions of learners that have neither left nor been evicted; each region adds metric series
-MAX_TOKENS = (1 << 63) - 1  # the largest int64, since messages and the ledger have no larger numbers
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the time that a connected process may be without a report
-CALLS_COME_S = 5.0  # time after a Join within which a process opens its Follow and Report calls
-LATENCY_S = 0.5  # latency of a Join, and thus the error in a process's start time
-RATES_KEPT = 8  # with fewer known rates, each call computes the rates again
-COMPARED_S = 3600.0  # rates exclude learners that were silent, or made no step since joining, for this long
-RATES_S = 1.0  # computed rates are used again for this long
-REMEMBERED = 64  # number of a name's earlier processes that are still recognised as fenced
+MAX_REGIONS = 256  # limit on the regions of present learners, since each region adds metric series
+MAX_TOKENS = (1 << 63) - 1  # the largest int64, since messages and the ledger cannot store larger numbers
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the time without a report after which a process counts as dead
+CALLS_COME_S = 5.0  # seconds after a Join within which a process opens its Follow and Report calls
+LATENCY_S = 0.5  # assumed latency of a Join, and thus the error of a process's start time
+RATES_KEPT = 8  # while fewer rates are known, each call of `rates` computes them again
+COMPARED_S = 3600.0  # seconds after which `rates` ignores learners that are silent or have no rate
+RATES_S = 1.0  # seconds until the rates are computed again
+REMEMBERED = 64  # number of nonces kept per name, by which fenced processes are recognised
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Duration of each phase until the first inner step of a name's current process."""
+    """Seconds in each phase before the first inner step of a learner's current process."""
 
     down_s: float = 0.0
     prepared_s: float = 0.0
@@ -38,25 +38,27 @@ class Recovery:
 
 @dataclass(slots=True)
 class RegistryEntry:
-    """One learner name. nonces: nonces of the processes that used the name, newest last."""
+    """A learner name and its current process. nonces: random numbers of the name's processes, newest last."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: TimeAccount
-    session: int = 0  # number of the valid session; 0: the learner left, or did not join since this core started
-    challenge: tuple[int, bytes] | None = (
-        None  # nonce of a process that may take over the name; proof that its next Join must contain
+    session: int = 0  # number of the valid session; 0: the learner left, or has not joined since this core started
+    # Nonce of a process that may take over the name, and the proof that the next Join of this process must contain.
+    challenge: tuple[int, bytes] | None = None
+    # Functions that end the open Follow and Report calls.
+    streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)
+    due_since: float | None = (
+        None  # monotonic seconds of a connected process's new Join; the process must reopen its calls
     )
-    streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due_since: float | None = None  # monotonic seconds of a connected process's new Join; it must reopen its calls
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
     recovery: Recovery = Recovery()
-    evicted: str = ""  # the reason for its eviction; empty if not evicted
-    declined: dict[int, int] = field(default_factory=dict)  # by fragment: newest cycle that the learner declined
-    adopted: dict[int, int] = field(default_factory=dict)  # by fragment: newest version reported as adopted
+    evicted: str = ""  # reason for the eviction; empty if not evicted
+    declined: dict[int, int] = field(default_factory=dict)  # by fragment: cycle of the newest declined round
+    adopted: dict[int, int] = field(default_factory=dict)  # by fragment: newest adopted version
     announced: int = 0  # the newest incarnation whose Join is in the journal
     capped: bool = False  # whether a warning about implausible reports was logged
     unsaved: bool = False  # whether the account changed since the last write to the ledger
@@ -68,7 +70,10 @@ class RegistryEntry:
 
     @contextmanager
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
-        """Context manager for an open Follow or Report call, in which the learner is connected. end: ends the call."""
+        """Returns a context manager for an open Follow or Report call. end: function that ends the call.
+
+        The learner counts as connected inside the context manager.
+        """
         self.streams[end], self.due_since = None, None
         try:
             yield
@@ -77,19 +82,19 @@ class RegistryEntry:
 
     @property
     def connected(self) -> bool:
-        """Whether the name's process has open calls, or is expected to open them after a Join."""
+        """Whether the current process has open calls, or is expected to open calls after a Join."""
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
         """Returns whether a living process uses the name. now: monotonic seconds.
 
-        A Join without later calls is not sufficient, since it may be a dead process's delayed Join.
+        A living process opens its calls soon after its Join. A delayed Join of a dead process is not followed by calls.
         """
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def start_session(self, session: int, why: Refused) -> None:
-        """Starts another session, or none if `session` is 0. The previous session's open calls end with `why`."""
+        """Replaces the current session, and ends its calls with `why`. session: the new number; 0 for no session."""
         self.session = session
         old = self.streams
         self.streams = {}
@@ -100,13 +105,13 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerProcess:
-    """The process that made a call. The call must run `check_current` after every wait."""
+    """The learner process that made a call. After every wait, the call must run `check_current`."""
 
     entry: RegistryEntry
     incarnation: int
 
     def check_current(self) -> None:
-        """Raises Refused if the process was fenced or evicted meanwhile."""
+        """Raises Refused if another process has taken over the name, or if the learner was evicted."""
         if self.entry.evicted:
             raise evicted(self.entry)
         if self.entry.incarnation != self.incarnation:
@@ -114,13 +119,13 @@ class LearnerProcess:
 
 
 class LearnerRegistry:
-    """All learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
+    """The learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
         self._trained = 0  # tokens of all accounts, including voided and undone tokens
-        self._uncounted = 0  # voided or undone tokens of all accounts
+        self._uncounted = 0  # voided and undone tokens of all accounts
         self._sessions = 0  # number of sessions started
         self._rates = Rates({})
         self._rates_at = -RATES_S
@@ -138,12 +143,14 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Assigns a name to a process. A retry keeps its incarnation, and a restarted process gets the next one.
+        """Lets a process use a name, and returns the entry of the name.
 
-        age_s: seconds since the process started. wall: seconds of the run's clock. now: monotonic seconds.
-        To take over a name, a process must send back the proof from the reply to its first Join. A dead process's
-        delayed Join lacks this proof. Without the proof, the returned entry changes only in its challenge.
-        Raises Refused for a name that is malformed, used by a living process, or beyond the limit.
+        A retry by the same process keeps the incarnation. A new process gets the next incarnation, but must call twice.
+        The first call only stores `challenge` in the entry. The process must send this value as `proof` in its second
+        call. A delayed Join of a dead process cannot contain the proof.
+        nonce: random number of the process. incarnation: the process's incarnation, or 0 before its first Join.
+        age_s: seconds since the process started. wall: wall-clock seconds. now: monotonic seconds.
+        Raises Refused if the name is malformed, evicted, used by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
             raise Refused(
@@ -162,7 +169,7 @@ class LearnerRegistry:
         if entry is None:
             return self._add(name, region, nonce, age_s, wall)
         over = Refused(
-            Status.UNAUTHENTICATED, f'learner "{name}" joined again: this call belongs to its earlier session'
+            Status.UNAUTHENTICATED, f'learner "{name}" joined again, which ended this session: use the new session'
         )
         was_here = entry.connected
         if entry.nonce != nonce:
@@ -186,7 +193,7 @@ class LearnerRegistry:
     def _may_take_over(
         self, entry: RegistryEntry, nonce: int, incarnation: int, age_s: float, wall: float, now: float
     ) -> None:
-        """Raises Refused unless the name's previous process is gone."""
+        """Raises Refused if an old process tries to take over the name, or if the current process may be alive."""
         name = entry.name
         if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # may be a dead process's delayed Join
             raise fenced(name)
@@ -196,12 +203,12 @@ class LearnerRegistry:
                 f'a learner named "{name}" is already connected: give each learner its own name, '
                 "or stop the other learner first",
             )
-        if self._older(entry, age_s, wall):  # if the other process's Join was delayed, this one only seems older
+        if self._older(entry, age_s, wall):  # if the other Join was delayed, this process may be the newer one
             text = f'a newer process joined as "{name}" and may come back: try again in {LONGEST_WAIT_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
     def _check_region(self, name: str, region: str, nonce: int) -> None:
-        """Raises Refused if a process changes its region, or if there are too many regions."""
+        """Raises Refused if a process changes its region, or if a new region would exceed the limit."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
             text = (
@@ -216,23 +223,23 @@ class LearnerRegistry:
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
-        """Returns whether a process is older than the name's current process, which may still come back."""
+        """Returns whether a new process started before the current process, which may still come back."""
         account = entry.account
         waited = wall - max(account.heard_at, self.since)
         older = wall - age_s < account.began_at - LATENCY_S
         return older and account.left_at is None and waited < LONGEST_WAIT_S
 
     def _next_session(self) -> int:
-        """Returns the next session number.
+        """Returns the number of a new session.
 
-        Numbers are unique over all names, so an ended session's number is never reused.
+        Session numbers are unique over all names, so the number of an ended session is never used again.
         """
         self._sessions += 1
         return self._sessions
 
     def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> RegistryEntry:
         if len(self.entries) >= self._limit:
-            text = f"the run has {self._limit} learner names (the limit): use a known name, or raise --limit-learners"
+            text = f"the run has {self._limit} learner names (the limit): use one of them, or raise --limit-learners"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         twin = next((known for known in self.entries if known.lower() == name.lower()), None)
         if twin is not None:  # payload files contain these names, and some file systems ignore case
@@ -245,9 +252,10 @@ class LearnerRegistry:
         return entry
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
-        """Returns the entry of a session's name. session: the number that its token proves; 0 if the token is invalid.
+        """Returns the entry of the learner that made a call.
 
-        Raises Refused if this core does not know the session, or if the learner was fenced or evicted.
+        session: the number that the call's token proves; 0 if the token is invalid.
+        Raises Refused if the learner must join again, was evicted, or was replaced by a newer process.
         """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -257,7 +265,9 @@ class LearnerRegistry:
         if incarnation < entry.incarnation:
             raise fenced(name)
         if incarnation != entry.incarnation or session != entry.session:
-            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is unknown here: join again')
+            raise Refused(
+                Status.UNAUTHENTICATED, f'the session of learner "{name}" is unknown to this core: join again'
+            )
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
@@ -266,7 +276,7 @@ class LearnerRegistry:
         return {each.region for each in entries if each.account.left_at is None}
 
     def evict(self, entry: RegistryEntry, reason: str, wall: float) -> None:
-        """Evicts a learner. With an empty reason, lets it join again."""
+        """Evicts a learner. If the reason is empty, lets the learner join again. wall: wall-clock seconds."""
         entry.evicted = reason
         entry.unsaved = True
         if reason:
@@ -274,11 +284,11 @@ class LearnerRegistry:
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """Returns the learners' training rates, computed at most once per second.
+        """Returns the learners' training rates, which stay the same for up to RATES_S seconds.
 
-        They exclude learners that were evicted, or silent for COMPARED_S while this core listened.
+        The rates exclude evicted learners, and learners that this core has not heard for COMPARED_S seconds.
         """
-        # With few learners, a kept result could be empty, so that no report would be implausible.
+        # With few learners, an old result could be empty. An empty result would make all reports plausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
             starting: set[str] = set()
@@ -293,14 +303,14 @@ class LearnerRegistry:
         return self._rates
 
     def _starts(self, entry: RegistryEntry, wall: float) -> bool:
-        """Returns whether a learner without a rate is expected to train soon."""
+        """Returns whether a learner that has no rate yet is expected to have one soon."""
         account = entry.account
         here = entry.connected or wall - max(account.heard_at, self.since) < LONGEST_WAIT_S
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
         return here and young and account.left_at is None and not entry.evicted
 
     def heard(self, entry: RegistryEntry, wall: float, spent: IncarnationCounters) -> None:
-        """Records a report's counters, limited to plausible rates."""
+        """Records the counters of a report, limited to plausible rates. wall: wall-clock seconds."""
         before: int = entry.account.total("tokens")
         uncounted = entry.account.uncounted_tokens()
         entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
@@ -308,28 +318,31 @@ class LearnerRegistry:
         self._uncounted += entry.account.uncounted_tokens() - uncounted
 
     def void_tokens(self, entry: RegistryEntry, tokens: int) -> None:
-        """Reduces a learner's reported tokens to `tokens`. Voided tokens never count again."""
+        """Reduces a learner's counted tokens to at most `tokens`. The other tokens are voided for ever."""
         before = entry.account.uncounted_tokens()
         entry.account.void_tokens(tokens)
         self._uncounted += entry.account.uncounted_tokens() - before
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Returns each learner's trained tokens as reported, without voided and undone tokens."""
+        """Returns, by learner, the reported tokens without voided and undone tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Returns all learners' tokens that do not count, since operators voided them or a rollback undid them."""
+        """Returns the number of all learners' tokens that operators voided or rollbacks undid."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Returns all learners' counted tokens, without voided and undone tokens."""
+        """Returns the number of all learners' tokens without voided and undone tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Adds a name from the ledger. Its process must join again. reason: for its eviction; empty if not evicted."""
+        """Adds a name from the ledger. The process that uses the name must join again.
+
+        account: the result of `TimeAccount.as_data`. reason: reason for the eviction; empty if not evicted.
+        """
         restored = TimeAccount.from_data(account)
         self.entries[name] = RegistryEntry(
             name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation
@@ -339,17 +352,17 @@ class LearnerRegistry:
 
 
 def fenced(name: str) -> Refused:
-    """Returns the refusal of a process whose name another process has taken over."""
+    """Returns the refusal for a process whose name a newer process has taken over."""
     text = f'learner "{name}" was started again elsewhere, so this older process is fenced off: stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
 
 
 def evicted(entry: RegistryEntry) -> Refused:
-    """Returns the refusal of a learner that an operator evicted."""
+    """Returns the refusal for a learner that an operator evicted."""
     fix = f"`atoll evict {entry.name} --undo` lets it join again"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {fix}')
 
 
 def refuse_reason(reason: str) -> str:
-    """Returns the reason in an evicted learner's receipts."""
+    """Returns the reason that the receipts of an evicted learner contain."""
     return f"its learner was evicted: {reason}"

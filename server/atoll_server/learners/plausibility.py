@@ -1,16 +1,17 @@
-"""PURE: how much of a learner's reported work counts. The core cannot observe training, but it can measure time.
+"""PURE: limits how much of a learner's reported work counts. The core cannot observe training, but can measure time.
 
-- Reported steps and tokens count up to FASTER times the other learners' median rate, for the time since the last
-  counted work. The excess counts later, as time passes. A learner's own earlier reports do not raise any limit.
-- If there are other learners and none of them has trained yet, tokens are held back. They count as soon as another
-  learner has a rate. If a learner is alone, all its tokens count.
-- A contribution's tokens count if they were counted for its learner and were not in its earlier contributions to this
-  fragment. A contribution may arrive before the report. Further tokens therefore count for the time since the last
-  report. They count at the learner's own rate, or at the others' rate if the learner has none.
-- A contribution's weight grows with its tokens per step, which count up to the larger of two limits. The first limit
-  is MIXED times the others' tokens per step. At the second limit, the learner's step rate gives FASTER times the
-  others' tokens per second.
-- In a merge, a learner's weight is at most FASTER times the others' median weight.
+- Rate: the core counts reported steps and tokens up to FASTER times the other learners' median rate. Work above this
+  rate counts later, as time passes. A learner's own earlier reports do not raise the limit.
+- Start: while other learners have joined but none of them has a rate, a learner's tokens do not count yet. They count
+  as soon as another learner has a rate. If a learner is alone, all its tokens count.
+- Contribution: its tokens count if the core has counted them in the learner's reports, and if no earlier contribution
+  of the learner to the same fragment contained them. Since a contribution may arrive before the report of its tokens,
+  more tokens count for the time since the last report. The learner's own rate limits these additional tokens. If the
+  learner has no rate yet, the others' median rate limits them.
+- Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
+  The first limit is MIXED times the others' tokens per step. At the second limit, the learner trains on FASTER times
+  the others' tokens per second, at its own step rate.
+- Merge: a learner's weight is at most FASTER times the median weight of the others (see `parts_counted`).
 
 Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
 learner on much better hardware.
@@ -24,24 +25,24 @@ from dataclasses import dataclass
 
 FASTER = 10.0  # factor by which a learner may be faster than the others
 MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second for a learner that is alone, which no hardware exceeds
-SPARE_S = 10.0  # unused seconds that later reports may use, since reports arrive late and irregularly
-OVERTAKEN = 2.0  # factor on the learner's own rate, up to which a contribution may be ahead of the last report
+SPARE_S = 10.0  # largest unused time that later reports may use, since reports can arrive late
+OVERTAKEN = 2.0  # multiple of a learner's rate, up to which a contribution may be ahead of the last report
 OVERTAKEN_STEPS, OVERTAKEN_S = (
     4.0,
     1.0,
-)  # further steps and time by which it may be ahead, since that report was late
-MIXED = 4.0  # factor on the usual tokens per step, for contributions with few steps
+)  # more steps and seconds by which a contribution may be ahead, since the last report may have been late
+MIXED = 4.0  # multiple of the usual tokens per step, up to which a contribution's tokens per step count
 
 
 @dataclass(frozen=True, slots=True)
 class MaxRates:
-    """Limits on the reported steps and tokens that count per second."""
+    """The largest numbers of reported steps and tokens that count per second."""
 
     steps_s: float = MAX_STEPS_S
     tokens_s: float = MAX_TOKENS_S
 
 
-HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow steps; tokens wait for another learner's rate
+HELD = MaxRates(MAX_STEPS_S, 0.0)  # limits while no other learner has a rate; steps count, since rounds need them
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,12 @@ class Rate:
 
     @property
     def tokens_s(self) -> float:
-        """Reported tokens per second, on the core's clock."""
+        """The reported tokens per second (core's clock)."""
         return self.steps_s * self.batch
 
 
 class Rates:
-    """All learners' rates at one moment. starting: learners that have joined, but have no rate yet."""
+    """The rates of all learners at one moment. starting: names of learners that have joined but have no rate yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
         self._rates = rates
@@ -69,18 +70,18 @@ class Rates:
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
 
     def of(self, learner: str) -> Rate | None:
-        """Returns the learner's own rate, or None if it has none yet."""
+        """Returns the learner's own rate, or None if the learner has no rate yet."""
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """Returns the other learners' median rate, or None if none of them has a rate."""
+        """Returns the median rate of the other learners, or None if no other learner has a rate."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
         return None if steps_s is None or batch is None else Rate(steps_s, batch)
 
     def most(self, learner: str) -> MaxRates:
-        """Returns the limits on a learner's counted reports."""
+        """Returns the largest rates at which a learner's reported steps and tokens count."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
@@ -90,7 +91,7 @@ class Rates:
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
-    """Returns the upper median of sorted values without `own`, or None if there are no others."""
+    """Returns the upper median of sorted values without `own`, or None if there are no other values."""
     others = len(values) - (own is not None)
     if not others:
         return None
@@ -99,7 +100,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns, for each learner, the fraction of its weight that counts in a merge (see the module's last rule)."""
+    """Returns, by learner, the fraction of the weight that counts in a merge, 0 to 1. weights: by learner."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
@@ -108,10 +109,12 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns the part of a reported total that counts, and the time up to which this part uses the learner's time.
+    """Returns the part of a reported total that counts, and the `paid_until` of the next call.
 
-    said: the reported total. before: the part counted so far. most_s: limit per second. paid_until: the time that the
-    last call returned, or the time of joining. Times are wall-clock seconds.
+    At most `most_s` steps or tokens count for each second since `paid_until`. Work that counts uses up this time, so
+    the returned `paid_until` is later. Later calls can use at most SPARE_S of the unused time.
+    said: the reported total. before: the part that counted at the last call. most_s: limit per second.
+    paid_until: the time that the last call returned, or the time of joining. Times are wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:
@@ -123,7 +126,7 @@ def counted(said: int, before: int, most_s: float, paid_until: float, now: float
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A contribution's tokens and inner steps."""
+    """The declared tokens and inner steps of a contribution, or those of a learner's reports."""
 
     tokens: int
     steps: int
@@ -132,10 +135,11 @@ class Declared:
 def credited(
     said: Declared, reported: Declared, given: int, unheard_s: float, own: Rate | None, usual: Rate | None
 ) -> Declared:
-    """Returns the part of a contribution's declared tokens and steps that counts.
+    """Returns how many of a contribution's declared tokens and steps count.
 
-    reported: the counted part of the learner's reports. given: tokens in its earlier contributions to this fragment.
-    unheard_s: seconds since the learner's last report of new steps.
+    said: the declared numbers. reported: the numbers that count in the learner's reports. given: tokens of the
+    learner's earlier contributions to the fragment. unheard_s: seconds since the learner's last report of new steps.
+    own: the learner's rate. usual: the median rate of the other learners.
     """
     rate = own or usual
     if rate is None:
@@ -144,7 +148,7 @@ def credited(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
-    if usual is None:  # the learner's reported tokens may be held back, and there is no other work to outweigh
+    if usual is None:  # without another learner's rate, reported tokens may not count yet
         return Declared(said.tokens, steps)
     batch = _most_of_a_step(own, usual)
     most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)
@@ -154,7 +158,7 @@ def credited(
 def _most_of_a_step(own: Rate | None, usual: Rate) -> float:
     """Returns the limit on a contribution's tokens per step.
 
-    It depends on the learner's step rate, never on its reported batch.
+    The limit does not depend on the learner's reported tokens per step, which could be false.
     """
     few_steps = FASTER * usual.tokens_s / own.steps_s if own is not None else 0.0
     return max(MIXED * usual.batch, few_steps)

@@ -1,4 +1,4 @@
-"""The numerics of a merge: weighted combination, outer optimizer step, and the limit on norms.
+"""The numerics of a merge: the weighted sum of contributions, the outer optimizer step, and the limits on norms.
 
 May import: rounds.
 """

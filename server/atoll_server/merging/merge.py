@@ -1,14 +1,19 @@
-"""PURE: merges one round's contributions into a new version of a fragment. It has no clock and no IO of its own.
+"""PURE: merges the contributions of one round into a new version of a fragment.
 
-Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
-1. Computes the sum of factor x contribution. The factor is the weight w, or w / ||v|| for a piece that is merged by
-   direction. Keeps only the norm of each piece's combination, summed in float64, frame by frame.
-2. Computes the same sum again, since decoding twice costs less than storing the sum. Delta = sum, or
-   sum x (sum w ||v||) / ||sum|| for a piece that is merged by direction;
-   momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
-   For a whole outer step, decay and push equal mu (see `OuterRule`).
-The order of every sum is fixed, so that the same ledger gives the same bytes: contributions by key, frames by index,
-elements by place, in a fixed number of partial sums.
+A merge makes two passes over the frames (2604.21428, App. D.2). Both passes work on blocks that fit in the CPU cache.
+1. The first pass computes the sum of factor x contribution. For a contribution with weight w, the factor is w. If a
+   piece is merged by direction, the factor is w / ||v||, where ||v|| is the norm of the contribution's piece. The pass
+   keeps only the squared norm of each piece's sum, in float64.
+2. The second pass computes the same sum again, since decoding twice costs less than storing the sum. It then updates
+   the fragment, where Q is the rounding by the codec:
+       Delta = sum, or sum x (sum of w ||v||) / ||sum|| for a piece that is merged by direction
+       momentum = decay x momentum + Delta
+       theta -= lr x (Delta + push x momentum)
+       theta_pub += Q(theta - theta_pub)
+   For a whole outer step, decay and push equal the outer momentum mu (see `OuterRule.decay_and_push`).
+
+The order of every sum is fixed, so that the same ledger always gives the same bytes. Contributions are added in the
+order of their keys, frames by index, and elements by position in a fixed number of partial sums.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from atoll_server.rounds.outer_step import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # limit on a piece's norm, above which a sum could overflow float32
 SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction
-CANCELLED = 1e-6  # if the norm of a sum of directions is smaller, they cancel, and the sum is rounding noise
+CANCELLED = 1e-6  # a sum of directions with a smaller norm is only rounding noise, since the directions cancel
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -39,7 +44,10 @@ I64: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True)
 class FragmentState:
-    """A fragment at one version: parameters, published parameters, momentum; each float32 (fragment.length,)."""
+    """A fragment at one version. All arrays are float32 (fragment.length,).
+
+    theta: exact parameters. theta_pub: published parameters. momentum: outer momentum.
+    """
 
     version: int
     theta: F32
@@ -47,7 +55,7 @@ class FragmentState:
     momentum: F32
 
     def checksums(self) -> tuple[int, int, int]:
-        """Returns the CRC-32C of theta, theta_pub and momentum."""
+        """Returns the CRC-32C checksums of theta, theta_pub and momentum."""
         return (
             frame_codec.vector_crc32c(self.theta),
             frame_codec.vector_crc32c(self.theta_pub),
@@ -56,11 +64,11 @@ class FragmentState:
 
 
 class Contribution(Protocol):
-    """The attributes of a contribution that the merge reads."""
+    """A contribution, as the merge reads it."""
 
     @property
     def learner(self) -> str:
-        """The learner's name. Contributions are merged in the order of these names."""
+        """The learner's name, by which a merge sorts contributions."""
 
     @property
     def codec(self) -> Codec:
@@ -68,19 +76,19 @@ class Contribution(Protocol):
 
     @property
     def norms_sq(self) -> F64:
-        """Squared norms, float64 (pieces,), computed when the frames arrived."""
+        """The squared norm of each piece, float64 (pieces,), as computed when the frames arrived."""
 
     @property
     def scale(self) -> float:
-        """The factor that clips the contribution, 0 to 1."""
+        """The factor that clips the contribution's norm, 0 to 1."""
 
     def content(self, span: FrameSpan) -> Content:
-        """Returns the decompressed content of one frame: codes, then scales."""
+        """Returns the decompressed content of a frame, which consists of codes and then scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A published update: its frames' compressed payloads, and the CRC-32C of theta_pub after the update."""
+    """A published update. frames: compressed payloads, by frame. crc32c: checksum of theta_pub after the update."""
 
     version: int
     frames: tuple[bytes, ...]
@@ -89,7 +97,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The result of a merge. state: the new version. checksums: its CRC-32C of theta, theta_pub and momentum."""
+    """The result of a merge. checksums: CRC-32C of the new theta, theta_pub and momentum."""
 
     state: FragmentState
     update: Update
@@ -99,22 +107,26 @@ class MergeResult:
 def start(theta: F32) -> FragmentState:
     """Returns a fragment at version 0, with zero momentum.
 
-    theta: float32 (fragment.length,), which merges change in place.
+    theta: initial parameters, float32 (fragment.length,). Merges change this array in place.
     """
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
-    """Returns a contribution's weight, tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
+    """Returns a contribution's weight before normalisation (2604.21428).
 
-    The discount for staleness is that of FedAsync (1903.03934), but begins above one outer step. A smaller delay costs
-    little quality, and a discount would cost more (records/quality). staleness: in outer steps.
+    The weight is tokens x (tokens / steps) x max(1, staleness)^-exponent. staleness: in outer steps. The last factor is
+    the discount of FedAsync (1903.03934), but only for a staleness above 1. A smaller staleness costs little quality,
+    and a discount would cost more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
 
 def norms_sq(fragment: FragmentLayout, per_frame: Sequence[F64]) -> F64:
-    """Returns the squared norm of each piece. per_frame: the results of `frame_codec.check_frame`, in frame order."""
+    """Returns the squared norm of each piece, float64 (pieces,).
+
+    per_frame: squared norms by segment, for each frame in order, as `frame_codec.check_frame` returns them.
+    """
     sums = np.zeros(len(fragment.pieces), np.float64)
     for span, squares in zip(fragment.frames, per_frame, strict=True):
         for segment, square in zip(span.segments, squares, strict=True):
@@ -130,17 +142,18 @@ def merge(
     rule: OuterRule,
     published: F32,
 ) -> MergeResult:
-    """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
+    """Merges contributions into the next version of `state`, and returns the new state and the published update.
 
-    weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
-    theta_pub, and may be the old array. The second pass changes theta and momentum in place. An error in the first pass
-    leaves the state unchanged. After an error in the second pass, the caller must discard the state. Norms up to
-    LARGEST_NORM keep every sum finite.
+    contributions: sorted by learner, all in one codec. The norm of each piece must be at most LARGEST_NORM, so that
+    all sums are finite. weights: one per contribution, with a sum of at most 1. published: float32 (fragment.length,),
+    receives the new theta_pub; it may be the old theta_pub.
+    The second pass changes theta and momentum in place. An error in the first pass leaves `state` unchanged. After an
+    error in the second pass, the caller must discard `state`.
     """
-    assert contributions, "there is nothing to merge"
-    assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
+    assert contributions, "a merge needs at least one contribution"
+    assert len({contribution.codec for contribution in contributions}) == 1, "all contributions use the run's codec"
     learners = [contribution.learner for contribution in contributions]
-    assert learners == sorted(learners), "contributions are merged in sorted learner order"
+    assert learners == sorted(learners), "contributions are sorted by learner"
     directed = np.array([piece.kind is MergeKind.DIRECTION and rule.heat > 0 for piece in fragment.pieces])
     factors = np.stack([_factors(directed, c, w) for c, w in zip(contributions, weights, strict=True)])
     given = _Given(contributions, fragment)
@@ -151,14 +164,15 @@ def merge(
     scales = np.ones(len(fragment.pieces), np.float32)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(combined_sq[index])
-        scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
+        scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # a sum without a direction adds nothing
     return _step(fragment, state, given, factors, scales, rule, part_of(weights), published)
 
 
 class _Given:
-    """The contents of a round's contributions, for both passes.
+    """The decompressed contents of a round's contributions, for both passes.
 
-    The second pass reuses them if they fit in four bytes per parameter. Otherwise, it reads them again.
+    The second pass reuses the contents of the first pass if they take at most four bytes per parameter. Otherwise, the
+    second pass reads the contents again.
     """
 
     def __init__(self, contributions: Sequence[Contribution], fragment: FragmentLayout) -> None:
@@ -168,7 +182,7 @@ class _Given:
         self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
 
     def contents(self, span: FrameSpan) -> list[Content]:
-        """Returns one content per contribution, for one frame."""
+        """Returns the contents of one frame, one per contribution."""
         found = self._kept.get(span.index) if self._kept else None
         if found is None:
             found = [contribution.content(span) for contribution in self._contributions]
@@ -178,7 +192,7 @@ class _Given:
 
 
 def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
-    """Returns a contribution's factor per piece in the first pass, float32. directed: pieces merged by direction."""
+    """Returns a contribution's factors, float32 (pieces,). directed: whether each piece is merged by direction."""
     factors = np.full(len(directed), weighs * contribution.scale, np.float64)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(contribution.norms_sq[index])
@@ -187,7 +201,7 @@ def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: fl
 
 
 def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
-    """Runs the first pass over a frame. Returns the combination's sum of squares per segment.
+    """Runs the first pass over a frame. Returns the squared norm of the weighted sum, float64 (segments,).
 
     factors: float32 (contributions, pieces).
     """
@@ -206,9 +220,10 @@ def _step(
     part: float,
     published: F32,
 ) -> MergeResult:
-    """Runs the second pass: Nesterov's step, the published update, and checksums.
+    """Runs the second pass: makes the Nesterov step, and computes the published update and the checksums.
 
-    part: fraction of an outer step, 0 to 1.
+    factors: float32 (contributions, pieces). scales: float32 (pieces,), for the weighted sum. part: fraction of an
+    outer step, 0 to 1.
     """
     frames = []
     theta_crc = 0
@@ -239,7 +254,10 @@ def _step_frame(
     memory: Content,
     kind: Codec,
 ) -> Content:
-    """Returns the content of a frame's update, a view of `memory`. rates: lr, decay, push."""
+    """Runs the second pass over a frame. Returns the content of the frame's update, which is a view of `memory`.
+
+    rates: lr, decay and push, float32 (3,). kind: the update's codec.
+    """
     contents = given.contents(span)
     update = memory[: frame_codec.content_bytes(span, kind)]
     place = span.place
@@ -255,28 +273,28 @@ def _step_frame(
         published[place],
         *_coded([update], span, kind),
     )
-    assert sound, "norms are bounded, so that sums are finite"
+    assert sound, "sums are finite, since norms are bounded"
     return update
 
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
-    """Returns kernel arguments for a frame's contents: addresses, byte offset of the scales, and number of levels."""
+    """Returns the kernel arguments for contents: addresses, byte offset of the scales, and number of levels."""
     return addresses(contents), frame_codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Returns the values per segment (contributions, segments) from values per piece (contributions, pieces)."""
+    """Converts values by piece (contributions, pieces) to values by segment (contributions, segments)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 
 def addresses(contents: Sequence[Content]) -> I64:
-    """Returns the memory addresses of contents as int64, for kernels. The caller must keep the contents alive."""
+    """Returns the memory addresses of contents, int64 (contents,). The caller must keep the contents alive."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Zeros:
-    """A contribution of zeros, for `warm_up`."""
+    """A contribution whose values are all 0, for `warm_up`."""
 
     codec: Codec
     learner: str = ""
@@ -291,7 +309,7 @@ class _Zeros:
 
 
 def warm_up() -> None:
-    """Compiles every kernel that a core uses, or loads it from the disk cache."""
+    """Compiles every kernel that a core uses, or loads the kernel from the disk cache."""
     frame_codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
     fragment = FragmentLayout(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))

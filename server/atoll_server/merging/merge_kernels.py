@@ -1,8 +1,11 @@
-"""PURE: the inner loops of a merge over one frame of all contributions, block by block in the CPU cache.
+"""PURE: the inner loops of a merge. A kernel processes one frame of all contributions, in blocks that fit in the cache.
 
-The kernels share these arguments. contents: addresses of the contributions' contents for the frame, all in one codec.
-scales_from: byte offset of the scales in a content. levels: number of levels of the codec. lengths: the segments'
-lengths. factors: float32 (contributions, segments).
+The kernels share these arguments:
+- contents: memory addresses of the frame's contents, int64 (contributions,). All contents use one codec.
+- scales_from: byte offset of the scales in each content.
+- levels: number of levels of the codec; 0 for float32.
+- lengths: number of values in each segment, int64 (segments,).
+- factors: float32 (contributions, segments).
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ I64: TypeAlias = NDArray[np.int64]
 def _combine(
     contents: I64, scales_from: int, levels: int, code_at: int, number: int, factors: F32, segment: int, block: F32
 ) -> None:
-    """block = sum over contributions of factor x decoded values. code_at: byte offset; number: index of the block."""
+    """Writes the sum of factor x decoded values over all contributions to `block`.
+
+    code_at: byte offset of the block's codes in each content. number: index of the block in the frame.
+    """
     block[:] = np.float32(0.0)
     for given in range(len(contents)):
         factor = factors[given, segment]
@@ -52,7 +58,7 @@ def _combine(
 
 @kernel
 def frame_squares(contents: I64, scales_from: int, levels: int, lengths: I64, factors: F32, squares: F64) -> None:
-    """Writes the squared norm of each segment's combination to `squares`, float64 (segments,)."""
+    """Writes the squared norm of the weighted sum of contributions to `squares`, float64 (segments,)."""
     block, sums = np.empty(BLOCK, np.float32), np.empty(LANES, np.float64)
     code_at, number = 0, 0
     for segment in range(len(lengths)):
@@ -83,10 +89,14 @@ def frame_step(
     update_scales_from: int,
     update_levels: int,
 ) -> bool:
-    """Delta = scale x combination; momentum' = decay momentum + Delta; theta' = theta - lr (Delta + push momentum').
+    """Makes the Nesterov step on a frame, in place. Returns False if a value is not finite.
 
-    scales: float32 (segments,). rates: lr, decay, push. update: address of the content that receives
-    Q(theta' - theta_pub). published: receives theta_pub + Q. Returns False if a value is not finite.
+        Delta = scale x (weighted sum of contributions)
+        momentum' = decay x momentum + Delta
+        theta' = theta - lr x (Delta + push x momentum')
+
+    scales: float32 (segments,). rates: lr, decay and push, float32 (3,). update: address of the content that receives
+    Q(theta' - theta_pub), where Q is the rounding by the update's codec. published: receives theta_pub + Q.
     """
     block = np.empty(BLOCK, np.float32)
     at = 0
@@ -113,7 +123,7 @@ def frame_step(
                 if bits < 0:
                     return False
                 scales_at(update[0] + update_scales_from, number + 1)[number] = bits
-                if old.ctypes.data == new.ctypes.data:  # aliased arrays would not be vectorised
+                if old.ctypes.data == new.ctypes.data:  # the compiler would not vectorise a loop over aliased arrays
                     add_block(codes, scale_of(np.uint16(bits)), update_levels, new)
                 else:
                     advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
@@ -133,7 +143,10 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """Makes Nesterov's step on one block, in place. Afterwards, `combined` is theta' - theta_pub, for publication."""
+    """Makes the Nesterov step on one block, in place.
+
+    combined: the weighted sum of contributions. Receives theta' - theta_pub, which the core publishes.
+    """
     lr = rates[0]
     decay = rates[1]
     push = rates[2]

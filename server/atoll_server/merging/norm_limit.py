@@ -1,20 +1,21 @@
-"""PURE: compares a contribution's norm with the accepted norms of earlier contributions to its fragment.
+"""PURE: compares a contribution's norm with the norms of accepted contributions to the same fragment.
 
-A pseudo-gradient's norm grows with its number of inner steps: between the square root (random walk) and linearly
-(steps in the same direction). For a contribution of `steps` inner steps, the expected norm follows from the running
-medians of accepted contributions:
+The norm of a pseudo-gradient grows with its number of inner steps. The growth lies between a square root (a random
+walk) and a straight line (steps in the same direction). For a contribution of `steps` inner steps, the expected norm
+follows from the medians of recently accepted contributions:
 
     median norm x min(r, LONGEST)    for r = steps / median steps >= 1
     median norm x sqrt(r)            for r < 1
 
-A contribution with a norm above `norm_limit` times the expected norm is refused. One with a norm above `clip_norm`
-times the expected norm is scaled down to this limit. Unusual but honest contributions lie between the limits: a learner
-that joins with a fresh optimizer makes much larger steps than the others. No contribution is judged before the window
-is full, since norms grow tenfold within a few rounds of learning-rate warm-up.
+The core refuses a contribution whose norm is above `norm_limit` times the expected norm. If the norm is only above
+`clip_norm` times the expected norm, the core scales the contribution down to this limit. Honest contributions can lie
+between the two limits. For example, a learner that joins with a fresh optimizer makes much larger steps than the
+others. The core judges no contribution before the window is full, since norms grow tenfold within a few rounds of
+learning-rate warm-up.
 
-All learners have equal shares of the window, which excludes refused norms, so a minority cannot move the median. A
-genuine change of norms affects all learners. If more than half of the present learners were refused in AGREED rounds
-in a row, their norms become the new reference.
+All learners have equal shares of the window, and the window excludes refused norms. A minority of learners therefore
+cannot move the median. A genuine change of norms affects all learners. If the core refuses contributions of more than
+half of the present learners in AGREED consecutive rounds, the refused norms become the new reference.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-LONGEST = 10.0  # multiple of the median steps, beyond which more steps do not raise the expected norm
-AGREED = 4  # refusals in a row; a learner has at most one per round (`Uploads.offer`)
+LONGEST = 10.0  # multiple of the median number of steps, above which more steps do not raise the expected norm
+AGREED = 4  # number of consecutive refusals; a learner has at most one refusal per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
 
 @dataclass(frozen=True, slots=True)
 class NormVerdict:
-    """The verdict on a contribution. scale: its factor in the merge. refusal: the reason; empty if accepted."""
+    """The decision on a contribution. scale: its factor in the merge. refusal: the reason; empty if accepted."""
 
     scale: float = 1.0
     refusal: str = ""
@@ -41,30 +42,30 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """The sizes of recent contributions.
+    """The sizes of recent contributions, by learner. The learner that sent last comes last.
 
-    taken, refused: the latest accepted and refused sizes by learner. The learner that sent last is last. count: number
-    of accepted contributions.
+    taken: sizes of accepted contributions. refused: sizes of refused contributions. count: number of all accepted
+    contributions.
     """
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)
-    refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last accepted one
+    refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last accepted contribution
     count: int = 0
 
     def sizes(self, window: int) -> list[Size]:
-        """Returns the sizes in the window, with an equal share from each learner."""
+        """Returns the latest accepted sizes, at most `window`, with equal shares for all learners."""
         share = max(1, window // max(1, len(self.taken)))
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
     def changed_for_all(self, learner: str, present: Set[str]) -> bool:
-        """Returns whether this learner and more than half of all present ones were refused AGREED times in a row."""
+        """Returns whether this learner and over half of the present learners were refused AGREED times in a row."""
         here = (self.taken.keys() | self.refused.keys()) & (present | {learner})
         agreed = {name for name in here if len(self.refused.get(name, ())) >= AGREED}
         return learner in agreed and 2 * len(agreed) > len(here)
 
 
 class NormLimiter:
-    """One fragment's reference norms, over its last `window` contributions.
+    """Judges the norms of contributions to one fragment. window: number of accepted contributions in the medians.
 
     norm_limit, clip_norm: multiples of the expected norm; 0 disables the limit.
     """
@@ -77,11 +78,14 @@ class NormLimiter:
 
     @property
     def judges(self) -> bool:
-        """Whether the window is full, so that further contributions are judged."""
+        """Whether the window is full. Until then, the core accepts all contributions."""
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:
-        """Judges a contribution, and records it. present: learners that are expected to contribute."""
+        """Judges a contribution, and records its size and the decision.
+
+        norm: over the whole fragment. steps: inner steps. present: learners from which the core expects contributions.
+        """
         usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
             usual.taken = usual.refused
@@ -94,7 +98,7 @@ class NormLimiter:
         return verdict
 
     def note(self, learner: str, norm: float, steps: int) -> None:
-        """Records an accepted contribution. norm: over the whole fragment; steps: its inner steps."""
+        """Records the size of an accepted contribution. norm: over the whole fragment. steps: inner steps."""
         usual = self._usual
         usual.refused.pop(learner, None)
         latest = usual.taken.pop(learner, ())
@@ -103,7 +107,7 @@ class NormLimiter:
         usual.count += 1
 
     def judge(self, norm: float, steps: int) -> NormVerdict:
-        """Judges a contribution without recording it. norm: over the whole fragment."""
+        """Judges a contribution without recording its size. norm: over the whole fragment. steps: inner steps."""
         if not self.judges:
             return NormVerdict()
         sizes = self._usual.sizes(self.window)
@@ -115,9 +119,9 @@ class NormLimiter:
         times = norm / expected
         if self._norm_limit and times > self._norm_limit:
             return NormVerdict(
-                refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps (limit "
-                f"{self._norm_limit:g}): the learner's training has drifted too far; "
-                "the learner continues from the others' parameters"
+                refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps "
+                f"(limit {self._norm_limit:g}): the learner drops this work and continues from the published "
+                "parameters; if this repeats, lower the learner's inner learning rate"
             )
         if self._clip_norm and times > self._clip_norm:
             return NormVerdict(scale=self._clip_norm / times)
@@ -125,6 +129,6 @@ class NormLimiter:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """Keeps the sizes of at most `learners` learners. Drops the learners that sent longest ago."""
+    """Removes learners from `latest` until at most `learners` are left, those that sent longest ago first."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

@@ -1,4 +1,4 @@
-"""Parts of every gRPC server: channel limits, interruptible waits, open calls, rate limits, start and stop.
+"""Parts of every gRPC server: channel options, interruptible waits, open calls, rate limits, start and shutdown.
 
 May import: access.
 """

@@ -1,4 +1,4 @@
-"""Parts of gRPC calls: channel limits, the first message of a stream, interruptible waits, and the end of a call."""
+"""Parts of gRPC calls: channel options, interruptible waits, requested frames, and the end of a call."""
 
 from __future__ import annotations
 
@@ -24,46 +24,49 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, int]]:
-    """Returns the options for a server's channel: limits, and pings that detect dead peers."""
+    """Returns a gRPC server's channel options: limits, and pings that detect dead peers.
+
+    window_bytes: bytes of a call that gRPC buffers before the server reads them. message_bytes: largest request.
+    """
     return [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
-        ("grpc.so_reuseport", 0),  # makes a port in use an error; otherwise, two servers would share it
-        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; missing messages are noticed much earlier
+        ("grpc.so_reuseport", 0),  # otherwise, two servers could listen on the same port
+        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; on others, missing messages are noticed earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # long, since a ping waits behind frames on a slow link
         ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that applies while frames are in flight
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
-        ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections are closed
-        ("grpc.http2.bdp_probe", 0),  # otherwise, windows grow with the link, and memory with the number of learners
+        ("grpc.server_handshake_timeout_ms", 10_000),  # closes connections that stay silent
+        ("grpc.http2.bdp_probe", 0),  # otherwise, gRPC uses more memory per learner on fast links
         ("grpc.http2.lookahead_bytes", window_bytes),
     ]
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end. Otherwise, gRPC would keep its call open and use up the limit."""
+    """Closes a stream of requests before its end. Otherwise, gRPC would keep the call open, which takes a slot."""
     await aiter(requests).aclose()
 
 
 class InterruptibleWait:
-    """The waits of one call, which `end` interrupts."""
+    """The waits of one call, which other tasks can interrupt with `end`."""
 
     def __init__(self) -> None:
         self._why: Refused | None = None
         self._limit: asyncio.Timeout | None = None
 
     def end(self, why: Refused) -> None:
-        """Makes the current wait and every later one raise a copy of `why`."""
+        """Makes the current wait and all later waits raise a copy of `why`."""
         self._why = self._why or why
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
-        """Context manager for one wait. `end` interrupts the task, so the body must not contain a `yield`.
+        """Returns a context manager for one wait. The body must not contain a `yield`, since `end` interrupts the task.
 
-        Raises Refused when the call is ended, or after max_wait_s seconds with the text `late`.
+        Raises Refused if `end` was called, or with the message `late` after max_wait_s seconds (None: no time limit).
         """
         self._check()
         try:
@@ -74,15 +77,15 @@ class InterruptibleWait:
             raise Refused(Status.UNAVAILABLE, late) from error
         finally:
             self._limit = None
-        self._check()  # a result that arrived at the same moment belongs to an ended session
+        self._check()  # the session may have ended at the moment at which the wait succeeded
 
     async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
-        """Returns a stream's next message, or None at its end. Raises Refused."""
+        """Returns the next message of a stream, or None at the end of the stream. Raises Refused like `__call__`."""
         async with self(max_wait_s, late):
             return await anext(messages, None)
 
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
-        """Returns a stream's first message. Raises Refused if the stream is empty."""
+        """Returns the first message of a stream. Raises Refused if the stream is empty. what: the stream's name."""
         if (request := await self.next(requests)) is None:
             raise Refused(
                 Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty: send a header"
@@ -95,14 +98,14 @@ class InterruptibleWait:
 
 
 class InterruptibleWaits:
-    """The waits of a service's long calls. They end as soon as the service stops, before its grace period ends."""
+    """The waits of a service's long calls, which the service ends as soon as it begins to stop."""
 
     def __init__(self) -> None:
         self._waits = WeakSet[InterruptibleWait]()
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """Returns the waits of a new call. If the service has stopped, they end immediately."""
+        """Returns the waits of a new call. If the service has begun to stop, each wait raises Refused."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
@@ -110,16 +113,16 @@ class InterruptibleWaits:
         return wait
 
     def end(self, why: str) -> None:
-        """Ends all waits with UNAVAILABLE, so that callers retry here or elsewhere. why: the message."""
+        """Ends all waits with UNAVAILABLE, so that callers try again at this or another server. why: the message."""
         self._why = Refused(Status.UNAVAILABLE, why)
         for wait in list(self._waits):
             wait.end(self._why)
 
 
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Returns the indices of the frames that a Fetch requests.
+    """Returns the indices of the frames that a Fetch requests. A Fetch that lists no frames requests all frames.
 
-    count: number of the fragment's frames. Raises Refused.
+    count: number of frames in the fragment. Raises Refused if the indices are not in ascending order or too large.
     """
     if not request.frames:
         return range(count)
@@ -133,17 +136,17 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets the function that ends this task's call from outside, even while the call waits."""
+    """Sets the function that ends the current task's call, for callers of `ending`."""
     _ending.set(end)
 
 
 def ending() -> End:
-    """Returns the function that ends this task's call from outside. Without a CallLimiter, it has no effect."""
+    """Returns the function that ends the current task's call. Without a CallLimiter, the function does nothing."""
     return _ending.get()
 
 
 async def abort(context: Context, refused: Refused) -> NoReturn:
-    """Ends a call with a refusal's status and text."""
+    """Ends a call with the status and the text of a refusal."""
     await end(context, grpc.StatusCode[refused.status.name], refused.detail)
 
 
@@ -155,9 +158,9 @@ async def end(
     meant: bool = True,
     more: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """Ends a call with a status. meant: marks the status as deliberate, so that callers do not blame the connection.
+    """Ends a call with a status. details: the message for the caller. more: further trailing metadata.
 
-    more: further trailing metadata.
+    meant: whether to mark the status as Atoll's own, so that the caller does not take it for a connection failure.
     """
     try:
         await context.abort(code, details, (*(ATOLL_STATUS if meant else ()), *more))
@@ -168,5 +171,5 @@ async def end(
 
 
 def _forget(error: Exception) -> None:
-    """Breaks a reference cycle: the call refers to the error that aborted it, whose traceback refers to the call."""
+    """Breaks the reference cycle between a call and the error that aborted the call."""
     error.__traceback__ = error.__context__ = None

@@ -1,8 +1,8 @@
 """Applies the limits of `access.quotas` to every call of a core or a front, before the service receives the call.
 
-gRPC reads a unary call's whole message before any of Atoll's code runs. The limiter therefore handles each call as a
-stream, since gRPC buffers at most one window of a stream that is not being read. The limiter reads messages in small
-pieces and limited time, and subtracts them from their sender's quotas.
+gRPC reads the whole message of a unary call before any of Atoll's code runs. On a stream, gRPC buffers at most one
+window until the server reads a message. The limiter therefore handles every call as a stream. It limits how many
+messages a caller can have in memory, how fast messages may arrive, and how long a message may take.
 """
 
 from __future__ import annotations
@@ -27,23 +27,21 @@ from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quo
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
-LOOK_S = 0.05  # interval at which a waiting call checks for a free slot
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
+LOOK_S = 0.05  # seconds between two checks for a free slot by a waiting call
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, the limiter forgets owners idle for FORGET_S
 IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; only Fetch sends replies in pieces
 
-Vouched = Callable[
-    [Caller, pb.Session], Hashable
-]  # returns the owner of a session's quotas; None if the session is unknown
-Ended = Callable[[str, str, str], None]  # called for each call that a limit ended, with method, peer and reason
+Vouched = Callable[[Caller, pb.Session], Hashable]  # returns the key of a session's learner, or None if unknown
+Ended = Callable[[str, str, str], None]  # called with (method, peer, reason) when the limiter ends a call
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A running call. why: the refusal that ended the call."""
+    """An open call. why: the refusal with which the call must end; None while it may continue."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
-    ended: bool = False  # whether the call's status is being sent
+    ended: bool = False  # whether the call's status is being sent or was sent
 
     def end(self, why: Refused) -> None:
         if self.why is None and not self.ended:
@@ -52,7 +50,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on both limits. trusted: factor on memory limits."""
+    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -88,7 +86,7 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method. path: such as /atoll.v1.Outer/Push. handler: the service's handler."""
+    """A gRPC method. path: for example, /atoll.v1.Outer/Push. handler: the service's handler."""
 
     path: str
     handler: Any
@@ -105,7 +103,7 @@ class _Method:
 
 
 class CallLimiter(grpc.aio.ServerInterceptor):
-    """Limits a server's calls. vouched: returns a session's owner. limited: counts waits and refusals by limit."""
+    """Applies quotas to all calls of a server. limited: counter of refusals and waits, by limit."""
 
     def __init__(
         self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
@@ -124,7 +122,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: Any,  # noqa: ANN401 - gRPC's
     ) -> Any:  # noqa: ANN401 - gRPC's
-        """gRPC's hook: wraps the service's handler."""
+        """Implements gRPC's hook: wraps a method's handler, so that its calls pass the limiter."""
         path = handler_call_details.method
         if path not in self._handlers:
             handler = await continuation(handler_call_details)
@@ -146,7 +144,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
                 self._ended(method.name, context.peer(), why.detail)
-                await abort(context, why)  # keeps its slot until then, so that a stalled reader cannot get more slots
+                await abort(context, why)  # the call keeps its slots meanwhile, so that stalled readers get no others
         finally:
             for place in places:
                 place.leave(call)
@@ -154,7 +152,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
-        """Runs a call. Returns the reason why the call must end, or None. The reason must not refer to the call."""
+        """Runs a call. Returns the refusal with which it must end, or None. The refusal does not refer to the call."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
@@ -188,12 +186,12 @@ class CallLimiter(grpc.aio.ServerInterceptor):
                 text = f"no message arrived within {self.quotas.first_message_s:.0f} s of the call: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
-            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send a message")
+            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one message")
         return request
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """Context manager that holds a slot among a peer's calls whose first message is being read."""
+        """Returns a context manager that holds one of the peer's slots for calls without a first message."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
             text = f"{peer.waiting} calls of this caller already wait (the limit): call later, or open fewer streams"
             raise self.over("first_message", text)
@@ -218,7 +216,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """Returns the learner that the call's session names if the caller may act as this learner, or else the peer."""
+        """Returns the session's learner as owner if the caller may act for this learner, or else the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -234,7 +232,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
             await self.paced(inward.owner.calls, "calls_per_s", "calls")
-        if method.name in {"Push", "Initialise"}:  # these methods wait after wrong checksums
+        if method.name in {"Push", "Initialise"}:  # after wrong checksums, new calls must wait
             await self.paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler
         asked = inward.requests(request) if handler.request_streaming else request
@@ -255,11 +253,11 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             text = f"{len(pool)} {method.name} calls of this learner are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            text = f"{len(pool) - 1} {method.name} calls of this learner are open: a new call ended the oldest one"
+            text = f"{len(pool) - 1} {method.name} calls of this learner were open, so a new call ended the oldest one"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
-        """Waits until the bucket allows `cost`. Raises Refused if the wait would be too long."""
+        """Waits until the bucket allows `cost`. Raises Refused if the wait would exceed `max_wait_s`."""
         wait_s = bucket.take(self.clock.monotonic(), cost)
         if wait_s > self.quotas.max_wait_s:
             bucket.take(self.clock.monotonic(), -cost)
@@ -269,15 +267,12 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             await asyncio.sleep(wait_s)
 
     def over(self, limit: str, text: str) -> Refused:
-        """Counts a limit that was reached. Returns the refusal. limit: the metric's label. text: the message."""
+        """Counts that a call reached a limit, and returns the refusal. limit: the metric's label. text: the message."""
         self._limited.labels(limit).inc()
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """Returns the peer that made a call.
-
-        Fronts, and addresses without certificates, have larger quotas, since they may serve many learners.
-        """
+        """Returns the peer. Fronts, and addresses without a certificate, have larger quotas for many learners."""
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
@@ -297,7 +292,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
 
 
 class _Inward:
-    """Reads one call's messages, within its owner's quotas."""
+    """Reads the messages of one call, within the owner's quotas."""
 
     def __init__(self, gate: CallLimiter, method: _Method, context: Context, peer: _Owner) -> None:
         self._gate = gate
@@ -326,7 +321,7 @@ class _Inward:
             return raw
         if (whole := self._pieces.take(raw)) is not None:
             return whole
-        async with self.owner.assembling[self._method.name]:  # the first piece has arrived; the others wait their turn
+        async with self.owner.assembling[self._method.name]:  # the next pieces are read only within this limit
             while whole is None:
                 raw = await self._next()
                 if raw is None:
@@ -341,7 +336,7 @@ class _Inward:
         return None if raw is grpc.aio.EOF else raw
 
     async def requests(self, first: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages
-        """Yields the call's messages, no faster than the quotas allow."""
+        """Yields `first` and then the call's other messages, no faster than the quotas allow."""
         request = first
         while request is not None:
             yield request
@@ -351,7 +346,7 @@ class _Inward:
 
 
 class _Outward:
-    """The gRPC context that a service receives. It splits replies into pieces, and ends calls whose reader stalls."""
+    """The gRPC context that a service gets. Splits replies of Fetch, and ends calls whose caller does not read."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -375,7 +370,7 @@ class _Outward:
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
-        """Ends the call with a status. DATA_LOSS counts towards the sender's quota for wrong checksums."""
+        """Ends the call with a status. DATA_LOSS counts against the sender's quota for wrong checksums."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
             self._inward.owner.spoilt.take(self._gate.clock.monotonic())
@@ -388,7 +383,7 @@ class _Outward:
 def _who(context: Context) -> Caller:
     try:
         return caller(context)
-    except Refused:  # the service will refuse it
+    except Refused:  # the service will refuse the call
         return Caller(None, "", context.peer())
 
 

@@ -18,9 +18,7 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset(
-    {"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"}
-)  # calls that may end early, at the cost of a repeated transfer
+CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # may end early at little cost
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
@@ -30,11 +28,11 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         self.open = count_by_method(())
 
     def doing(self) -> bool:
-        """Returns whether any open call should not be ended early."""
+        """Returns whether a call is open that should not end early."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields a gauge with the number of open calls that this process answers or makes."""
+        """Yields a gauge of the open calls that this process answers, and of those that it makes."""
         family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):
@@ -46,7 +44,7 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - gRPC's handler
-        """gRPC's hook: wraps a handler, so that its calls are counted while they are open."""
+        """Implements gRPC's hook: wraps a method's handler, so that open calls are counted."""
         handler = await continuation(handler_call_details)
         method = METHODS.get(handler_call_details.method)
         if handler is None or method is None:

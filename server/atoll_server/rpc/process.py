@@ -1,4 +1,4 @@
-"""Parts of every server process: listening addresses, file limits, signals, health, and clean shutdown."""
+"""Parts of every server process: listening addresses, health, shutdown, the limit on open files, and signals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import OpenCalls
 
-UNLIMITED_FILES = 10_240  # largest limit that macOS accepts, although it reports no limit
-GRACE_S = 10.0  # time for a stopping process to finish calls, such as a checkpoint or an acknowledgement
-QUICK_S = 0.5  # time to finish calls that only transfer data, which callers continue later
-LOOK_S = 0.02
+UNLIMITED_FILES = 10_240  # the largest limit that macOS accepts, although macOS reports no limit
+GRACE_S = 10.0  # seconds within which a stopping server finishes calls, such as a checkpoint or an acknowledgement
+QUICK_S = 0.5  # seconds for calls that only transfer data, since callers continue the transfer later
+LOOK_S = 0.02  # seconds between two checks of the open calls during a shutdown
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
 
@@ -45,9 +45,10 @@ class RpcServer:
         gate: grpc.aio.ServerInterceptor,
         served: OpenCalls,
     ) -> RpcServer:
-        """Makes a server with the health service, and with reflection if it listens only on loopback.
+        """Returns a server with a health service. If it listens only on loopback, it also has gRPC reflection.
 
-        Raises TransportSecurityError.
+        options: see `message_options`. most_calls: limit on concurrent calls. gate: the CallLimiter.
+        Raises TransportSecurityError if the certificates cannot be used.
         """
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
@@ -78,7 +79,7 @@ class RpcServer:
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def end(self, grace_s: float = GRACE_S) -> None:
-        """Stops the server. Open calls may finish within grace_s seconds. Calls that only transfer data end earlier."""
+        """Stops the server. Open calls get grace_s seconds to finish. Calls that only transfer data may end earlier."""
         await self.health.enter_graceful_shutdown()
         stopping = asyncio.create_task(self.server.stop(grace_s))
         await asyncio.wait({stopping}, timeout=QUICK_S)
@@ -89,7 +90,10 @@ class RpcServer:
 
 
 def open_files() -> None:
-    """Raises the limit on open files. A merge opens a file per contribution, and a learner up to 65 connections."""
+    """Raises this process's limit on open files as far as the system permits.
+
+    A merge opens one file per contribution. Each learner opens up to 65 connections.
+    """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
