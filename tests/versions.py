@@ -26,7 +26,9 @@ EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
 FRAMEWORKS = ["transformers", "accelerate", "lightning"]
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
-NEED_TORCH = ["tests/server/test_memory_budget.py", "tests/server/test_tensor_file.py"]
+NEED_TORCH = [
+    f"tests/server/test_{name}.py" for name in ("folder_writer", "memory_budget", "parameter_source", "tensor_file")
+]
 WITHOUT_TORCH = ["tests/server", "tests/wire", *(f"--ignore={each}" for each in NEED_TORCH)]
 WITH_TORCH = ["tests/server", "tests/wire", "tests/learner", "tests/end_to_end"]
 SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # tests of the use of gRPC

@@ -287,8 +287,8 @@ class CoreSettings(Serving):
     init: Annotated[
         Path | None,
         Field(
-            description="Initial parameters: a safetensors file of the model's state_dict. "
-            "Without it, the first learner sends them."
+            description="Initial parameters: a safetensors file of the model's state_dict, or a folder of such files "
+            "with an index. Without it, the first learner sends them."
         ),
     ] = None
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
@@ -323,7 +323,7 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError if `check_reach` does, or if the file of --init does not exist."""
+        """Raises SettingsError if `check_reach` does, or if --init names neither a file nor a folder."""
         self.check_reach(*self.listen)
-        if self.init is not None and not self.init.is_file():
-            raise SettingsError(f"--init {self.init} is not a file: give a safetensors file of the model's state_dict")
+        if self.init is not None and not (self.init.is_file() or self.init.is_dir()):
+            raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file or folder of the model")

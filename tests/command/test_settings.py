@@ -165,6 +165,20 @@ main()
         assert done.returncode == 0, done.stderr
 
 
+def test_an_export_from_a_core_needs_no_numerics():
+    """A front's image has no numpy, but the subcommands of operators."""
+    code = """
+import sys
+for each in ("numba", "numpy", "zstandard", "torch"):
+    sys.modules[each] = None  # importing it raises
+sys.argv = ["atoll", "checkpoint", "export", "out", "--max-file-size", "5GiB", "--server", "127.0.0.1:1"]
+from atoll.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.startswith("error: no core answers at 127.0.0.1:1"), done.stderr
+
+
 def test_the_table_of_run_settings_has_their_defaults():
     """docs/guides/tune.md explains each default."""
     rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", (ROOT / "docs/guides/tune.md").read_text(), re.MULTILINE)

@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.end_to_end.test_training import Somebodys
 from tests.end_to_end.world import Trainee, core, eventually, small_model, task, train
+from tests.server.test_folder_writer import load_folder
 
 
 def _train_theirs(address: str, model: nn.Module, name: str = "theirs", steps: int = 80) -> None:
@@ -58,6 +59,80 @@ def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
         assert tensor.dtype == begun[name].dtype
     offline = load_file(tmp_path / "offline.safetensors")
     assert all(torch.equal(offline[name], now[name]) for name in now)
+
+
+def test_a_folder_has_what_the_one_file_has_and_begins_a_run(tmp_path, capsys):
+    torch.manual_seed(1)
+    with core(tmp_path) as running:
+        _train_theirs(running.address, Somebodys())
+        eventually(lambda: running.status().contributions.pending == 0)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "one.safetensors", initial=False)
+        said = capsys.readouterr().out.splitlines()[-1:]
+        for initial in (True, False):  # the second export replaces the first one
+            export_checkpoint(
+                OperatorTarget(running.address), tmp_path / "online", initial=initial, max_file_bytes=3000
+            )
+        running.stop()
+        export_from_directory(running.directory, tmp_path / "offline", initial=False, max_file_bytes=3000)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in lines if "MB in 3 files" in line] == [
+        f"wrote {tmp_path / name}" for name in ("online", "online", "offline")
+    ]
+    assert [line for line in lines if "warning" in line] == 2 * said
+    whole, content = load_file(tmp_path / "one.safetensors"), (tmp_path / "one.safetensors").read_bytes()
+    for folder in (tmp_path / "online", tmp_path / "offline"):
+        found = load_folder(folder)
+        assert found.keys() == whole.keys()
+        for name, tensor in whole.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor), name
+        with safe_open(folder / "model-00003-of-00003.safetensors", "pt") as file, \
+             safe_open(tmp_path / "one.safetensors", "pt") as one:  # fmt: skip
+            assert file.metadata() == one.metadata()
+            assert {"atoll.versions", "atoll.initial"} < file.metadata().keys()
+    with core(tmp_path / "next", "--init", str(tmp_path / "online")) as running:
+        fresh = Somebodys()
+        fresh.load_state_dict({name: tensor for name, tensor in whole.items() if "frozen" in name}, strict=False)
+        _train_theirs(running.address, fresh, "fresh", steps=0)
+        assert (running.directory / "initial.safetensors").read_bytes() == content
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, whole[name]), name
+
+
+def test_a_folder_may_have_a_tied_tensor_once(tmp_path):
+    """Hugging Face's libraries save a tied tensor under one name."""
+    given, folder = Somebodys(), tmp_path / "model"
+    folder.mkdir()
+    weight_map = dict[str, str]()
+    for number, name in enumerate(name for name in given.state_dict() if name != "head.weight"):
+        weight_map[name] = f"{number}.safetensors"
+        save_file({name: given.state_dict()[name]}, folder / weight_map[name])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with core(tmp_path, "--init", str(folder)) as running:
+        fresh = Somebodys()
+        fresh.frozen.load_state_dict(given.frozen.state_dict())
+        _train_theirs(running.address, fresh, "fresh", steps=0)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "now.safetensors", initial=False)
+    found = load_file(tmp_path / "now.safetensors")
+    assert found.keys() == given.state_dict().keys()
+    for name, tensor in given.state_dict().items():
+        assert torch.equal(found[name], tensor), name
+    assert torch.equal(fresh.head.weight, given.table.weight)
+
+
+def test_a_folder_that_becomes_invalid_stops_the_learner_and_the_run_stays_empty(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(small_model().state_dict(), folder / "model.safetensors")
+    with core(tmp_path, "--init", str(folder)) as running:
+        (folder / "model.safetensors").unlink()
+        trainee = Trainee(running.address, "a", lambda _: True)
+        trainee.start()
+        with pytest.raises(atoll.LearnerError, match=r"has neither model\.safetensors\.index\.json nor") as caught:
+            trainee.done()
+        assert "Unexpected" not in str(caught.value)
+        assert "Traceback" not in running.log()
+        assert running.status().parameters == 0
 
 
 def test_a_run_begins_from_a_file_and_the_first_learner_does_not_matter(tmp_path):

@@ -27,6 +27,7 @@ from tests.fuzz.core_calls import Calls
 from tests.fuzz.decoders import Frames, Layouts
 from tests.fuzz.initial_parameters import InitialParameters
 from tests.fuzz.learner_inputs import Ears
+from tests.fuzz.model_folders import ModelFolders
 from tests.fuzz.watch import Hang, Target, first_of_row, generator, in_time
 
 BATCH = 2500  # inputs of one target in one process; a finding ends it
@@ -36,7 +37,8 @@ MAX_MEMORY_BYTES = 2 << 30  # address space in addition to a process's at its st
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
     "frames": (Frames, 0.5),
     "layouts": (Layouts, 0.05),
-    "initial parameters": (InitialParameters, 0.1),
+    "initial parameters": (InitialParameters, 0.075),
+    "model folders": (ModelFolders, 0.025),
     "door": (CallLimits, 0.1),
     "calls of a core": (Calls, 0.175),
     "calls of a core without parameters": (partial(Calls, initialised=False), 0.025),

@@ -8,7 +8,6 @@ field checks the value in all cases. A field without a description is internal.
 from __future__ import annotations
 
 import inspect
-import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from rich.markup import escape
 
 from atoll_wire.errors import SettingsError
 from atoll_wire.process.logs import configure
+from atoll_wire.process.sizes import UNITS, parse_size
 from atoll_wire.security.transport import TransportSecurity
 
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 TYPE_NAMES = {int: "int", float: "float", Path: "path"}
 REACH = "Certificates"
 
@@ -67,12 +66,7 @@ class Settings(BaseModel):
 
 
 def _bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"\s*(\d+)\s*([KMGT]iB|)\s*", value)
-    if found is None:
-        raise ValueError("not a size: give a whole number of bytes, KiB, MiB, GiB or TiB, such as 64GiB")
-    return int(found[1]) * UNITS[found[2]]
+    return parse_size(value) if isinstance(value, str) else value
 
 
 BYTES = BeforeValidator(_bytes)

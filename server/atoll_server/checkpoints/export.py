@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO
 
 import numpy as np
 from atoll_wire.layout.layout import Layout
 from numpy.typing import NDArray
 
-from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
+from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data
+from atoll_server.checkpoints.tensor_header import Sink, write_header
 from atoll_server.checkpoints.unshared_tensors import LISTED, unshared
 from atoll_server.merging.merge import FragmentState
 
 
-def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
+def write_checkpoint(file: Sink, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
     """Writes the whole published model. Returns the file's size in bytes. states: one per fragment, by number."""
     owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
     heads = []

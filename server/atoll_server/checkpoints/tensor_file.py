@@ -1,69 +1,33 @@
 """The safetensors format, written as a stream and read through a memory map.
 
-The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. A file consists of
-an eight-byte length, a JSON header, and raw little-endian data. Tests compare this module with the library.
+The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
+describes the format. Tests compare these modules with the library.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import mmap
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
-from atoll_server.storage.disk import DISK, Disk
+from atoll_server.checkpoints.tensor_header import (
+    LENGTH_BYTES,
+    Sink,
+    TensorEntry,
+    TensorFileError,
+    TensorHeader,
+    header_length,
+    parse_header,
+)
+from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
-BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "U16": 2,
-    "U32": 4,
-    "U64": 8,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "C64": 8,
-}
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # trainable tensors have one of these types
-MAX_HEADER_BYTES = 100_000_000  # the library's limit
-MAX_DIMENSIONS = 64  # torch's limit
-
-
-class Sink(Protocol):
-    """A target for `write_header` and `write_data`."""
-
-    def write(self, data: bytes | memoryview, /) -> object:
-        """Appends all of the data."""
-
-
-class TensorFileError(UserError):
-    """A file is not a safetensors file, or lacks a tensor. The message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor's place in its file. dtype: the format's name, such as "BF16". start, stop: offsets in bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,54 +71,18 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     except OSError as error:
         raise TensorFileError(f"{path} cannot be read ({error.strerror}): restore it from a backup") from error
     with closing(opened) as file:
-        size, head = file.size, file.read_at(0, 8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise TensorFileError(
-                f"{path} is not a safetensors file: its header claims {length} bytes of {size}; use another file"
-            )
-        try:
-            header: dict[str, Any] = json.loads(file.read_at(8, length))
-            metadata = header.pop("__metadata__", {})
-            base = 8 + length
-            entries = {name: _entry(item, base, size) for name, item in header.items()}
-            if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
-                raise ValueError("its tensors overlap")  # otherwise an export, which copies tensors, could be huge
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise TensorFileError(f"{path} is not a safetensors file: {error}; use another file") from error
-    data = disk.map(path) if size > base else np.empty(base, np.uint8)
-    return TensorFile(path, entries, metadata, data)
+        header = read_header(path, file)
+    data = disk.map(path) if file.size > header.base else np.empty(header.base, np.uint8)
+    return TensorFile(path, header.entries, header.metadata, data)
 
 
-def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
-    shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
-    if not all(type(number) is int for number in (*shape, start, stop)):
-        raise ValueError(f"shape {shape} and offsets {start}:{stop} must be whole numbers")
-    if len(shape) > MAX_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
-        raise ValueError("a tensor has too many or invalid dimensions")  # their product could take hours to compute
-    count = math.prod(shape)
-    if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
-        raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot have the offsets {start}:{stop}")
-    return TensorEntry(item["dtype"], shape, base + start, base + stop)
-
-
-def write_header(
-    file: Sink, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
-) -> int:
-    """Writes a file's header. tensors: (name, format dtype, shape). The tensors' data must follow in this order.
-
-    Returns the size of the whole file in bytes.
-    """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    for name, dtype, shape in tensors:
-        size = BYTES[dtype] * math.prod(shape)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)) + text)
-    return 8 + len(text) + offset
+def read_header(path: Path, file: ReadableFile) -> TensorHeader:
+    """Reads and checks a file's header. path: for the error's text. Raises TensorFileError."""
+    try:
+        length = header_length(file.read_at(0, LENGTH_BYTES), file.size)
+        return parse_header(file.read_at(LENGTH_BYTES, length), file.size)
+    except ValueError as error:
+        raise TensorFileError(f"{path} is not a safetensors file: {error}; use another file") from error
 
 
 def write_data(file: Sink, array: NDArray[Any]) -> None:

@@ -247,7 +247,7 @@ def checkpoint_take(
 
 
 def checkpoint_export(
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write; with --max-file-size, the folder.")],
     server: Server = "127.0.0.1:7070",
     tls: Tls = None,
     token: Token = "",
@@ -259,17 +259,30 @@ def checkpoint_export(
         ),
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Write the initial parameters (version 0).")] = False,
+    max_file_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a folder of files of at most this size, such as 5GiB, with an index. A larger tensor gets its own file.",
+            metavar="<bytes>",
+        ),
+    ] = None,
 ) -> None:
-    """Write the published model as a file that load_state_dict(strict=True) accepts."""
+    """Write the published model as a file that load_state_dict(strict=True) accepts, or as a folder of files.
+
+    A folder has the form of Hugging Face's libraries: files and model.safetensors.index.json. It replaces an earlier
+    export with the same path.
+    """
+    from atoll_server.cli.export_target import file_size
     from atoll_server.cli.operator_client import export_checkpoint
 
+    most = None if max_file_size is None else file_size(max_file_size)
     if directory is not None:
         need("checkpoint export --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import export_from_directory
 
-        export_from_directory(directory, out, initial=initial)
+        export_from_directory(directory, out, initial=initial, max_file_bytes=most)
     else:
-        export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial)
+        export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial, max_file_bytes=most)
 
 
 def replay_command(

@@ -18,7 +18,7 @@ from atoll_wire.errors import UserError
 from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
-from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import checkpoint_row, print_checkpoints
 
 TIMEOUT_S = 10.0
@@ -123,22 +123,17 @@ def take_checkpoint(remote: OperatorTarget) -> None:
     print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
 
 
-def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool) -> None:
-    """Writes the published model to a file. Leaves no file if the stream breaks."""
-    part = out.with_name(out.name + ".part")
-    try:
-        request = pb.ExportCheckpointRequest(initial=initial)
-        with (
-            operator(remote) as stub,
-            open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
-            part.open("wb") as file,
-        ):
-            file.writelines(reply.chunk for reply in call)
-        part.rename(out)
-    except OSError as error:
-        raise OperatorError(f"{out} cannot be written ({error.strerror}): give another path") from error
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
-    if not initial and (stale := warning_of(out)):
-        print(f"warning: {stale}")
+def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
+    """Writes the published model to a file or folder. Leaves nothing if the stream breaks.
+
+    max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
+    """
+    request = pb.ExportCheckpointRequest(initial=initial)
+    with (
+        export_target(out, max_file_bytes) as target,
+        operator(remote) as stub,
+        open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
+    ):
+        for reply in call:
+            target.write(reply.chunk)
+    print_export(out, trained=not initial)

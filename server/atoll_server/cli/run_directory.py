@@ -14,7 +14,7 @@ from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
-from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
 from atoll_server.service.operator_service import checkpoint
@@ -77,23 +77,24 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
     print("start the core: learners continue from the checkpoint and discard later work")
 
 
-def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
-    """Writes the published model from a run's directory. initial: writes the initial parameters instead."""
+def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
+    """Writes the published model from a run's directory. initial: writes the initial parameters instead.
+
+    max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
+    """
     run = read_run(directory, check=True)
-    write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
+    states = initial_states(run.layout, run.initial) if initial else run.states
+    write_model(out, run.layout, run.initial, states, max_file_bytes)
 
 
-def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model to a file, or leaves no file after an error. Prints a line. Raises SettingsError."""
-    part = out.with_name(out.name + ".part")
-    try:
-        with part.open("wb") as file:
-            size = write_checkpoint(file, layout, initial, states)
-        part.rename(out)
-    except OSError as error:
-        raise SettingsError(f"{out} cannot be written ({error.strerror}): give another path") from error
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"wrote {out} ({size / 1e6:.1f} MB)")
-    if any(state.version for state in states.values()) and (stale := warning_of(out)):
-        print(f"warning: {stale}")
+def write_model(
+    out: Path,
+    layout: Layout,
+    initial: TensorFile,
+    states: Mapping[int, FragmentState],
+    max_file_bytes: int | None = None,
+) -> None:
+    """Writes the published model at these states, completely or not at all. Prints a line. Raises ExportError."""
+    with export_target(out, max_file_bytes) as target:
+        write_checkpoint(target, layout, initial, states)
+    print_export(out, trained=any(state.version for state in states.values()))

@@ -13,7 +13,8 @@ from atoll_wire.layout.frame_spans import Codec
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial, stored_layout
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
-from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
+from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.checkpoints.verification import DAMAGE, ROWS
 from atoll_server.cli.run_directory import ledger_of
 from atoll_server.run.trial_start import TrialStart, trial_start

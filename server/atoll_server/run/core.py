@@ -19,6 +19,7 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.process import allocator
 from atoll_wire.process.clock import SYSTEM, Clock
 
+from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
 from atoll_server.learners.learner_registry import refuse_reason
 from atoll_server.merging import merge
@@ -132,6 +133,8 @@ class Core:
             shard = self._shard(restored, damaged=damaged)
             restore_shard(shard, db, restored)
             self.registrar.runs(restored.layout, [shard])
+        elif self.settings.init is not None:
+            await asyncio.to_thread(open_source, self.settings.init)  # a fault is reported before a learner joins
         crash_points.point("start.state restored")
         for shard in self.registrar.shards:
             for entry in self.registrar.registry.entries.values():

@@ -14,8 +14,10 @@ from typing import Any
 from atoll_wire.layout.layout import Layout, TensorSpec
 
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.checkpoints.parameter_source import ParameterSource
 from atoll_server.checkpoints.restore import INITIAL
-from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
+from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, open_tensors
+from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.run.memory_budget import too_much
 from atoll_server.settings import CoreSettings
@@ -23,7 +25,6 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile
 
 STAGING = "staging"  # directory for files that are being uploaded
-COPY_BYTES = 1 << 20
 RENEWING_BYTES = 1 << 20  # the lease is renewed whenever this many more bytes of the file have arrived
 MAX_DOUBLED = 20  # a turn's length doubles at most this many times
 WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join, which it repeats every second
@@ -159,15 +160,15 @@ class StagedFile:
         self._disk.remove(self._part)
 
 
-def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Copies the `--init` file to a staged file. Raises OSError if the copy fails."""
+def stage_source(source: ParameterSource, directory: Path, disk: Disk = DISK) -> StagedFile:
+    """Stages the `--init` model as one file, like a learner's upload. Raises OSError and TensorFileError."""
     digest = hashlib.sha256()
-    for chunk in _chunks(path):
+    for chunk in source.chunks():
         digest.update(chunk)
-    staging = StagedFile(directory, path.stat().st_size, digest.digest(), disk)
+    staging = StagedFile(directory, source.size_bytes, digest.digest(), disk)
     staging.begin()
     try:
-        for chunk in _chunks(path):
+        for chunk in source.chunks():
             staging.take(chunk)
     except BaseException:
         staging.close()
@@ -228,9 +229,3 @@ def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
         }
         for t in tensors
     ]
-
-
-def _chunks(path: Path) -> Iterable[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(COPY_BYTES):
-            yield chunk

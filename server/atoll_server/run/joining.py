@@ -16,8 +16,10 @@ from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_diff
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints import unshared_tensors
+from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
-from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
+from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
 from atoll_server.run import initial_parameters
 from atoll_server.run.initial_parameters import Lease, LeaseTurns, StagedFile
@@ -47,7 +49,7 @@ class Joining:
         self._lease: Lease | None = None
         self._turns = LeaseTurns()
         self._initialising = asyncio.Lock()
-        self._loading: asyncio.Task[None] | None = None  # loads the `--init` file
+        self._loading: asyncio.Task[None] | None = None  # loads the `--init` model
 
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
         """Joins a learner to the run. The reply's state tells the learner what to do next.
@@ -215,7 +217,7 @@ class Joining:
                 raise
 
     async def _load(self, path: Path) -> None:
-        """Loads the `--init` file. Concurrent Joins share one task, which continues even if they are cancelled."""
+        """Loads the `--init` model. Concurrent Joins share one task, which continues even if they are cancelled."""
         if self._loading is None:
             self._loading = self._underway(self._from_file(path))
         try:
@@ -228,13 +230,15 @@ class Joining:
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         try:
-            size = (await asyncio.to_thread(path.stat)).st_size
-            initial_parameters.check_room(self._settings, size, layout, self._disk)
-            staging = await asyncio.to_thread(initial_parameters.stage_file, path, directory, self._disk)
+            source = await asyncio.to_thread(open_source, path)
+            initial_parameters.check_room(self._settings, source.size_bytes, layout, self._disk)
+            staging = await asyncio.to_thread(initial_parameters.stage_source, source, directory, self._disk)
             try:
                 await self._accept(staging)
             finally:
                 await asyncio.to_thread(staging.close)
+        except TensorFileError as error:
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         except OSError as error:
             text = f"--init {path} cannot be copied into {directory} ({error.strerror}): check the file and the disk"
             refused = entries.InitialParametersRefused(text, by_disk=True)
@@ -242,7 +246,7 @@ class Joining:
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Accepts a staged file. Returns the file's size in bytes. process: its sender; None for the `--init` file."""
+        """Accepts a staged file. Returns the file's size in bytes. process: its sender; None for the `--init` model."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)

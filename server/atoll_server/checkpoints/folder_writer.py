@@ -1,0 +1,188 @@
+"""Splits the stream of one safetensors file into a folder of smaller files with an index. Needs no numpy.
+
+The files have the tensors in the stream's order. The data pass through in chunks, so that memory never holds a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from atoll_server.checkpoints.tensor_header import (
+    INDEX,
+    LENGTH_BYTES,
+    SUFFIX,
+    TensorEntry,
+    TensorFileError,
+    TensorHead,
+    TensorHeader,
+    encoded,
+    header_bytes,
+    header_item,
+    header_length,
+    in_order,
+    parse_header,
+)
+
+
+@dataclass(slots=True)
+class PlannedFile:
+    """One file of the folder. size_bytes: at least the file's size, header included. data_bytes: of its tensors."""
+
+    tensors: list[TensorHead]
+    size_bytes: int
+    data_bytes: int
+
+
+class FolderWriter:
+    """Takes the bytes of one safetensors file, and writes the folder's files as they come.
+
+    max_file_bytes: limit on each file's size. A larger tensor gets its own file.
+    """
+
+    def __init__(self, folder: Path, max_file_bytes: int) -> None:
+        self._folder = folder
+        self._max_file_bytes = max_file_bytes
+        self._head = bytearray()
+        self._wanted = LENGTH_BYTES  # bytes of the head that must arrive before the next step
+        self._header: TensorHeader | None = None
+        self._files: list[PlannedFile] = []
+        self._names: list[str] = []
+        self._begun = 0  # number of files
+        self._left = 0  # missing bytes of the newest file
+        self._file: BinaryIO | None = None
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Takes the next bytes, in pieces of any size. Raises TensorFileError, OSError."""
+        view = memoryview(data)
+        while view and self._header is None:
+            view = self._take_head(view)
+        while view:
+            if not self._left:
+                raise _invalid("it continues after the last tensor")
+            assert self._file is not None, "a file with missing bytes is open"
+            part = view[: self._left]
+            self._file.write(part)
+            self._left -= len(part)
+            view = view[len(part) :]
+            self._advance()
+
+    def finish(self) -> None:
+        """Writes the index, and makes all files durable. Raises TensorFileError if the stream is incomplete."""
+        if self._header is None or self._left:
+            raise _invalid("it ends too early")
+        index = {
+            "metadata": {"total_size": sum(file.data_bytes for file in self._files)},
+            "weight_map": {
+                tensor[0]: name for name, file in zip(self._names, self._files, strict=True) for tensor in file.tensors
+            },
+        }
+        with (self._folder / INDEX).open("wb") as written:
+            written.write(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+            _sync(written)
+        sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Closes the file that is being written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _take_head(self, view: memoryview) -> memoryview:
+        """Takes a part of the header, and plans the files once it is complete. Returns the rest."""
+        missing = self._wanted - len(self._head)
+        self._head += view[:missing]
+        if len(self._head) == self._wanted:
+            try:
+                if self._wanted == LENGTH_BYTES:
+                    self._wanted += header_length(bytes(self._head), math.inf)
+                else:
+                    self._plan(parse_header(bytes(self._head[LENGTH_BYTES:]), math.inf))
+            except ValueError as error:
+                raise _invalid(str(error)) from error
+        return view[missing:]
+
+    def _plan(self, header: TensorHeader) -> None:
+        tensors = in_order(header)
+        if not isinstance(header.metadata, dict) or not all(isinstance(each, str) for each in header.metadata.values()):
+            raise ValueError("its metadata is not text")
+        stops = [header.base, *(entry.stop for _, entry in tensors)]
+        if any(entry.start != stop for stop, (_, entry) in zip(stops, tensors, strict=False)):
+            raise ValueError("its tensors overlap or have gaps")
+        self._files = list(planned(tensors, header.metadata, self._max_file_bytes))
+        self._names = file_names(len(self._files))
+        self._header = header
+        self._head.clear()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Closes the file if it is complete, and begins the next one. A file may need no data."""
+        while not self._left:
+            if self._file is not None:
+                _sync(self._file)
+            self.close()
+            if self._begun == len(self._files):
+                return
+            assert self._header is not None, "files are planned from the header"
+            file = self._files[self._begun]
+            self._file = (self._folder / self._names[self._begun]).open("wb")
+            head, self._left = header_bytes(file.tensors, self._header.metadata)
+            self._file.write(head)
+            self._begun += 1
+
+
+@contextmanager
+def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
+    """Context manager for a writer into an existing folder. At its end, all files and the index are durable.
+
+    Raises TensorFileError, OSError. The folder is incomplete after an error.
+    """
+    with closing(FolderWriter(folder, max_file_bytes)) as writer:
+        yield writer
+        writer.finish()
+
+
+def planned(
+    tensors: Iterable[tuple[str, TensorEntry]], metadata: dict[str, str], max_file_bytes: int
+) -> Iterator[PlannedFile]:
+    """Yields the files for these tensors, at least one. Each file takes as many of the next tensors as fit."""
+    smallest = LENGTH_BYTES + len(encoded({"__metadata__": metadata})) + 8  # with the padding of the header
+    file = PlannedFile([], smallest, 0)
+    for name, entry in tensors:
+        item_bytes = len(encoded(header_item(name, entry.dtype, entry.shape, file.data_bytes)))  # braces count as comma
+        if file.tensors and file.size_bytes + item_bytes + entry.size_bytes > max_file_bytes:
+            yield file
+            file = PlannedFile([], smallest, 0)
+        file.tensors.append((name, entry.dtype, entry.shape))
+        file.size_bytes += item_bytes + entry.size_bytes
+        file.data_bytes += entry.size_bytes
+    yield file
+
+
+def file_names(count: int) -> list[str]:
+    """Returns the names of a folder's files, in the form of Hugging Face's libraries."""
+    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _invalid(reason: str) -> TensorFileError:
+    return TensorFileError(f"the core sent an invalid safetensors file ({reason}): use the core's version of Atoll")

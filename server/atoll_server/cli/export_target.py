@@ -1,0 +1,118 @@
+"""The target of an export: one file, or a folder of files with an index. It appears complete, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll_wire.errors import SettingsError, UserError
+from atoll_wire.process.sizes import parse_size
+
+from atoll_server.checkpoints.folder_writer import folder_writer, sync_folder
+from atoll_server.checkpoints.tensor_header import INDEX, Sink
+from atoll_server.checkpoints.unshared_tensors import warning_of
+
+SMALLEST = 1 << 20
+PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
+
+
+class ExportError(UserError):
+    """The target cannot be written. The message is one line with the fix."""
+
+
+def file_size(text: str) -> int:
+    """Reads the value of --max-file-size. Raises SettingsError."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise SettingsError(f"--max-file-size {text}: {error}; see atoll checkpoint export --help") from error
+    if size < SMALLEST:
+        raise SettingsError(f"--max-file-size {text}: at least 1MiB is needed; see atoll checkpoint export --help")
+    return size
+
+
+@contextlib.contextmanager
+def export_target(out: Path, max_file_bytes: int | None) -> Iterator[Sink]:
+    """Context manager for a target that takes the bytes of one safetensors file. It replaces an earlier export.
+
+    max_file_bytes: limit on each file of a folder; None for one file. Raises ExportError.
+    """
+    try:
+        with _file(out) if max_file_bytes is None else _folder(out, max_file_bytes) as sink:
+            yield sink
+    except OSError as error:
+        raise ExportError(f"{out} cannot be written ({error.strerror}): give another path") from error
+
+
+@contextlib.contextmanager
+def _file(out: Path) -> Iterator[Sink]:
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.rename(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _folder(out: Path, max_file_bytes: int) -> Iterator[Sink]:
+    place = Path(os.path.abspath(out))  # noqa: PTH100 - a symbolic link stays one
+    part, old = place.with_name(place.name + ".part"), place.with_name(place.name + ".old")
+    for each in (place, part, old):
+        _check_replaceable(each)
+    if old.exists() and not place.exists():  # an earlier export died between the two renames
+        old.rename(place)
+    _remove(old)
+    _remove(part)
+    part.mkdir()
+    try:
+        with folder_writer(part, max_file_bytes) as writer:
+            yield writer
+        if place.exists():
+            place.rename(old)
+        part.rename(place)
+        sync_folder(place.parent)
+    finally:
+        _remove(part)
+        if old.exists() and not place.exists():
+            old.rename(place)
+    with contextlib.suppress(OSError):  # a file that appeared in the old folder meanwhile stays
+        _remove(old)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raises ExportError unless there is nothing, or a folder with no files other than those of an export."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ExportError(f"{folder} exists and is not a folder: give another path, or omit --max-file-size")
+    others = [each.name for each in folder.iterdir() if not _is_ours(each)] if folder.exists() else []
+    if others:
+        raise ExportError(f"{folder} has files of another kind, such as {min(others)!r}: give another path")
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == INDEX or PART.fullmatch(path.name) is not None
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder with an export. Raises OSError if it has other files, which stay."""
+    if folder.exists():
+        for path in folder.iterdir():
+            if _is_ours(path):
+                path.unlink()
+        folder.rmdir()
+
+
+def print_export(out: Path, *, trained: bool) -> None:
+    """Prints a line about a finished export, and a warning about tensors that training may have changed.
+
+    trained: whether the export is of a later version than the initial parameters.
+    """
+    files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
+    size = sum(file.stat().st_size for file in files)
+    print(f"wrote {out} ({size / 1e6:.1f} MB{f' in {len(files)} files' if out.is_dir() else ''})")
+    if trained and (stale := warning_of(files[0])):
+        print(f"warning: {stale}")
