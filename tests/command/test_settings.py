@@ -212,7 +212,7 @@ def test_docs_name_options_that_there_are():
                 assert flag in known or family, f"{path.name}: {flag}"
 
 
-OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint"}  # of Flower, Docker and pip
+OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts"}  # of Flower, Docker, pip, torchrun
 
 
 def _all_options() -> list:

@@ -223,7 +223,7 @@ def test_a_file_that_shrinks_or_changes_during_the_copy_is_refused(tmp_path, fol
         chunks = staticmethod(changing)
 
     staging = stage_source(Changing(), tmp_path / "run")  # type: ignore[arg-type]
-    with pytest.raises(Exception, match="some changed"):
+    with pytest.raises(Exception, match="damaged in transit"):
         staging.check(plan(SPECS, 2))
     staging.close()
     assert list((tmp_path / "run" / STAGING).iterdir()) == []
