@@ -212,7 +212,8 @@ def test_docs_name_options_that_there_are():
                 assert flag in known or family, f"{path.name}: {flag}"
 
 
-OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts"}  # of Flower, Docker, pip, torchrun
+# Options of Flower, Docker, pip and torchrun.
+OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts"}
 
 
 def _all_options() -> list:
