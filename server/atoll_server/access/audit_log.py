@@ -1,9 +1,9 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
 A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
-LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. One more line states how
-many lines were left out. A caller therefore cannot displace other lines from the files. Operator actions have no such
-limit.
+LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If lines are left out, one
+more line states their number. Without this limit, one caller could fill the files, and rotation would delete older
+lines. The limit does not apply to operator actions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from atoll_wire.process.clock import Clock
 log = structlog.get_logger()
 
 FILE_BYTES, FILES = 16 << 20, 4
-WAITING = 4096  # limit on lines that wait for the thread; further lines are counted and dropped
+WAITING = 4096  # limit on lines that wait to be written; the log drops further lines and records their number
 AGAIN_S = 60.0
 KNOWN = 1024  # limit on the refusals whose repetitions are counted
-LINES_PER_MINUTE = 30  # per learner, or per address and kind of refusal: 64 MiB last for half a day or more
+LINES_PER_MINUTE = 30  # at this rate, the files (64 MiB) hold at least half a day of lines from one source
 
 
 class _Lines(RotatingFileHandler):
@@ -63,7 +63,7 @@ class AuditLog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Opens the file, and starts the thread that writes it. Raises SettingsError."""
+        """Starts the thread that writes the file. Raises SettingsError if the file cannot be opened."""
         if self._path is None:
             return
         try:
@@ -76,17 +76,20 @@ class AuditLog:
         self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """Records an operator's action. act: the action's name."""
+        """Records an operator action. act: the action's name. what: further fields of the line."""
         if self._thread is not None:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """Records that a learner joined or left. LINES_PER_MINUTE applies."""
+        """Records that a learner joined or left, unless the learner has reached LINES_PER_MINUTE."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
-        """Records a refusal. Repetitions are counted, and LINES_PER_MINUTE applies. peer: ADDRESS:PORT."""
+        """Records a refusal, or counts it if it repeats a recent one. peer: the caller's ADDRESS:PORT.
+
+        The log also only counts the refusal if its address has reached LINES_PER_MINUTE for this kind of refusal.
+        """
         if self._thread is None:
             return
         address = peer.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""PURE: the quotas of one caller at a core or a front, and their current use.
+"""PURE: quotas on the calls to a core or a front, and the token buckets and call slots that apply these quotas.
 
 A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
 a message. It knows the learner only from the session in a call's first message.
@@ -21,7 +21,7 @@ LIMITS = (
     "joins_per_s",
     "spoilt_per_s",
     "stalled",
-)  # names used by metrics
+)  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
@@ -125,7 +125,10 @@ class Quotas(Settings):
 
 
 class RateBucket:
-    """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds."""
+    """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds.
+
+    per_s: cost allowed per second. burst: cost allowed at once.
+    """
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
