@@ -45,7 +45,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """Yields the replies that the core would send. Raises LinkLost, Refused, or the AioRpcError of a call to the core."""
+        """Yields the replies that the core would send. Raises LinkLost, Refused, or the AioRpcError of a failed call."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
