@@ -35,7 +35,7 @@ LINES_PER_MINUTE = 30  # at this rate, the files (64 MiB) hold at least half a d
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
         """Logs the line that could not be written, for example because the disk is full."""
-        log.error("the audit log cannot be written: check the disk", line=record.getMessage())
+        log.error("a line could not be written to the audit log: check the disk", line=record.getMessage())
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class AuditLog:
     def refused(self, act: str, peer: str, **what: str) -> None:
         """Records a refusal, or counts it if it repeats a recent one. peer: the caller's ADDRESS:PORT.
 
-        The log also only counts the refusal if its address has reached LINES_PER_MINUTE for this kind of refusal.
+        If the address has reached LINES_PER_MINUTE for this kind of refusal, the log counts the line as left out.
         """
         if self._thread is None:
             return
@@ -122,14 +122,14 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes the number of lines left out in each minute that began by `until`, and forgets these minutes."""
+        """Writes the number of lines left out in each minute that began by `until`, and drops these minutes."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})
             del self._minutes[who]
 
     def _settle(self) -> None:
-        """Writes a line for each refusal with repetitions that were only counted, and clears the counts."""
+        """Writes a line for each refusal that has repeated since its last line, and clears the counts."""
         for (act, peer, *what), (_, times) in self._seen.items():
             if times:
                 self._put({"act": act, "peer": peer, "what": what, "repeated": times})

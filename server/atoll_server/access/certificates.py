@@ -34,7 +34,7 @@ USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALL
 def init(directory: Path) -> Path:
     """Makes a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
-    Returns the path of `ca.pem`. Raises CertificateError if `directory` has an authority or cannot be written.
+    Returns the path of `ca.pem`. Raises CertificateError if `directory` already has an authority or cannot be written.
     """
     if (directory / AUTHORITY_KEY).exists():
         raise CertificateError(
@@ -75,7 +75,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate there"
+            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate"
         )
     authority = own[0]
     key, subject = (
@@ -151,7 +151,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Makes keys readable only for their owner."""
+    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

@@ -112,7 +112,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Compares the file of the initial parameters with its SHA-256 digest, in hex. ending: if set, the check stops.
+    """Compares the initial parameters' file with its digest. sha256: in hex. ending: if set, the check stops early.
 
     The check uses no memory map, since an unreadable page of a map would kill the process. Raises TensorFileError if
     the file has changed, and OSError if it cannot be read.
@@ -141,7 +141,7 @@ def restore(
     owned: Collection[int] | None = None,
     unusable: Callable[[SnapshotError], None] = _log_unusable,
 ) -> Restored:
-    """Restores a generation's state, and compares the checksums of each replayed merge with the ledger.
+    """Restores and returns a generation's state. Compares the checksums of each replayed merge with the ledger.
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
     this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.

@@ -119,7 +119,7 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes all learners' sums and accounts for the new generation, with only the tokens merged in its history."""
+    """Writes all learners' sums and accounts. They count only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0

@@ -42,8 +42,8 @@ BYTES = {
     "C64": 8,
 }
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # trainable tensors have one of these types
-MAX_HEADER_BYTES = 100_000_000  # the library's limit
-MAX_DIMENSIONS = 64  # torch's limit
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_DIMENSIONS = 64  # the limit of torch
 
 
 class Sink(Protocol):

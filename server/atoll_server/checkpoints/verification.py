@@ -19,7 +19,7 @@ from atoll_server.storage.disk import Disk
 log = structlog.get_logger()
 
 ROWS = 1000  # number of rows read at a time
-REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read as a multiple of the read's duration, and its limit in seconds
+REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read, as a multiple of the read's duration; longest pause in seconds
 MAX_WAIT_S = 1.0  # longest time that `end` waits for the thread, which can finish small files in this time
 
 DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row with a flipped bit may raise the last two

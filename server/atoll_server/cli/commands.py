@@ -208,9 +208,10 @@ def checkpoint_verify(
 ) -> None:
     """Check whether a core can start from a directory, for example from a backup.
 
-    The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads. It
-    repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that does not prevent a start.
-    The exit status is 1 if a core could not start or continue, or if pages of the ledger are damaged.
+    The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
+    It repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that
+    does not prevent a start. The exit status is 1 if a core could not start or continue, or if pages of the ledger
+    are damaged.
     """
     need("checkpoint verify", "server", *KEEPING)
     from atoll_server.cli.verify import verify

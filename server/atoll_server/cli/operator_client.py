@@ -1,4 +1,4 @@
-"""gRPC calls from the operators' subcommands to a core."""
+"""Calls a core over gRPC for the operators' subcommands."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _unused(directory: Path) -> Iterator[None]:
 
 
 class _Check:
-    """The checks of one directory, in the order of a start."""
+    """Checks one directory, in the same order as a starting core."""
 
     def __init__(self, db: sqlite3.Connection, directory: Path) -> None:
         self._db = db

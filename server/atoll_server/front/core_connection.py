@@ -1,4 +1,4 @@
-"""A front's connections to a core's address, replaced when they are dead, and the state of each shard there."""
+"""Maintains a front's connections to the core's addresses, and records what the front knows about each shard."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class UpstreamShard:
     def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
         """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
 
-        Returns False if the log has changed. The caller must then drop all cached items, which may not exist in
-        the new log.
+        Returns False if the log has changed. The caller must then drop all cached items, which may have versions
+        that do not exist in the new log.
         """
         same = log == self._log
         if not same:

@@ -29,7 +29,6 @@ class KnownSessions:
         self._answered_at.pop(_key(session), None)
 
     def clear(self) -> None:
-        """Removes all sessions."""
         self._answered_at.clear()
 
     def known(self, session: pb.Session, now: float) -> bool:

@@ -45,7 +45,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """Yields the replies that the core would send. Raises LinkLost, Refused, or the AioRpcError of a failed call."""
+        """Yields the replies that the core would send. Raises LinkLost, Refused, or a call's AioRpcError."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -136,7 +136,7 @@ class RegionFetches:
             self.cache.drop(item)  # the core now has another version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # concerns only this session, so another waiting call fetches
+            if error.code() in OF_THE_SESSION:  # concerns only this session, so another call fetches instead
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:
@@ -148,7 +148,7 @@ class RegionFetches:
             item.failed(claimed, LinkLost)
             raise
         except Exception as error:
-            log.exception("a fetch failed", fragment=request.fragment)
+            log.exception("a fetch from the core failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front could not fetch: {error!r}"))
         finally:
             if not item.header.frames:  # no frame arrived, so the item may not exist at the core

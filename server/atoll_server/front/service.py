@@ -65,7 +65,7 @@ class FrontService(rpc.OuterServicer):
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 
-    # ------------------------------------------------------------------------------ passed on as they are
+    # ------------------------------------------------------------------------------ calls passed on unchanged
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Passes a Join on to the core. Stores the session and the shards in the core's reply."""
@@ -169,7 +169,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Passes a learner's announcement that the learner leaves on to the shard."""
+        """Tells a shard that a learner leaves."""
         shard = self._routes.numbered(request.session, request.last.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -207,7 +207,7 @@ class FrontService(rpc.OuterServicer):
                         while (reply := await wait.next(aiter(call))) is not None:
                             moved()
                             if reply.HasField("receipt"):
-                                log.debug("the core answered", contribution=name)
+                                log.debug("the core sent a receipt", contribution=name)
                             yield reply
             finally:
                 await discard_rest(requests)
@@ -234,7 +234,7 @@ class FrontService(rpc.OuterServicer):
                 async for reply in replies:
                     yield reply
 
-    # ------------------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------------------ checks and errors
 
     def _may(self, context: Context, learner: str) -> None:
         """Raises Refused unless the caller may use this learner's name. The core relies on this check."""
@@ -289,8 +289,8 @@ class FrontService(rpc.OuterServicer):
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
     """Context manager that runs `sending` while the body awaits the call's replies.
 
-    If `sending` fails, the call is cancelled, and this raises the error of `sending`. When the body ends, `sending` is
-    cancelled.
+    If `sending` fails, the call is cancelled, and the context manager raises the error of `sending`. When the body
+    ends, `sending` is cancelled.
     """
     task = asyncio.create_task(sending)
     task.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))

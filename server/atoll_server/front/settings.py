@@ -34,7 +34,6 @@ class FrontSettings(Serving):
 
     @property
     def cache_bytes(self) -> int:
-        """`cache_mib` in bytes."""
         return self.cache_mib << 20
 
     def check(self) -> None:
