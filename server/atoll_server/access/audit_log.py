@@ -40,7 +40,7 @@ class _Lines(RotatingFileHandler):
 
 @dataclass(slots=True)
 class _Minute:
-    """The number of lines to which one limit applied within a minute. began: monotonic seconds."""
+    """Counts a minute's lines from a learner, or from an address with one kind of refusal. began: monotonic seconds."""
 
     began: float
     lines: int = 0

@@ -37,7 +37,7 @@ class Quotas(Settings):
     prefix: ClassVar[str] = "quota"
 
     window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
-    first_calls: int = 12  # limit on a peer's calls whose first message is being read, since it uses memory
+    first_calls: int = 12  # limit on a peer's calls whose first message is incomplete and uses memory
     first_waiting: int = 80  # limit on a peer's further calls, which wait until their first message can be read
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")

@@ -20,7 +20,7 @@ from atoll_server.merging.merge import FragmentState
 
 
 def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
-    """Writes the whole published model. Returns the file's size in bytes. states: one per fragment, by number."""
+    """Writes the whole published model. Returns the file's size in bytes. states: by fragment number."""
     owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
     heads = []
     for name in list(initial.entries) + [name for name in owners if name not in initial.entries]:

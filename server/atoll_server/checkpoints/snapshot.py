@@ -32,7 +32,7 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 
 
 class SnapshotWriter:
-    """Writes one snapshot, fragment by fragment in the given order. All methods run in a worker thread."""
+    """Writes one snapshot, fragment by fragment in the order of `fragments`. All methods run in a worker thread."""
 
     def __init__(self, path: Path, fragments: Sequence[FragmentLayout], disk: Disk = DISK) -> None:
         self.path = path

@@ -67,7 +67,9 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
                 )
             )
         return
-    table = Table("came", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "why")
+    table = Table(
+        "received", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "reason"
+    )
     for each in receipts:
         receipt = each.receipt
         name = f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}"

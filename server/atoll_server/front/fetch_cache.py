@@ -165,7 +165,7 @@ class FetchCache:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Removes all items of these fragments (None: all fragments). Their current readers can finish."""
+        """Removes the items of these fragments; None for all items. The current readers of an item can finish."""
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

@@ -35,7 +35,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Fetches items into a cache, and relays items that do not fit. limit_bytes: limit on the cached frames."""
+    """Fetches updates and whole fragments into a cache, and relays those that do not fit. limit_bytes: for frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes = routes
