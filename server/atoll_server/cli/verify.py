@@ -105,9 +105,7 @@ class _Check:
                 load_snapshot(snapshot_path(self._directory, row.id), fragments, row)
                 sound += 1
             except SnapshotError as error:
-                self._warn(
-                    f"checkpoint {row.id} cannot be restored, since it is damaged ({error}): keep a backup of another checkpoint"
-                )
+                self._warn(f"checkpoint {row.id} is damaged ({error}) and cannot be restored: keep another backup")
         print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
 
     def _payloads(self, start: TrialStart) -> None:
