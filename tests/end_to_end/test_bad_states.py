@@ -137,7 +137,7 @@ def contribution_has_another_fate(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
 
 
-@bad("the ledger lacks contribution")
+@bad("the ledger has a merge but not its contribution")
 def contribution_of_a_merge_is_gone(directory: Path) -> None:
     sql(directory, "DELETE FROM contributions WHERE rowid=(SELECT max(rowid) FROM contributions)")
 
@@ -177,7 +177,7 @@ def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
-@bad("of Atoll computes another layout for the run's tensors: use the version that began the run")
+@bad("of Atoll computes another layout for the run's tensors: use the version that started the run")
 def layout_has_another_fingerprint(directory: Path) -> None:
     set_meta(directory, "fingerprint", "00")
 
@@ -245,22 +245,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("snapshot cannot be used and is ignored: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])

@@ -151,7 +151,10 @@ def test_a_run_begins_from_a_file_and_the_first_learner_does_not_matter(tmp_path
     [
         ({"0.weight": torch.zeros(32, 16)}, 'lack tensor "1.weight"'),
         (small_model().state_dict() | {"1.weight": torch.zeros(2, 2)}, '"1.weight" as F32 [2, 2]'),
-        (small_model().state_dict() | {"1.weight": torch.full((48, 16), torch.nan)}, 'not finite in "1.weight"'),
+        (
+            small_model().state_dict() | {"1.weight": torch.full((48, 16), torch.nan)},
+            'tensor "1.weight" of the initial parameters has infinite or NaN values',
+        ),
     ],
 )
 def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, tensors, said):
@@ -222,7 +225,7 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
         running.stop()
         export_from_directory(running.directory, tmp_path / "offline.safetensors", initial=False)
     for said in (online, capsys.readouterr().out):
-        assert 'warning: "norm.num_batches_tracked" and 4 more: not shared' in said
+        assert 'warning: the file has only initial values for "norm.num_batches_tracked" and 4 more' in said
         assert "torch.optim.swa_utils.update_bn(loader, model)" in said
     with safe_open(tmp_path / "now.safetensors", "pt") as file:
         assert json.loads(file.metadata()["atoll.initial"]) == [

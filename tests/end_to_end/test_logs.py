@@ -37,7 +37,7 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
             "the core merged a contribution",
         ]
         assert lines(front.log, name)[0] == "forwarding a contribution"
-        assert "the core answered" in lines(front.log, name)
+        assert "the core sent a receipt" in lines(front.log, name)
         assert [line for line in lines(core.child.log, name) if line != "upload"] == ["durable", "merged"]
         for log in (learner.log, front.log, core.child.log):
             assert all(json.loads(line)["timestamp"] for line in log.read_text().splitlines() if line.startswith("{"))

@@ -47,7 +47,7 @@ def test_files_of_the_library_can_be_read(tmp_path):
     for name in "abc":
         assert np.array_equal(found.float32(name), TENSORS[name].float().flatten().numpy())
     assert found.raw("d").tobytes() == TENSORS["d"].numpy().tobytes()
-    with pytest.raises(TensorFileError, match='"d" is I64'):
+    with pytest.raises(TensorFileError, match='"d" has type I64'):
         found.float32("d")
 
 

@@ -1,7 +1,7 @@
-"""Callers of a core or a front: their identities, rights and quotas, and the refusal of calls.
+"""Identifies the callers of a core or a front, checks their rights and quotas, and refuses calls.
 
-The modules handle certificates, operator tokens, quotas and limits on readers. `audit_log` records joins, refusals and
-operator actions.
+The modules handle certificates, operator tokens, quotas, and limits on the versions that learners read. `audit_log`
+records joins, refusals and operator actions.
 
 May import: nothing.
 """

@@ -1,9 +1,9 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
 A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
-LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. One more line states how
-many lines were left out. A caller therefore cannot displace other lines from the files. Operator actions have no such
-limit.
+LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If lines are left out, one
+more line states their number. Without this limit, one caller could fill the files, and rotation would delete older
+lines. The limit does not apply to operator actions.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from atoll_wire.process.clock import Clock
 log = structlog.get_logger()
 
 FILE_BYTES, FILES = 16 << 20, 4
-WAITING = 4096  # limit on lines that wait for the thread; further lines are counted and dropped
+WAITING = 4096  # limit on lines that wait to be written; the log drops further lines and records their number
 AGAIN_S = 60.0
 KNOWN = 1024  # limit on the refusals whose repetitions are counted
-LINES_PER_MINUTE = 30  # per learner, or per address and kind of refusal: 64 MiB last for half a day or more
+LINES_PER_MINUTE = 30  # at this rate, the files (64 MiB) hold at least half a day of lines from one source
 
 
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
         """Logs the line that could not be written, for example because the disk is full."""
-        log.error("the audit log cannot be written: check the disk", line=record.getMessage())
+        log.error("a line could not be written to the audit log: check the disk", line=record.getMessage())
 
 
 @dataclass(slots=True)
 class _Minute:
-    """The number of lines to which one limit applied within a minute. began: monotonic seconds."""
+    """Counts a minute's lines from a learner, or from an address with one kind of refusal. began: monotonic seconds."""
 
     began: float
     lines: int = 0
@@ -63,7 +63,7 @@ class AuditLog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Opens the file, and starts the thread that writes it. Raises SettingsError."""
+        """Starts the thread that writes the file. Raises SettingsError if the file cannot be opened."""
         if self._path is None:
             return
         try:
@@ -76,17 +76,20 @@ class AuditLog:
         self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """Records an operator's action. act: the action's name."""
+        """Records an operator action. act: the action's name. what: further fields of the line."""
         if self._thread is not None:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """Records that a learner joined or left. LINES_PER_MINUTE applies."""
+        """Records that a learner joined or left, unless the learner has reached LINES_PER_MINUTE."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
-        """Records a refusal. Repetitions are counted, and LINES_PER_MINUTE applies. peer: ADDRESS:PORT."""
+        """Records a refusal, or counts it if it repeats a recent one. peer: the caller's ADDRESS:PORT.
+
+        If the address has reached LINES_PER_MINUTE for this kind of refusal, the log counts the line as left out.
+        """
         if self._thread is None:
             return
         address = peer.rpartition(":")[0]
@@ -119,14 +122,14 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes the number of lines left out in each minute that began by `until`, and forgets these minutes."""
+        """Writes the number of lines left out in each minute that began by `until`, and drops these minutes."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})
             del self._minutes[who]
 
     def _settle(self) -> None:
-        """Writes a line for each refusal with repetitions that were only counted, and clears the counts."""
+        """Writes a line for each refusal that has repeated since its last line, and clears the counts."""
         for (act, peer, *what), (_, times) in self._seen.items():
             if times:
                 self._put({"act": act, "peer": peer, "what": what, "repeated": times})

@@ -1,4 +1,4 @@
-"""Certificates for a run's processes: the run's own certificate authority, and the certificates that it issues.
+"""Creates a run's own certificate authority, and issues certificates for the run's processes.
 
 A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names.
 """
@@ -34,10 +34,12 @@ USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALL
 def init(directory: Path) -> Path:
     """Makes a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
-    Returns the path of `ca.pem`. Raises CertificateError.
+    Returns the path of `ca.pem`. Raises CertificateError if `directory` already has an authority or cannot be written.
     """
     if (directory / AUTHORITY_KEY).exists():
-        raise CertificateError(f"--dir {directory} already has an authority: use it, or give another --dir")
+        raise CertificateError(
+            f"--dir {directory} already has a certificate authority: use this authority, or give another --dir"
+        )
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
     builder = (
         _builder(name, name, key, AUTHORITY_DAYS)
@@ -52,7 +54,8 @@ def init(directory: Path) -> Path:
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
     """Makes or renews a process's certificate directory. Returns the directory's path.
 
-    hosts: the host names under which the process may serve. days: days of validity. Raises CertificateError.
+    hosts: the host names and addresses under which the process may serve. days: validity in days.
+    Raises CertificateError if an argument is invalid or `directory` has no readable authority.
     """
     if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
         text = "a learner's name may end in * to cover all names with that prefix"
@@ -65,12 +68,14 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         trusted = (directory / AUTHORITY).read_bytes()
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"--dir {directory} has no authority: create one with `atoll certs init`") from error
+        raise CertificateError(
+            f"--dir {directory} has no readable certificate authority: create one with `atoll certs init`"
+        ) from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "made by init"
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate there"
+            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate"
         )
     authority = own[0]
     key, subject = (
@@ -146,7 +151,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Only their owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

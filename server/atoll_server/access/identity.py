@@ -1,4 +1,4 @@
-"""PURE: the identity of a caller, taken from its certificate, and the learners that it may act as."""
+"""PURE: reads a caller's identity from its certificate, and checks which learners the caller may act for."""
 
 from __future__ import annotations
 

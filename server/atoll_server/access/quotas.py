@@ -1,4 +1,4 @@
-"""PURE: the quotas of one caller at a core or a front, and their current use.
+"""PURE: quotas on the calls to a core or a front, and the token buckets and call slots that apply these quotas.
 
 A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
 a message. It knows the learner only from the session in a call's first message.
@@ -21,7 +21,7 @@ LIMITS = (
     "joins_per_s",
     "spoilt_per_s",
     "stalled",
-)  # names used by metrics
+)  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
@@ -37,12 +37,12 @@ class Quotas(Settings):
     prefix: ClassVar[str] = "quota"
 
     window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
-    first_calls: int = 12  # a peer's calls whose first message is being read; incomplete messages use memory
-    first_waiting: int = 80  # a peer's further calls that wait until their first message can be read
+    first_calls: int = 12  # limit on a peer's calls whose first message is incomplete and uses memory
+    first_waiting: int = 80  # limit on a peer's further calls, which wait until their first message can be read
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
-    fresh_s: float = 1.0  # a call that is older and has no first message yet may be ended for a new call
+    fresh_s: float = 1.0  # seconds after which a call without a first message may be ended for a new call
     pushes: Annotated[
         int, Field(ge=1, le=4096, description="Concurrent streams per learner that send contributions.")
     ] = 72  # two for each of 32 connections, and control-only streams
@@ -94,7 +94,7 @@ class Quotas(Settings):
     ] = 10.0
     stalled_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a caller must read each piece of a reply.")
-    ] = 120.0  # 18 kbit/s
+    ] = 120.0  # the slowest allowed reader receives about 18 kbit/s
 
     def streams(self, method: str) -> int:
         """Returns the limit on a learner's or peer's open calls to a method."""
@@ -125,7 +125,10 @@ class Quotas(Settings):
 
 
 class RateBucket:
-    """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds."""
+    """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds.
+
+    per_s: cost allowed per second. burst: cost allowed at once.
+    """
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -188,6 +191,5 @@ class CallSlots(Generic[T]):
         return oldest
 
     def leave(self, call: T) -> None:
-        """Frees the call's slot."""
         self._taken.pop(call, None)
         self._ending.discard(call)

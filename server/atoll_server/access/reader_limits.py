@@ -1,4 +1,4 @@
-"""PURE: limits on the versions that learners read at a time, so that stalled readers cannot fill the memory."""
+"""PURE: limits the versions that learners read at the same time, so that stalled readers cannot fill the memory."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that learners handle. A table at the head of outer.proto says how."""
+    """The gRPC statuses that learners handle. A table at the head of outer.proto lists their reactions."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
@@ -20,14 +20,14 @@ class Status(Enum):
     UNAVAILABLE = "unavailable"
 
 
-LONGEST = 1000  # limit on the characters of a text
+LONGEST = 1000  # limit on the length of `detail`, in characters
 
 
 class Refused(Exception):  # noqa: N818 - a reply, not a fault of this program
-    """The refusal of a call, which changed nothing. detail: the text that the caller receives, as one line."""
+    """A call was refused and changed nothing. detail: the text that the caller receives, as one line."""
 
     def __init__(self, status: Status, detail: str) -> None:
-        line = " ".join(detail.split())  # a name that a peer sent may be long and have line breaks
+        line = " ".join(detail.split())  # a name from a caller may be long and have line breaks
         self.status = status
         self.detail = line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
         super().__init__(self.detail)

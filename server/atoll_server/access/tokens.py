@@ -29,11 +29,11 @@ class OperatorTokens:
         self._sums: dict[str, str] = {}
 
     def load(self) -> None:
-        """Reads the file. Raises SettingsError."""
+        """Reads the file. Raises SettingsError if the file is unreadable or invalid."""
         self._stamp, self._sums = self._read()
 
     def name_of(self, token: str) -> str | None:
-        """Returns the name of the operator with this token, or None.
+        """Returns the name of the operator with this token, or None if the file does not list the token.
 
         If the file has become invalid, the previous tokens stay valid.
         """
@@ -66,13 +66,16 @@ class OperatorTokens:
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(
-                f"--operator-tokens {self._path}: each line must be a name and a SHA-256 sum (see atoll token)"
+                f"--operator-tokens {self._path} has a line without a name and SHA-256 sum: use `atoll token NAME`"
             )
         return stamp, {line[0]: line[1] for line in lines}
 
 
 def new(path: Path, name: str) -> str:
-    """Adds a name to the file, or gives an existing name a new token. Returns the token. Raises SettingsError."""
+    """Makes a token for an operator and returns it. A token that the file already lists for this name becomes invalid.
+
+    Raises SettingsError if the name is invalid or the file cannot be read or written.
+    """
     if not NAME.fullmatch(name):
         raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
@@ -92,7 +95,7 @@ def new(path: Path, name: str) -> str:
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Returns the calling operator's name, or an empty string if callers need neither a certificate nor a token.
 
-    Raises Refused.
+    tokens: None if the core accepts no tokens. Raises Refused if the caller is not an operator.
     """
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:

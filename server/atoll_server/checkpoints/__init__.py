@@ -1,4 +1,4 @@
-"""Snapshots, exports of the published model as safetensors, and restore and rollback of a run's directory.
+"""Writes and reads snapshots, exports the published model as safetensors, and restores or rolls back a run.
 
 `parameter_source` reads the model that `--init` names.
 

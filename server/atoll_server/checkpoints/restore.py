@@ -45,7 +45,7 @@ class Restored:
     """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
     states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
-    in this history. undone: snapshots of work that a rollback undid. Operators can still restore these snapshots.
+    in this history. undone: the other snapshots, from work that a rollback undid. Operators can still restore these.
     """
 
     layout: Layout
@@ -93,19 +93,19 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
 
 
 def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentState]:
-    """Returns version 0 of every fragment. Raises TensorFileError when a value is not finite."""
+    """Returns the state of each fragment at version 0. Raises TensorFileError if a value is not finite."""
     return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
-    """Returns version 0 of one fragment. Raises TensorFileError when a value is not finite."""
+    """Returns the state of one fragment at version 0. Raises TensorFileError if a value is not finite."""
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
         name = layout.tensors[piece.tensor].name
         values = initial.float32(name)[piece.start : piece.start + piece.length]
         if not np.isfinite(values).all():
             raise TensorFileError(
-                f'the initial parameters have values that are not finite in "{name}": use a model with finite values'
+                f'tensor "{name}" of the initial parameters has infinite or NaN values: use a model with finite values'
             )
         theta[piece.offset : piece.offset + piece.length] = values
         initial.forget()
@@ -113,7 +113,7 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Compares the file of the initial parameters with its SHA-256 digest, in hex. ending: if set, the check stops.
+    """Compares the initial parameters' file with its digest. sha256: in hex. ending: if set, the check stops early.
 
     The check uses no memory map, since an unreadable page of a map would kill the process. Raises TensorFileError if
     the file has changed, and OSError if it cannot be read.
@@ -128,7 +128,7 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
 
 
 def _log_unusable(error: SnapshotError) -> None:
-    structlog.get_logger().error("a snapshot cannot be used and is ignored: check the disk", error=str(error))
+    structlog.get_logger().error("ignoring a snapshot that is damaged or missing: check the disk", error=str(error))
 
 
 def restore(
@@ -142,7 +142,7 @@ def restore(
     owned: Collection[int] | None = None,
     unusable: Callable[[SnapshotError], None] = _log_unusable,
 ) -> Restored:
-    """Rebuilds a generation's state, and compares each replayed merge's checksums with the ledger's.
+    """Restores and returns a generation's state. Compares the checksums of each replayed merge with the ledger.
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
     this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.
@@ -194,7 +194,11 @@ def _newest_sound(
 def merge_again(
     db: sqlite3.Connection, spool: Spool, generation: int, fragment: FragmentLayout, state: FragmentState, row: MergeRow
 ) -> MergeResult:
-    """Replays one merge from the ledger. state: the version before the merge. `check_merge` verifies the result."""
+    """Repeats one merge with the contributions from the ledger and the spool. `check_merge` verifies the result.
+
+    generation: the generation that made the merge. state: the fragment's state before the merge.
+    Raises LedgerError or SpoolError if a contribution is missing or damaged.
+    """
     stored = []
     for learner, incarnation, seq, _, _ in row.shares:
         key = ContributionKey(learner, incarnation, fragment.index, seq)
@@ -211,7 +215,7 @@ def merge_again(
 
 
 def check_merge(merged: MergeResult, row: MergeRow) -> None:
-    """Raises LedgerError when a merge's checksums differ from the ledger's."""
+    """Raises LedgerError if the checksums of a repeated merge differ from those in the ledger."""
     found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
         raise LedgerError(
@@ -221,10 +225,10 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
 
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
-    """Returns a merged contribution's row in the ledger. Raises LedgerError if it is missing."""
+    """Returns a contribution's row from the ledger. Raises LedgerError if the row is missing."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:
-        raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
+        raise LedgerError(f"the ledger has a merge but not its contribution {key}: restore a backup")
     return found[0]
 
 

@@ -47,7 +47,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
     Raises LedgerError if the ledger is damaged.
     """
     if not disk.exists(directory / LEDGER):
-        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
+        raise SettingsError(f"{directory} holds no run: give the --dir of a core")
     try:
         unlock = disk.lock(directory / "lock")
     except BlockingIOError as error:
@@ -99,7 +99,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """Returns text that lists the checkpoints that the operator can restore."""
+    """Returns a text for error messages that lists the checkpoints."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -119,7 +119,7 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes all learners' sums and accounts for the new generation, with only the tokens merged in its history."""
+    """Writes all learners' sums and accounts. They count only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
@@ -136,7 +136,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
         for _, sent, _ in lineage.merged(db, line, fragment.index, 0):
             counted[sent.key.learner, sent.key.incarnation, fragment.index] += sent.tokens
     for sender, totals_row in sums.items():
-        # No sequence number, since this learner has sent no contribution in this generation.
+        # seq is 0 since the learner has not sent any contribution in the new generation.
         shard_ledger.put_totals(
             db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0)
         )

@@ -1,7 +1,7 @@
-"""Snapshot files: every fragment's parameters, published parameters and momentum, at the fragment's own version.
+"""Writes and reads snapshot files, which contain the parameters, published parameters and momentum of all fragments.
 
-Fragments never interact, so a snapshot needs no common version. Each fragment is written between two of its merges.
-The file is durable before the snapshot's row is written to the ledger.
+Fragments are independent, so a snapshot may contain a different version of each. Each fragment is written between two
+of its merges. The file is durable before the snapshot's row is written to the ledger.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 
 
 class SnapshotWriter:
-    """Writes one snapshot, fragment by fragment in the given order. All methods run in a worker thread."""
+    """Writes one snapshot, fragment by fragment in the order of `fragments`. All methods run in a worker thread."""
 
     def __init__(self, path: Path, fragments: Sequence[FragmentLayout], disk: Disk = DISK) -> None:
         self.path = path
@@ -83,9 +83,9 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Returns a snapshot's fragment states, compared with its checksums in the ledger.
+    """Reads a snapshot, and compares it with the checksums in the ledger. Returns the states by fragment.
 
-    Raises SnapshotError if the snapshot is missing or damaged.
+    row: the snapshot's row in the ledger. Raises SnapshotError if the snapshot is missing or damaged.
     """
     states = {}
     try:

@@ -1,4 +1,4 @@
-"""The safetensors format, written as a stream and read through a memory map.
+"""Writes safetensors files as a stream, and reads them through a memory map.
 
 The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
 describes the format. Tests compare these modules with the library.
@@ -40,19 +40,20 @@ class TensorFile:
     data: NDArray[np.uint8]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Returns a tensor's bytes as stored in the file."""
+        """Returns a view of a tensor's bytes as stored in the file: uint8 (bytes,)."""
         entry = self.entries[name]
         return self.data[entry.start : entry.stop]
 
     def forget(self) -> None:
-        """Releases the memory of parts that were read. Later accesses read the file again."""
+        """Releases the memory used by parts of the file that were read. Later accesses read these parts again."""
         if isinstance(self.data.base, mmap.mmap):
             self.data.base.madvise(mmap.MADV_DONTNEED)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """Returns a trainable tensor as a flat float32 vector.
+        """Returns a trainable tensor as a flat vector: float32 (elements,).
 
-        The values are exact: float32 includes bfloat16 and float16.
+        The values are exact, since float32 can represent all bfloat16 and float16 values. Raises TensorFileError if the
+        tensor has another type.
         """
         dtype, raw = self.entries[name].dtype, self.raw(name)
         if dtype == "F32":
@@ -61,7 +62,9 @@ class TensorFile:
             return raw.view("<f2").astype(np.float32)
         if dtype == "BF16":
             return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        raise TensorFileError(f'{self.path}: tensor "{name}" is {dtype}, which cannot be trained: use F32, BF16 or F16')
+        raise TensorFileError(
+            f'{self.path}: tensor "{name}" has type {dtype}, which cannot be trained: use F32, BF16 or F16'
+        )
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
@@ -91,7 +94,7 @@ def write_data(file: Sink, array: NDArray[Any]) -> None:
 
 
 def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """Converts a float32 vector to a format's type. bfloat16 rounds half to even, as torch does."""
+    """Returns a float32 vector in another type of FORMAT_NAME. For bfloat16, rounds to nearest even, as torch does."""
     if dtype == "F32":
         return vector.astype("<f4", copy=False)
     if dtype == "F16":

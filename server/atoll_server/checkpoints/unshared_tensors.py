@@ -13,7 +13,7 @@ from pathlib import Path
 
 LISTED = "atoll.initial"  # key in the metadata; the value is a JSON list of names
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
-MAX_SHOWN = 80  # limit on the shown characters of a name
+MAX_SHOWN = 80  # number of characters of a name that the warning shows
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
@@ -35,13 +35,13 @@ def warning(names: Collection[str]) -> str:
     first = json.dumps(min(names)[:MAX_SHOWN])
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"{first}{others}: not shared in training, so the file has the values from the run's start. The model may be "
-        f"useless with these values: recompute BatchNorm averages with {REMEDY}"
+        f"the file has only initial values for {first}{others}, since learners do not share these values. The model "
+        f"may be useless with initial values: recompute BatchNorm averages with {REMEDY}"
     )
 
 
 def warning_of(export: Path) -> str:
-    """Returns the warning about an exported file."""
+    """Returns the warning about the unshared tensors in an exported file, or an empty string if there are none."""
     with export.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

@@ -19,10 +19,10 @@ from atoll_server.storage.disk import Disk
 log = structlog.get_logger()
 
 ROWS = 1000  # number of rows read at a time
-REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read as a multiple of the read's duration, and its limit in seconds
+REST, LONGEST_REST_S = 10.0, 1.0  # pause after a read, as a multiple of the read's duration; longest pause in seconds
 MAX_WAIT_S = 1.0  # longest time that `end` waits for the thread, which can finish small files in this time
 
-DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row with a flipped bit raises the last two
+DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row with a flipped bit may raise the last two
 
 
 class RunVerifier:
@@ -69,7 +69,7 @@ class RunVerifier:
                     return
 
     def _pages(self) -> None:
-        """Checks all pages of a large ledger. A start has already checked those of a small one."""
+        """Checks all pages of a large ledger. The start of the core has already checked the pages of a small ledger."""
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
             if database.large(db) and not self._ending.is_set():
                 database.check_pages(db, self._directory / LEDGER)

@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for a core: start and query it, read its directory, issue certificates.
+"""Subcommands of `atoll` that start a core, call a core, read a run's directory, or issue certificates.
 
 May import: access, checkpoints, merging, run, service, settings, storage.
 """

@@ -1,4 +1,4 @@
-"""`atoll certs` makes and shows certificates."""
+"""Makes and shows certificates for `atoll certs`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def register(app: typer.Typer) -> None:
 
 
 def init_command(directory: Folder = Path("certs")) -> None:
-    """Make a certificate authority. Keep its key, ca-key.pem, secret: it can issue a certificate for any name and role."""
+    """Make a certificate authority. Keep its key, ca-key.pem, secret, since it can sign certificates for any name and role."""
     from atoll_server.access.certificates import init
 
-    print(f"wrote the authority {init(directory)}; issue certificates with `atoll certs issue`")
+    print(f"wrote the certificate authority {init(directory)}; issue certificates with `atoll certs issue`")
 
 
 def issue_command(
-    role: Annotated[str, typer.Argument(help="core, front, learner or operator.")],
+    role: Annotated[str, typer.Argument(help="Role of the process or person: core, front, learner or operator.")],
     name: Annotated[
         str,
         typer.Argument(
-            help="A unique name. A learner joins under this name. A learner's name may end in *: eu-* covers all names that begin with eu-."
+            help="Unique name. A learner joins under this name. A learner's name may end in *: eu-* covers all names that begin with eu-."
         ),
     ],
     host: Annotated[
-        list[str], typer.Option(help="A host name or address of this core or front. You may repeat this option.")
+        list[str], typer.Option(help="Host name or address of this core or front. You may repeat this option.")
     ] = [],  # noqa: B006 - typer copies it
     days: Annotated[float, typer.Option(help="Days until the certificate expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
@@ -68,7 +68,7 @@ def issue_command(
 
 
 def show_command(
-    path: Annotated[Path, typer.Argument(help="A certificate, or the certificate directory of a process.")],
+    path: Annotated[Path, typer.Argument(help="Certificate file, or certificate directory of a process.")],
 ) -> None:
     """Show a certificate's role, name, hosts and validity."""
     from atoll_wire.security.certificate import read_certificate

@@ -1,7 +1,7 @@
 """Subcommands of `atoll` for operators of a core: core, status, receipts, pause, resume, evict, checkpoint, token,
 replay.
 
-Each imports its dependencies only when it runs, so that `atoll --help` is fast and a front's image stays small.
+Each command imports its dependencies only when it runs, so that `atoll --help` is fast and a front's image stays small.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Plaintext = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
-    text = "Run the outer optimizer of one run. It needs only a directory and a port."
+    text = "Run a core, the outer optimizer of one run. A core needs only a directory and a port."
     lazy_commands.add(app, "core", text, _start_core)
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
@@ -79,7 +79,7 @@ def status_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Show a run: goodput, learners, fragments, contributions, bytes."""
+    """Show the status of a run: goodput, learners, fragments, contributions and bytes."""
     from atoll_server.cli.watch import show_status, watch_status
 
     if watch and as_json:
@@ -119,7 +119,9 @@ def receipts_command(
     insecure_plaintext: Plaintext = False,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
+        typer.Option(
+            "--dir", help="Read the run in this directory instead of calling a core.", envvar="ATOLL_RECEIPTS_DIR"
+        ),
     ] = None,
     learner: Annotated[str, typer.Option(help="Show only contributions of this learner.")] = "",
     fate: Annotated[str, typer.Option(help="Show only contributions with this fate: pending, merged or refused.")] = "",
@@ -147,10 +149,10 @@ def evict_command(
     undo: Annotated[bool, typer.Option("--undo", help="Let the learner join again.")] = False,
     tokens: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of the learner's reported tokens to keep, if its reports were false."),
+        typer.Option(min=0, help="Number of the learner's reported tokens to keep if the reports were false."),
     ] = None,
 ) -> None:
-    """Evict a learner. It stops, and its name cannot join again. The core refuses its pending contributions."""
+    """Evict a learner. The learner stops and cannot join again, and the core refuses its pending contributions."""
     from atoll_server.cli.operator_client import evict
 
     evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
@@ -158,11 +160,11 @@ def evict_command(
 
 def token_command(
     name: Annotated[str, typer.Argument(help="Name of the operator, for the audit log.")],
-    file: Annotated[Path, typer.Option(help="The token file. Give it to the core as --operator-tokens.")] = Path(
+    file: Annotated[Path, typer.Option(help="Token file. Give this file to the core as --operator-tokens.")] = Path(
         "operator-tokens"
     ),
 ) -> None:
-    """Make a token, which replaces the operator's earlier one. The core needs --operator-tokens FILE."""
+    """Make an operator's token, which replaces the earlier token. Start the core with --operator-tokens FILE."""
     from atoll_server.access.tokens import new
 
     print(new(file, name))
@@ -176,7 +178,9 @@ def checkpoint_list(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"
+            "--dir",
+            help="Read the run in this directory instead of calling a core.",
+            envvar="ATOLL_CHECKPOINT_LIST_DIR",
         ),
     ] = None,
 ) -> None:
@@ -197,16 +201,17 @@ def checkpoint_verify(
         Path,
         typer.Option(
             "--dir",
-            help="Directory of the run, or a copy of it. No core may use it.",
+            help="Directory of the run, or a copy. No core may be using this directory.",
             envvar="ATOLL_CHECKPOINT_VERIFY_DIR",
         ),
     ],
 ) -> None:
-    """Check whether a core can start from a directory, for example from a backup. Nothing is changed.
+    """Check whether a core can start from a directory, for example from a backup.
 
-    The command reads the whole ledger, all snapshots, the initial parameters and the payloads. It repeats the same merges
-    as a starting core, and needs about as much memory. It prints a warning for damage that does not prevent a start. The
-    exit status is 1 if a core could not start or continue, or if pages of the ledger are damaged.
+    The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
+    It repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that
+    does not prevent a start. The exit status is 1 if a core could not start or continue, or if pages of the ledger
+    are damaged.
     """
     need("checkpoint verify", "server", *KEEPING)
     from atoll_server.cli.verify import verify
@@ -220,7 +225,7 @@ def checkpoint_restore(
     ],
     directory: Annotated[
         Path,
-        typer.Option("--dir", help="Directory of the run. Stop its core first.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR"),
+        typer.Option("--dir", help="Directory of the run. Stop the core first.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR"),
     ],
 ) -> None:
     """Restore a run to an older checkpoint. A new generation begins there, and learners continue from it.
@@ -247,7 +252,7 @@ def checkpoint_take(
 
 
 def checkpoint_export(
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write; with --max-file-size, the folder.")],
+    out: Annotated[Path, typer.Argument(help="Safetensors file to write; with --max-file-size, the folder.")],
     server: Server = "127.0.0.1:7070",
     tls: Tls = None,
     token: Token = "",
@@ -255,7 +260,9 @@ def checkpoint_export(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="Directory of a run to read; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
+            "--dir",
+            help="Read the run in this directory instead of calling a core.",
+            envvar="ATOLL_CHECKPOINT_EXPORT_DIR",
         ),
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Write the initial parameters (version 0).")] = False,
@@ -330,7 +337,7 @@ def replay_command(
             f"{done.merges:,} merges repeated, all with the ledger's checksums; the final parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
         if not done.snapshot:
-            print("no snapshot could be read: the merges were compared with the ledger's checksums only")
+            print("no snapshot could be read, so the merges were compared only with the checksums in the ledger")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states)
     if not changes and not done.identical:

@@ -1,4 +1,4 @@
-"""gRPC calls from the operators' subcommands to a core."""
+"""Calls a core over gRPC for the operators' subcommands."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
             if is_unreachable(error):
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise OperatorError(f"no core answers at {address} ({error.details()}): {fix}") from error
-            raise OperatorError(f"the core at {address} refused: {error.details()}") from error
+            raise OperatorError(f"the core at {address} refused the call: {error.details()}") from error
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError for a core's certificate. It is only for serving, so every TLS handshake would fail."""
+    """Raises OperatorError for a core's certificate, since every TLS handshake with this certificate would fail."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"
@@ -102,7 +102,10 @@ def pause(remote: OperatorTarget, reason: str) -> None:
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner. With an empty reason, lets it join again. tokens: how many of its reported tokens to keep."""
+    """Evicts a learner. With an empty reason, lets the learner join again.
+
+    tokens: number of the learner's reported tokens to keep; None to keep all.
+    """
     with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")

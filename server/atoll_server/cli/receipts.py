@@ -1,4 +1,4 @@
-"""`atoll receipts` shows the fates of contributions, from a core or from a run's directory."""
+"""Shows the fates of contributions, from a core or from a run's directory, for `atoll receipts`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Returns the newest `last` receipts from a run's ledger, newest first. A core may use the ledger meanwhile."""
+    """Returns the newest `last` receipts from a run's ledger, newest first. Raises OperatorError.
+
+    A core may be using the ledger.
+    """
     path = directory / LEDGER
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
@@ -64,7 +67,9 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
                 )
             )
         return
-    table = Table("came", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "why")
+    table = Table(
+        "received", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "reason"
+    )
     for each in receipts:
         receipt = each.receipt
         name = f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}"

@@ -33,9 +33,9 @@ Tell = Callable[[int, int], None]  # arguments: number of merges so far, and in 
 class Replayed:
     """The result of a replay, compared with the state that a core would start with.
 
-    identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. Without
-    one, the compared state comes from the same ledger. apart: distance between the replayed and the recorded published
-    parameters, as a fraction of the distance between the recorded run's initial and final parameters.
+    identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. If not,
+    the compared state comes from the same ledger as the replay. apart: distance between the replayed and the recorded
+    published parameters, as a fraction of the distance between the recorded run's initial and final parameters.
     """
 
     layout: Layout
@@ -97,7 +97,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings with the requested changes. Only the merge's own settings may change."""
+    """The run's settings with the requested changes. Only the settings in WHAT_IF may change. Raises SettingsError."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}

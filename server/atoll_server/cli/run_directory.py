@@ -47,9 +47,9 @@ def read_run(
 
 @contextmanager
 def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
-    """Opens the ledger of a run that has parameters, read-only. unused: whether no core uses it.
+    """Context manager that opens a run's ledger read-only. unused: whether it is certain that no core uses the ledger.
 
-    Raises SettingsError, LedgerError.
+    Raises SettingsError if there is no run or the run has no parameters, and LedgerError if the ledger is damaged.
     """
     path = directory / LEDGER
     if not path.is_file():
@@ -67,7 +67,7 @@ def list_from_directory(directory: Path) -> None:
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
-    """Restores the run in a directory to a checkpoint, and prints the result. Raises SettingsError, LedgerError."""
+    """Restores the run in a directory to a checkpoint, and prints the result. Raises the same errors as `roll_back`."""
     done = roll_back(directory, checkpoint)
     merges = sum(done.row.versions.values())
     if not done.began:

@@ -39,8 +39,8 @@ def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     """Returns a run's status as text and tables.
 
-    most: limit on shown learners, and on shown fragments; None for no limit. With a limit, learners that are neither
-    live nor gone come first.
+    most: limit on shown learners, and on shown fragments; None for no limit. With a limit, learners in states
+    other than live and left come first.
     """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
@@ -119,11 +119,11 @@ def _time(at: float) -> str:
 
 
 def _left_out(count: int, most: int | None, what: str) -> str | None:
-    return f"{count - most} {what} more" if most is not None and count > most else None
+    return f"{count - most} more {what}" if most is not None and count > most else None
 
 
 def _recovery(each: pb.LearnerStatus) -> str:
-    """Returns the seconds for the process's start, Join and first step; empty for a name's first process."""
+    """Returns the seconds for a restarted learner's start, Join and first step; empty for incarnation 1."""
     parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

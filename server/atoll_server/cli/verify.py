@@ -1,4 +1,4 @@
-"""Checks whether a core can start from a run's directory. The check needs no core, and changes no files."""
+"""Checks whether a core can start from a run's directory. The check needs no running core, and changes no files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _unused(directory: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise SettingsError(f"a core uses {directory}: stop the core, or check a copy of the directory") from error
     except (FileNotFoundError, NotADirectoryError):
-        yield  # no core has used it
+        yield  # no core has used the directory
         return
     except OSError as error:
         raise SettingsError(
@@ -62,7 +62,7 @@ def _unused(directory: Path) -> Iterator[None]:
 
 
 class _Check:
-    """The checks of one directory, in the order of a start."""
+    """Checks one directory, in the same order as a starting core."""
 
     def __init__(self, db: sqlite3.Connection, directory: Path) -> None:
         self._db = db
@@ -88,7 +88,7 @@ class _Check:
         print(f"warning: {text}")
 
     def _initial_parameters(self) -> None:
-        """Checks the file's digest. A start with a sound snapshot reads only the file's header."""
+        """Checks the digest of the file. A start that can use a snapshot reads only the file's header."""
         meta = run_ledger.get_meta(self._db)
         size = open_tensors(self._directory / INITIAL).data.size
         try:
@@ -106,11 +106,11 @@ class _Check:
                 load_snapshot(snapshot_path(self._directory, row.id), fragments, row)
                 sound += 1
             except SnapshotError as error:
-                self._warn(f"checkpoint {row.id} is damaged ({error}): it cannot be restored; keep another backup")
+                self._warn(f"checkpoint {row.id} is damaged ({error}) and cannot be restored: keep another backup")
         print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
 
     def _payloads(self, start: TrialStart) -> None:
-        """Reads each frame of the payloads. The trial start has already read those that it needed for its merges."""
+        """Reads each frame of the payloads. The trial start has already read the payloads for its merges."""
         for held in start.pending:
             _read_frames(held.row, held.stored)  # a core would stop when it merges a damaged payload
         spool = Spool(self._directory / "spool", limit_bytes=0, kept_bytes=0)
@@ -124,7 +124,7 @@ class _Check:
                 _read_frames(row, spool.open(generation, row.key, Codec(row.codec), norms_sq, row.scale))
             except (SpoolError, OSError) as error:
                 damaged += 1
-                self._warn(f"only a start from an older checkpoint needs this payload: {error}")
+                self._warn(f"{error} (only a start from an older checkpoint needs this payload)")
         print(f"payloads: {'damaged' if damaged else 'ok'} ({read - damaged} of {read} sound)")
 
     def _rows(self) -> None:

@@ -1,4 +1,4 @@
-"""`atoll status` prints the status once, or refreshes it every second."""
+"""Prints a run's status once, or refreshes it every second, for `atoll status`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watch_status(remote: OperatorTarget) -> None:
 
 
 def _watch(remote: OperatorTarget) -> None:
-    """Refreshes the screen. While the core does not answer, the last state stays on the screen with its age."""
+    """Refreshes the screen. While the core does not answer, shows the last status and its age."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)

@@ -10,7 +10,7 @@ from atoll_wire.process import lazy_commands
 
 def register(app: typer.Typer) -> None:
     """Adds `atoll front`."""
-    text = "Run the gateway of a region. Nearby learners call it, and each update crosses the WAN once for all of them."
+    text = "Run a front, the gateway of a region. Each update crosses the WAN once for all learners that use the front."
     lazy_commands.add(app, "front", text, _front)
 
 

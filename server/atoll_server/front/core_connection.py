@@ -1,4 +1,4 @@
-"""A front's connections to a core's address, replaced when they are dead, and the state of each shard there."""
+"""Maintains a front's connections to the core's addresses, and records what the front knows about each shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.front.known_sessions import KnownSessions
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-AGAIN_S = 5.0  # for this long after a dial, and after its first answer, a failure does not lead to another dial
+AGAIN_S = 5.0  # seconds after a dial, and after the first answer, in which a failure causes no other dial
 
 Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
 FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
@@ -51,17 +51,17 @@ class CoreConnection:
             self._kept_since, self._has_answered = self.clock.monotonic(), True
 
     def suspect(self, link: Link) -> None:
-        """Dials again after a call over this link lost its connection, since its other connections may be dead too.
+        """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
 
-        Does nothing within AGAIN_S seconds after the dial or the first answer: attempts from before the core served may
-        still fail, and gRPC repeats them. The decision is immediate, since a later one could close connections that
-        have worked since the failure.
+        Does nothing within AGAIN_S seconds after the dial or the first answer. In this time, connection attempts from
+        before the core's start may still fail, and gRPC repeats them. A delayed dial could close connections that have
+        recovered since the failure, so this method decides immediately.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
 
     def _again(self, why: str) -> None:
-        """Dials new connections for all later calls. On the old ones, waiting calls end and transfers continue."""
+        """Dials new connections for all later calls. On the old connections, only the transfers continue."""
         log.warning(f"{why}: reconnecting", core=self.address)
         self._retire()
         self._open()
@@ -80,7 +80,7 @@ class CoreConnection:
 class UpstreamShard:
     """A front's knowledge of one shard. Several shards may have the same address.
 
-    fragments: the shard's fragments; None for all at the address. up: whether the shard answered its last call.
+    fragments: the shard's fragments; None for all fragments. up: whether the shard answered its last call.
     sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
     version per fragment.
     """
@@ -102,7 +102,8 @@ class UpstreamShard:
     def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
         """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
 
-        Returns False if the log has changed. The caller must then drop cached items, whose versions may not exist.
+        Returns False if the log has changed. The caller must then drop all cached items, which may have versions
+        that do not exist in the new log.
         """
         same = log == self._log
         if not same:
@@ -117,5 +118,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a call failed because its connection broke, and not because the core or this front ended it."""
+    """Returns whether a call failed because its connection broke, rather than by a status of the core or the front."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

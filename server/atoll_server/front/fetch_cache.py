@@ -1,4 +1,4 @@
-"""A front's cache of updates and whole fragments, each of which it fetches once for all learners of its region.
+"""Caches updates and whole fragments, so that a front fetches each of them once for all learners of its region.
 
 The memory for cached frames is bounded. After an interrupted fetch, the cache keeps the frames that arrived. The next
 fetch requests only the missing frames from the core.
@@ -19,7 +19,7 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies an update or a whole fragment, whose bytes do not change while its shard keeps the same log.
+    """Identifies a cached update or whole fragment. The item's bytes do not change while its shard keeps the same log.
 
     crc32c: checksum of a whole fragment; 0 for an update.
     """
@@ -33,7 +33,7 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """The cache has no memory for the item, since all other items are in use."""
+    """The item does not fit into the cache, even without the other items that are idle."""
 
 
 class CorruptFetchError(Exception):
@@ -41,7 +41,10 @@ class CorruptFetchError(Exception):
 
 
 class CachedFetch:
-    """One cached item, complete or not. messages: its encoded frames; b"" for a frame that has not arrived."""
+    """A cached update or whole fragment, complete or not. place: its key. count: number of its frames.
+
+    messages: the encoded frames; b"" for a frame that has not arrived. readers: number of calls that read the item.
+    """
 
     def __init__(self, place: CacheKey, count: int, make_room: Callable[[CachedFetch, int], None]) -> None:
         self.place = place
@@ -70,7 +73,10 @@ class CachedFetch:
         return claimed
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """Stores a frame. Raises CacheFullError, and CorruptFetchError for a frame of another version."""
+        """Stores a frame. header: the header of the core's reply with this frame.
+
+        Raises CacheFullError if the item does not fit, and CorruptFetchError for a frame of another version.
+        """
         if not self.header.frames:
             if (header.version, header.frames) != (self.place.version, len(self.messages)):
                 raise CorruptFetchError
@@ -83,13 +89,13 @@ class CachedFetch:
         self._tell()
 
     def failed(self, claimed: Iterable[int], error: Callable[[], Exception]) -> None:
-        """Records that a fetch of these frames failed. Readers that wait for them raise `error()`."""
+        """Records that a fetch of these frames failed. Readers that wait for these frames raise `error()`."""
         self._error = error
         self._coming.difference_update(claimed)
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
-        """Waits for the item's header and returns it. Raises the same errors as `read`."""
+        """Returns the item's header as soon as the header has arrived. Raises the same errors as `read`."""
         while not self.header.frames:
             if not self._coming:
                 raise self._error()
@@ -97,7 +103,7 @@ class CachedFetch:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yields messages with these frames as they arrive.
+        """Yields messages with the wanted frames as the frames arrive. wanted: indices of frames.
 
         Raises CacheFullError, CorruptFetchError, LinkLost, or the core's AioRpcError.
         """
@@ -145,7 +151,7 @@ class FetchCache:
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
         """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
 
-        This limit is needed in addition to `limit_bytes`, which does not include some kilobytes per item.
+        The cache needs this limit because an item uses some kilobytes that `limit_bytes` does not include.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
@@ -159,7 +165,7 @@ class FetchCache:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Removes all items of these fragments (None: all fragments). Their current readers can finish."""
+        """Removes the items of these fragments; None for all items. The current readers of an item can finish."""
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from atoll_wire import outer_pb2 as pb
 
-KNOWN_S = 10.0  # time since the shard's last answer; learners with a Follow call get an answer every second
+KNOWN_S = 10.0  # in seconds; a learner with a Follow call receives a message from the shard every second
 MOST = 16_384
 
 
 class KnownSessions:
-    """Sessions that a shard has accepted. A different token, run or generation means a different session."""
+    """Sessions that a shard accepted recently. A different token, run or generation means a different session."""
 
     def __init__(self) -> None:
         self._answered_at: OrderedDict[bytes, float] = OrderedDict()
@@ -29,7 +29,6 @@ class KnownSessions:
         self._answered_at.pop(_key(session), None)
 
     def clear(self) -> None:
-        """Removes all sessions."""
         self._answered_at.clear()
 
     def known(self, session: pb.Session, now: float) -> bool:

@@ -50,7 +50,7 @@ class FrontMetrics:
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
-        """Records that the core knows this learner, so that the learner gets its own series."""
+        """Records that the core knows this learner, so that the learner has its own time series."""
         if len(self._names) < MAX_NAMES:
             self._names.add(name)
 

@@ -1,4 +1,4 @@
-"""Calls that a front passes on unread: operators' calls, and the probes of `atoll doctor`."""
+"""Passes operators' calls and the probes of `atoll doctor` on to the core, without decoding their messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 def pass_on(
     server: grpc.aio.Server, core_connection: CoreConnection, region: str, audit_log: AuditLog, *, near: bool
 ) -> None:
-    """Adds the Operator and Doctor services to a front's server. It passes their calls on to the core.
+    """Adds the Operator and Doctor services to a front's server. The front passes their calls on to the core.
 
     near: whether only processes on this machine can call the front. If not, operators must send a token to the front,
-    since the core does not see their certificates. A core may allow every caller on its own machine, but this must
-    not allow every caller in the front's network.
+    since the core does not see their certificates. A core may allow every caller on its own machine. Without this
+    rule, such a core would also allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -44,7 +44,10 @@ def pass_on(
 def _passing(
     core_connection: CoreConnection, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool
 ) -> PassThrough:
-    """Returns a handler that passes calls on. mark: appended to each reply; protobuf merges concatenated messages."""
+    """Returns a handler that passes a method's calls on. path: such as /atoll.v1.Operator/Status.
+
+    mark: an encoded message that the handler appends to each reply, since protobuf merges concatenated messages.
+    """
     method = path.rpartition("/")[2]
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Fetches for a region's learners. Each published update and whole fragment crosses the WAN once."""
+"""Fetches updates and whole fragments for the learners of a region, so that each of them crosses the WAN once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Caches fetches in bounded memory, and relays items that do not fit. limit_bytes: limit on cached frames."""
+    """Fetches updates and whole fragments into a cache, and relays those that do not fit. limit_bytes: for frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes = routes
@@ -45,7 +45,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """Yields the replies that the core would send. Raises LinkLost, Refused, or the core's AioRpcError."""
+        """Yields the replies that the core would send. Raises LinkLost, Refused, or a call's AioRpcError."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -73,7 +73,7 @@ class RegionFetches:
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Records a shard's message (see `UpstreamShard.told`). If its log changed, removes its cached items."""
+        """Records a shard's message (see `UpstreamShard.told`). If the log changed, drops the shard's items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
@@ -136,7 +136,7 @@ class RegionFetches:
             self.cache.drop(item)  # the core now has another version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # concerns only this session, so another waiting call fetches
+            if error.code() in OF_THE_SESSION:  # concerns only this session, so another call fetches instead
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:
@@ -148,15 +148,15 @@ class RegionFetches:
             item.failed(claimed, LinkLost)
             raise
         except Exception as error:
-            log.exception("a fetch failed", fragment=request.fragment)
-            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
+            log.exception("a fetch from the core failed", fragment=request.fragment)
+            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front could not fetch: {error!r}"))
         finally:
             if not item.header.frames:  # no frame arrived, so the item may not exist at the core
                 self.cache.drop(item)
             self._metrics.cached.set(self.cache.size_bytes)
 
     async def _relay(self, request: pb.FetchRequest) -> AsyncIterator[Sent]:
-        """Yields the core's replies for this learner, without caching them."""
+        """Yields the core's replies to this request without caching them."""
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
         link = self._routes.owner(request.session, request.fragment).link

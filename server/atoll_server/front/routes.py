@@ -15,7 +15,7 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 
 
 class Routes:
-    """The shards that a front knows.
+    """The shards of the run that a front knows, and the connections to them.
 
     core: the connections for Join, Initialise and operators' calls. default: the shard for all fragments until the
     core's reply to a Join lists the shards.
@@ -26,7 +26,7 @@ class Routes:
         address: str,
         security: TransportSecurity,
         clock: Clock,
-        dial: Dial = partial(Link, keepalive=True),  # noqa: B008 - it is never changed
+        dial: Dial = partial(Link, keepalive=True),  # noqa: B008 - the default is never changed
     ) -> None:
         self.clock = clock
         self._security = security
@@ -39,7 +39,7 @@ class Routes:
 
     @property
     def up(self) -> bool:
-        """Whether every shard answered its last call."""
+        """Whether every known shard answered its last call."""
         return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:

@@ -27,7 +27,7 @@ from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # time for open calls to end after the front told learners to reconnect
+GOODBYE_S = 2.0  # seconds for open calls to end after the front has told learners to reconnect
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
@@ -85,7 +85,7 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """Returns the owner of a session's quotas: the learner's name, or without certificates the name and token.
+    """Returns the owner of a session's quotas: the learner's name, together with the token if there is no certificate.
 
     Only the core can check a token. A front therefore treats callers with different tokens as different owners.
     """

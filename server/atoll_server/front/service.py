@@ -36,7 +36,7 @@ QUICK_S = 20.0
 
 
 class Route:
-    """The shard that receives a call. link: the connections to this shard when it was selected."""
+    """The shard that receives a call. link: the connections to this shard when the front selected the shard."""
 
     def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
@@ -65,10 +65,10 @@ class FrontService(rpc.OuterServicer):
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 
-    # ------------------------------------------------------------------------------ passed on as they are
+    # ------------------------------------------------------------------------------ calls passed on unchanged
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """Passes a Join on. Remembers the session and the shards in the core's reply."""
+        """Passes a Join on to the core. Stores the session and the shards in the core's reply."""
         core = self._routes.core
         async with self._answering(context):
             self._may(context, request.learner)
@@ -94,7 +94,7 @@ class FrontService(rpc.OuterServicer):
             return reply
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
-        """Passes the initial parameters on."""
+        """Passes the initial parameters on to the core."""
         wait = self._waits.begin()
         async with self._answering(context):
             try:
@@ -169,7 +169,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Passes on a learner's announcement that it leaves."""
+        """Tells a shard that a learner leaves."""
         shard = self._routes.numbered(request.session, request.last.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -181,7 +181,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ contributions
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Checks frames and passes them on. Only the core's replies say which frames the core has."""
+        """Checks a contribution's frames and passes them on. The core's replies state which frames have arrived."""
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
@@ -207,13 +207,13 @@ class FrontService(rpc.OuterServicer):
                         while (reply := await wait.next(aiter(call))) is not None:
                             moved()
                             if reply.HasField("receipt"):
-                                log.debug("the core answered", contribution=name)
+                                log.debug("the core sent a receipt", contribution=name)
                             yield reply
             finally:
                 await discard_rest(requests)
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
-        """Sends frames to the core as fast as the core accepts them. Raises Refused for invalid frames."""
+        """Sends a contribution's frames as fast as the core accepts them. Raises Refused for invalid frames."""
         up = self._metrics.learner(header.session.learner, "up")
         with tolerate_ended_call():
             async for request in requests:
@@ -226,7 +226,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ updates
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
-        """Answers a Fetch from this front's cache or with the core's replies."""
+        """Answers a Fetch from the front's cache, or with the core's replies."""
         owner = self._routes.owner(request.session, request.fragment)
         async with self._answering(context, owner, request.session):
             self._may(context, request.session.learner)
@@ -234,7 +234,7 @@ class FrontService(rpc.OuterServicer):
                 async for reply in replies:
                     yield reply
 
-    # ------------------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------------------ checks and errors
 
     def _may(self, context: Context, learner: str) -> None:
         """Raises Refused unless the caller may use this learner's name. The core relies on this check."""
@@ -270,7 +270,7 @@ class FrontService(rpc.OuterServicer):
             if is_atoll_status(error):
                 route.shard.core_connection.answered(route.link)
             else:  # from gRPC or another server on the core's port; this status must not stop a learner
-                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
+                code, details = grpc.StatusCode.UNAVAILABLE, f"a call to the core at {route.address} failed: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
         except LinkLost:
@@ -287,9 +287,10 @@ class FrontService(rpc.OuterServicer):
 
 @asynccontextmanager
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
-    """Context manager that runs `sending` while the body awaits the call's replies. When one ends, so does the other.
+    """Context manager that runs `sending` while the body awaits the call's replies.
 
-    Raises the error of `sending` if this error ended the call.
+    If `sending` fails, the call is cancelled, and the context manager raises the error of `sending`. When the body
+    ends, `sending` is cancelled.
     """
     task = asyncio.create_task(sending)
     task.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
@@ -297,7 +298,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
         yield
     except (asyncio.CancelledError, grpc.aio.AioRpcError):
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error from None  # sending failed first and ended the call
+            raise error from None  # `sending` failed first, which cancelled the call
         raise
     finally:
         task.cancel()
@@ -316,7 +317,7 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
             "frames arrived over a stream that was declared control_only: send them over another stream",
         )
     if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-        text = f"a message has {len(brought)} frames: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
+        text = f"a Push message has {len(brought)} frames: send 1 to {frame_messages.FRAMES_PER_MESSAGE} per message"
         raise Refused(Status.INVALID_ARGUMENT, text)
     for frame in brought:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:

@@ -23,7 +23,7 @@ class FrontSettings(Serving):
         Field(description="Addresses to listen on. Port 0: any free port."),
         Option(metavar="HOST:PORT"),
     ] = ("127.0.0.1:7071",)
-    region: Annotated[str, Field(description="Name of the region in metrics.")] = ""
+    region: Annotated[str, Field(description="Name of the region, for metrics, logs and atoll doctor.")] = ""
     audit_log: Annotated[Path | None, Field(description="File that records refusals as JSON lines.")] = None
     cache_mib: Annotated[
         int,
@@ -34,7 +34,6 @@ class FrontSettings(Serving):
 
     @property
     def cache_bytes(self) -> int:
-        """`cache_mib` in bytes."""
         return self.cache_mib << 20
 
     def check(self) -> None:
