@@ -187,7 +187,7 @@ def test_more_contributions_than_are_kept_for_the_second_pass_are_read_twice():
 
 
 def test_contributions_out_of_order_are_a_bug_of_the_caller():
-    with pytest.raises(AssertionError, match="sorted learner order"):
+    with pytest.raises(AssertionError, match="sorted by learner"):
         run(state(), [contribution("b", 1), contribution("a", 2)], [0.5, 0.5])
 
 
