@@ -31,7 +31,7 @@ class Trial:
 def run_trial(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
     """Tries settings without failures.
 
-    trip_steps: steps from a round's opening to its end. Rounds that open too late for this are not due.
+    trip_steps: steps from a round's opening to its end. Rounds that cannot end within the trial are not due.
     """
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
     step_s = job.step_s / quick  # all other times are scaled by the same factor

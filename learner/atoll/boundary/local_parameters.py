@@ -6,7 +6,8 @@ to the ranks that hold the parameters, and these ranks add the changes. A learne
 it holds all parameters and owns all frames.
 
 The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
-only after `sys.getswitchinterval`. For float32 parameters on the host, taking and adopting make one such call each.
+only after `sys.getswitchinterval`. If the parameters are float32 and on the host, `take` and `adopt` release the GIL
+once each.
 """
 
 from __future__ import annotations

@@ -94,12 +94,13 @@ class RankGroup(Protocol):
         """Waits for the current agreement, if any, and carries it out. All ranks call this together."""
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        """Begins an agreement and waits for its result. No other may be running. All ranks call this together."""
+        """Begins an agreement and waits for its result. No other agreement may be running. All ranks call this
+        together."""
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
         """Begins to exchange values with every rank. All ranks call this together.
 
-        given: float32 (sum(sent),), in order of receivers. The caller must not change it until the exchange ends.
+        given: float32 (sum(sent),), in order of receivers. The caller must not change `given` until the exchange ends.
         sent, received: number of values to and from each rank.
         Returns a function that waits for the received values, and returns them in order of senders.
         """
@@ -147,7 +148,7 @@ class TorchRanks:
     """All ranks of torch.distributed's default process group.
 
     counts: whether to count this rank's tokens. If several ranks train on the same batch, as with tensor parallelism,
-    only one of them counts.
+    only one of them counts its tokens.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:

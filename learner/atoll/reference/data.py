@@ -32,7 +32,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and validation text, uint8 (bytes,). sha256: over both, to compare runs."""
+    """Training and validation text, uint8 (bytes,). sha256: of both texts, to compare runs."""
 
     training: NDArray[np.uint8]
     validation: NDArray[np.uint8]
@@ -70,7 +70,8 @@ def _cut(text: bytes) -> list[NDArray[np.uint8]]:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    """Returns training and validation text from different files. With few files, splits all of them at one place."""
+    """Returns training and validation text from different files. If they cannot be divided well, splits their joined
+    text near its end."""
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     everything: list[bytes] = []
     total = 0
