@@ -77,8 +77,8 @@ class Plan:
     """The settings of a run, and its expected figures. staleness: mean, in outer steps.
 
     why: the reason for H. core: load of the core's own link. others: alternative methods.
-    contributions: share of all learners in a merge, without failures. works: whether the plan is feasible; if False,
-    ignore the figures.
+    contributions: share of all learners that contribute to a merge, without failures. works: whether the plan is
+    feasible; if False, ignore the figures.
     """
 
     settings: RunSettings
@@ -98,7 +98,8 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """Plans a job with the smallest H for its links and step boundaries, and the smallest tau that hides a round trip.
+    """Plans a job with the smallest H that its links and step boundaries allow, and the smallest tau that hides a round
+    trip.
 
     fragments: number of fragments; 0: the default, 24.
     """

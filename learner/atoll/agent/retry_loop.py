@@ -42,7 +42,7 @@ async def retry(
     After LinkLost, the next attempt waits only for a session over another link.
     failed: called after a failed attempt; returns whether it applied the remedy. If so, the next attempt does not wait.
     came: returns the number of bytes received so far. A failure after progress counts as the first failure.
-    Raises LearnerError if the status of a core or front means that a retry cannot help.
+    Raises LearnerError if a status from a core or front means that a retry cannot help.
     """
     failures = 0
     while wanted() and not core.leaving:

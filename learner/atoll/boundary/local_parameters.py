@@ -198,7 +198,8 @@ class _Routes:
 
 
 def _collected(vector: F32, moves: Moves) -> F32:
-    """Returns a message buffer with the moved values of a vector, or the vector itself if both are the same."""
+    """Returns a message buffer with the moved values of a vector, or the vector itself if the buffer would be
+    identical."""
     if moves.is_all_of(len(vector)):
         return vector
     out = buffers.empty(moves.size)

@@ -43,8 +43,8 @@ class Reversal:
 
     part: smallest and largest fraction of the adoption that the step reverses.
     evidence: along the adoption, the step moves back at least this many times as far as any remembered step moved.
-    rest: the rest of the step is at most this many times the largest remembered step. The rest is the step without the
-    adoption, or in later steps, without the fraction.
+    rest: the rest of the step is at most this many times the largest remembered step. The rest is the step plus the
+    adoption, or in later steps, plus the reversed fraction.
 
     The table was measured with steps that reverse part[0] to part[1] of a judged adoption (256 values, seeds from 0):
 

@@ -147,7 +147,7 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Context manager for a group of children, which are killed when the block ends.
+    """Context manager for a group of child processes, which are killed when the block ends.
 
     SIGTERM ends the block as Ctrl-C does.
 
