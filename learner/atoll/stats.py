@@ -29,8 +29,8 @@ class Stats:
 
     versions: the version of each fragment's anchor.
     paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
-    pending: number of contributions whose fate is unknown. After leaving: number of lost
-    contributions, which the core did not acknowledge.
+    pending: number of contributions whose fate is unknown. After leaving: number of contributions that the core did not
+    acknowledge.
     """
 
     steps: int

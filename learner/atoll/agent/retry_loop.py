@@ -40,7 +40,7 @@ async def retry(
     track: the fragment's track. Each attempt begins once the fragment's shard is connected.
     once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost, the next attempt waits only for a session over another link.
-    failed: called after a failed attempt; returns whether it applied the remedy. If so, the next attempt does not wait.
+    failed: called after an AioRpcError; returns whether it applied the remedy. If so, the next attempt does not wait.
     came: returns the number of bytes received so far. A failure after progress counts as the first failure.
     Raises LearnerError if a status from a core or front means that a retry cannot help.
     """

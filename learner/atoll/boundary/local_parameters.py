@@ -75,7 +75,7 @@ class LocalParameters:
             self._begun[number] = _Begun(newer, keep, self._spread(number, values))
 
     def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
-        """Returns the anchor, with this rank's current values if only other ranks have fetched this version again."""
+        """Returns the anchor, with this rank's adopted values if only other ranks have fetched this version again."""
         track = self.tracks[newer.fragment]
         if len(newer.anchor) == track.shape.length:
             return newer

@@ -141,7 +141,8 @@ class StepBoundary:
         return RESTORE
 
     def _carry_out(self, agreed: Agreed) -> None:
-        """Carries out an agreement of all ranks. While the run is paused, agrees again until the run resumes."""
+        """Carries out the decision that all ranks agreed on. While the run is paused, agrees again until the run
+        resumes."""
         self._count(agreed)
         while agreed.decision.request == STAND and not agreed.failed:
             self._stand()
@@ -211,7 +212,7 @@ class StepBoundary:
         self.seen(fragments)
 
     def _restore(self) -> None:
-        """Resets all parameters to the run's, and drops outstanding work."""
+        """Resets all parameters to their anchors, and drops outstanding work."""
         fragments = range(len(self.local.tracks))
         self._parameters.reshard()
         with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():

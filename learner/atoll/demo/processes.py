@@ -48,7 +48,7 @@ class Child:
 
 
 class Children:
-    """All child processes, by name. directory: for the logs of the processes."""
+    """All child processes, by name. directory: where the processes' logs are written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -39,8 +39,8 @@ WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torch
 class Decision:
     """Rank 0's decision, which all ranks carry out. Each tuple has at most AT_ONCE items.
 
-    request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to the run's), STOP (rank 0
-    failed), or END (all ranks leave).
+    request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to their anchors), STOP
+    (rank 0 failed), or END (all ranks leave).
     run_tokens: tokens that the run had trained before this agreement. total_tokens: tokens that the run will train.
     All ranks use rank 0's values of both, so that their schedules are the same.
     released: fragments whose contribution was refused. adopted: anchors to adopt.
