@@ -1,6 +1,6 @@
 """Atoll: train one model on many islands of compute that never wait for each other.
 
-`Learner` is imported on first use because it needs torch. A machine that runs only a core may have no torch.
+`Learner` is imported on first use because it needs torch. A machine that runs only a core does not need torch.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Stats:
 
     versions: the version of each fragment's anchor.
     paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
-    pending: number of contributions whose fate is unknown. After leaving: number of lost
-    contributions, which the core did not acknowledge.
+    pending: number of contributions whose fate is unknown. After leaving: number of contributions that the core did not
+    acknowledge.
     """
 
     steps: int
@@ -57,7 +57,7 @@ class Stats:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters since the learner was entered. The training thread and the agent write different counters."""
+    """Counters since the Learner's block was entered. The training thread and the agent write different counters."""
 
     steps: int = 0
     tokens: int = 0
@@ -252,5 +252,6 @@ class LearnerMetrics(Collector):
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """Returns why the learner is not ready, or "". After joining, it stays ready, because it can train alone."""
+        """Returns why the learner is not ready, or "". After joining, the learner stays ready, because it can train
+        alone."""
         return "" if self._counters.joining_s else "the learner has not joined the run yet"

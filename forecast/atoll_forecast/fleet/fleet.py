@@ -31,8 +31,8 @@ class Fleet:
     """The learners of a run, and their syncer. specs: one per learner. work: the training that the fleet calls.
 
     merge_s: seconds from a round's end to its update. overlap: number of steps after which a learner waits for the
-    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), it waits at once. With infinity, as
-    in Atoll, it never waits.
+    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits at once. With
+    infinity, as in Atoll, it never waits.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Fleet:
         self._at(self.now + learner.spec.repair_s, self._of(learner, self._begin))
 
     def _receive(self, learner: FleetLearner, ready: Ready) -> None:
-        """Handles the arrival of a version, or of the fate of a contribution in flight, at a learner."""
+        """Handles the arrival of a published version at a learner."""
         if not learner.alive or learner.left:
             return
         fragment = ready.published.fragment
@@ -211,7 +211,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Returns an event that does nothing if the learner's process has died. `_begin` runs in any case."""
+        """Returns an event that does nothing if the learner's process has died. `_begin` also runs if it is dead."""
         incarnation = learner.incarnation
 
         def when() -> None:

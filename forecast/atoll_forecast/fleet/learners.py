@@ -63,13 +63,13 @@ class Work(Protocol):
         """Makes one inner step on a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
-        """Returns a fragment's outstanding work as a contribution, or None without outstanding work.
+        """Returns a fragment's outstanding work as a contribution, or None if there is no such work.
 
         seq: the contribution's number.
         """
 
     def merge(self, effect: ev.Merge) -> Published:
-        """Merges the contributions that the effect names into a new version."""
+        """Merges the contributions that `effect` names into a new version."""
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
         """Adopts a newer anchor. merged: whether the anchor includes the contribution in flight. drop: whether to drop
@@ -87,7 +87,7 @@ class Ready:
 
 @dataclass(slots=True)
 class LearnerTimes:
-    """The virtual time of one learner. blocked_s: time of waiting for adoptions. staleness: staleness of each merged
+    """The virtual time of one learner. blocked_s: time spent waiting for adoptions. staleness: staleness of each merged
     contribution."""
 
     steps: int = 0

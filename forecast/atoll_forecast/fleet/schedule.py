@@ -1,4 +1,5 @@
-"""PURE: simulates a fleet's work without training. Only sizes and versions count, so days of a run take seconds."""
+"""PURE: simulates a fleet's work without training. It tracks only sizes, steps and versions, so it simulates days in
+seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from atoll_forecast.fleet.learners import Published, SentContribution
 
 @dataclass(slots=True)
 class _Place:
-    """The state of one fragment at one learner, with the counters of atoll.fragments.adoption.Track ("rebase")."""
+    """The state of one fragment at one learner, as in atoll.fragments.adoption.Track with "rebase"."""
 
     base_version: int = 0
     steps_from: int = 0
@@ -27,7 +28,8 @@ class _Process:
 
 @dataclass(slots=True)
 class Schedule:
-    """A `Work` that only counts. sizes: coded bytes of each fragment, each way. tokens: tokens per step, by learner."""
+    """A `Work` that counts steps and versions, without parameters. sizes: coded bytes of each fragment, each way.
+    tokens: tokens per step, by learner."""
 
     sizes: Sequence[float]
     tokens: dict[str, int]

@@ -63,7 +63,7 @@ def bandwidth_claims() -> list[Claim]:
 def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
     """Returns the training time with extra compute for half of the tokens, relative to no extra compute.
 
-    steps: inner steps of each learner if it trained alone.
+    steps: inner steps of each learner in the run without extra compute.
     """
     rows = []
     for extra, theirs in figures.SCAVENGING.items():
@@ -77,7 +77,8 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
 
 
 def hardware_claims(steps: int = 2000) -> list[Claim]:
-    """Returns goodput in % for eight learners. One learner is 18 % slower, and all step times have 10 % jitter."""
+    """Returns goodput in % for eight learners. One learner is 18 % slower, and step times have a standard deviation of
+    10 %."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)

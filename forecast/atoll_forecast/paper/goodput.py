@@ -1,9 +1,10 @@
 """Simulates the goodput of many chips under failures (Table 1 of arXiv 2604.21428).
 
-A learner's chips are grouped into slices, and a failed chip stops its slice. An elastic learner pauses to continue with
-fewer slices. It pauses again, for a shorter time, when the slice returns. Events within a pause do not extend the
-pause, so pauses coalesce at high rates. A learner that is not elastic restarts as a whole, on spare slices. Learners
-fail independently: each of M learners loses as much as a single learner with 1/M of the chips.
+A learner's chips are grouped into slices, and a failed chip stops its slice. An elastic learner then pauses, and
+continues with fewer slices. It pauses again, for a shorter time, when the slice returns. Failures and repairs during a
+pause do not extend it, so pauses coalesce at high failure rates. A learner that is not elastic restarts as a whole, on
+spare slices. Learners fail independently: each of M learners loses the same share of its time as a single learner with
+1/M of the chips.
 """
 
 from __future__ import annotations

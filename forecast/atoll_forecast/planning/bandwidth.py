@@ -55,6 +55,6 @@ def decoupled_bits_s(model: Model, inner_steps: float, bits: float, spread: floa
     """Returns the rate of a learner's link, in bits per second each way.
 
     Every parameter is sent once per `inner_steps`. bits: per parameter. spread: steps that a fragment's transfer may
-    take. Above 1, the result is the rate of one transfer, not the mean rate.
+    take. If it is above 1, transfers overlap, and the result is the rate of one transfer, not the mean rate.
     """
     return bits * model.parameters / (inner_steps * model.step_s) / spread

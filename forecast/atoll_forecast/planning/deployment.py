@@ -78,9 +78,9 @@ def _cache_mib(job: Job, plan: Plan) -> int:
 
 
 def cpus(job: Job, plan: Plan) -> int:
-    """Returns the core's number of CPUs: its CPU seconds per sync of the model, and one spare CPU.
+    """Returns the number of CPUs that the core needs for its syncs, plus one spare CPU.
 
-    The CPU seconds are from docs/benchmarks/sync-cost.md.
+    The CPU seconds per sync of the model are from docs/benchmarks/sync-cost.md.
     """
     each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))

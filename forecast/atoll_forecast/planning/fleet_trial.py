@@ -18,7 +18,8 @@ LONGEST_STEP_S = 10.0  # longer steps are scaled down, because reports come once
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The mean results of a trial. staleness: in outer steps. contributions: share of all learners in a merge.
+    """The mean results of a trial. staleness: in outer steps. contributions: share of all learners that contribute to a
+    merge.
 
     rounds: share of the due rounds that were merged.
     """
@@ -31,7 +32,7 @@ class Trial:
 def run_trial(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
     """Tries settings without failures.
 
-    trip_steps: steps from a round's opening to its end. Rounds that open too late for this are not due.
+    trip_steps: steps from a round's opening to its end. Rounds that cannot end within the trial are not due.
     """
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
     step_s = job.step_s / quick  # all other times are scaled by the same factor

@@ -16,7 +16,7 @@ MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # seconds of a merge per parameter, and 
 class Region:
     """A region whose learners share one link to the core.
 
-    bits_s: rate each way, in bits per second. price_gb: per gigabyte, either way; None if unknown.
+    bits_s: rate each way, in bits per second. price_gb: price per gigabyte in either direction; None if unknown.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """Months in which all learners make a thousand inner steps, for comparing methods with different paces."""
+        """Months in which all learners make a thousand inner steps, for comparing methods of different speeds."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 

@@ -41,7 +41,7 @@ KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load of one region's link, over which all learners' contributions go up, and each update comes down once.
+    """The load of one region's link, over which its learners' contributions go up, and each update comes down once.
 
     up_bits_s, down_bits_s: in bits per second. share: used share of the link's rate in the busier direction.
     month_gb: gigabytes per month, both ways.
@@ -64,7 +64,7 @@ class LinkLoad:
 class RegionLoss:
     """The effect of losing a whole region.
 
-    pace: remaining share of the run's pace. silent_s: seconds after which rounds no longer wait for the region.
+    pace: share of the run's learners that remain. silent_s: seconds after which rounds no longer wait for the region.
     """
 
     region: str
@@ -76,9 +76,9 @@ class RegionLoss:
 class Plan:
     """The settings of a run, and its expected figures. staleness: mean, in outer steps.
 
-    why: the reason for the number of inner steps. core: load of the core's own link. others: alternative methods.
-    contributions: share of all learners in a merge, without failures. works: whether the plan is feasible; if False,
-    ignore the figures.
+    why: the reason for H. core: load of the core's own link. others: alternative methods.
+    contributions: share of all learners that contribute to a merge, without failures. works: whether the plan is
+    feasible; if False, ignore the figures.
     """
 
     settings: RunSettings
@@ -98,7 +98,8 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """Plans a job with the smallest H for its links and step boundaries, and the smallest tau that hides a round trip.
+    """Plans a job with the smallest H that its links and step boundaries allow, and the smallest tau that hides a round
+    trip.
 
     fragments: number of fragments; 0: the default, 24.
     """
@@ -216,7 +217,7 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
     """Returns the number of steps from a round's opening to the adoption of its update.
 
-    In this time are two step boundaries, transfers, round trips, and a merge.
+    This includes waits for step boundaries, transfers, two round trips, and a merge.
     """
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s

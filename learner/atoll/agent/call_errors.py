@@ -36,7 +36,7 @@ CURES = {
 
 
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
-    """Returns the remedy for an error, from the table at the head of outer.proto.
+    """Returns the remedy for an error, from the table at the top of outer.proto.
 
     If the status is not from a core or front, but from a proxy or gRPC, returns TRY_AGAIN.
     """

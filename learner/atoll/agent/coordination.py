@@ -48,7 +48,7 @@ class Coordination:
         """Tells the other ranks that this rank has prepared its part of a version. checksum: see `sound`."""
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:  # noqa: ARG002 - there is one rank
-        """Returns length and CRC-32C of all payloads of a contribution. mine: those of this rank's frames."""
+        """Returns the length and CRC-32C of each payload of a contribution. mine: those of this rank's frames."""
         return mine
 
     def announced(self, track: FragmentTrack) -> None:
@@ -189,7 +189,7 @@ class Leading(Coordination):
                 self._counters.bytes_whole += message.traffic.whole
 
     def _part(self, rank: int, part: rk.Part) -> None:
-        """Records a rank's part of a version. Confirms the version when all parts are there and valid."""
+        """Records a rank's part of a version. Confirms the version when all parts have arrived and are valid."""
         if part.generation != self._core.session.generation:
             return  # the run was restored to a checkpoint, which the rank will prepare
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
@@ -235,7 +235,7 @@ class Leading(Coordination):
         self._exchange.offer(anchor, confirmed=False)
 
     def _row(self, rank: int, fragment: int, seq: int, rows: Rows) -> None:
-        """Records a rank's frames of a contribution. The last owner's frames complete the table."""
+        """Records the table rows of a rank's frames. The last owner's rows complete the table."""
         known, owning = self._rows[fragment, seq], self._owning(self._core.track(fragment).run.fragment)
         known[rank] = rows
         if known.keys() >= {0, *owning}:

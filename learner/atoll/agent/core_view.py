@@ -41,7 +41,7 @@ class InFlight:
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
-    """The agent's view of one fragment, and of its frames that this rank owns.
+    """The agent's view of one fragment, and of this rank's frames in it.
 
     version, anchor: the newest prepared version and its anchor. target: the newest version that the shard announced.
     """
@@ -75,7 +75,7 @@ class FragmentTrack:
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """Records the shard's newest version after an outage. known: its newest known version before the outage."""
+        """Records the shard's newest version after an outage. known: the newest one known before the outage."""
         if version >= known:
             self.target = max(self.target, version)
             return
@@ -90,7 +90,7 @@ class ShardView:
 
     address: HOST:PORT; empty: the address where the learner joined the run. link: the shard's own link. The first shard
     at the joining address uses the run's link instead. arrivals: estimates the time of the next notification.
-    declined, adopted: not reported yet.
+    declined, adopted: declined rounds and adoptions that are not reported yet.
     """
 
     address: str
@@ -127,7 +127,8 @@ class ShardView:
         return self.tracks[fragment]
 
     def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[FragmentTrack, int]]:
-        """Yields each track and the shard's version of it. Raises LearnerError unless `versions` has all fragments."""
+        """Yields each track and the shard's version of its fragment. Raises LearnerError unless `versions` has all
+        fragments."""
         if len(versions) != len(self.tracks):
             raise LearnerError(
                 f"the core sent {len(versions)} versions, but this shard has {len(self.tracks)} fragments: {NONSENSE}"

@@ -137,7 +137,8 @@ class Fetcher:
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches the requested frames. Returns False if the core sent others. Raises AioRpcError and LinkLost."""
+        """Fetches the requested frames. Returns False if the core sent other frames. Raises AioRpcError and
+        LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
@@ -218,5 +219,6 @@ class Fetcher:
 
 
 def _came(track: FragmentTrack) -> int:
-    """Returns the number of bytes that the current fetch has received. An attempt that receives bytes is progress."""
+    """Returns the number of bytes that the current fetch has received. An attempt that receives bytes counts as
+    progress."""
     return track.incoming.size_bytes if track.incoming is not None else 0

@@ -44,7 +44,7 @@ class Identity:
     security: TransportSecurity = LOCAL
 
     def problem(self) -> LearnerError | None:
-        """Returns the error if the learner cannot connect to any server, or None."""
+        """Returns an error if the addresses or certificates are unusable, otherwise None."""
         if not self.addresses:
             return LearnerError("the list of servers is empty: give at least one HOST:PORT")
         try:
@@ -70,7 +70,7 @@ class ModelDescription:
 
 
 class Joiner:
-    """Joins a run, for the first time or again. The process keeps its incarnation."""
+    """Joins a run, for the first time or again. A process that joins again keeps its incarnation."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock

@@ -22,7 +22,7 @@ TOLD_S = 0.5  # seconds between two reports to rank 0
 
 
 class MemberSession(RunSession):
-    """The run session on a rank other than 0. It sends rank 0's session in calls, and follows no shard."""
+    """The run session on a rank other than 0. Its calls carry rank 0's session, and it follows no shard."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class MemberSession(RunSession):
         self._fetcher.begin(track)
 
     async def _report(self) -> None:
-        """Reports to rank 0 the transferred bytes, and sessions that the core does not know."""
+        """Reports transferred bytes, and sessions that the core does not know, to rank 0."""
         told, lost = (0, 0, 0), set[bytes]()
         while True:
             await asyncio.sleep(TOLD_S)

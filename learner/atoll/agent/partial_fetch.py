@@ -1,7 +1,7 @@
 """PURE: keeps the received frames of a fetch when the link fails.
 
-A merge may change a fragment between two attempts of a whole fetch. Frames that arrived earlier are then outdated.
-The learner fetches published updates only for those frames: 0.4 bytes per parameter instead of 4.
+A merge may change a fragment between two attempts to fetch the whole fragment. Frames that arrived earlier are then
+outdated. The learner brings them up to date with published updates: 0.4 bytes per parameter instead of 4.
 """
 
 from __future__ import annotations

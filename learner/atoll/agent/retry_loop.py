@@ -40,9 +40,9 @@ async def retry(
     track: the fragment's track. Each attempt begins once the fragment's shard is connected.
     once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost, the next attempt waits only for a session over another link.
-    failed: called after a failed attempt; returns whether it applied the remedy. If so, the next attempt does not wait.
-    came: returns the bytes received so far. A failure after progress counts as the first failure.
-    Raises LearnerError if the status of a core or front means that a retry cannot help.
+    failed: called after an AioRpcError; returns whether it applied the remedy. If so, the next attempt does not wait.
+    came: returns the number of bytes received so far. A failure after progress counts as the first failure.
+    Raises LearnerError if a status from a core or front means that a retry cannot help.
     """
     failures = 0
     while wanted() and not core.leaving:

@@ -129,7 +129,8 @@ class RunSession:
                 task.cancel()
 
     def _pause_s(self, away_s: float, short: int) -> float:
-        """Returns the seconds until the next attempt: a share of the outage, or more if new sessions keep ending."""
+        """Returns the seconds until the next attempt: a fraction of the outage's duration, or more if new sessions keep
+        ending."""
         part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
         return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
@@ -151,7 +152,8 @@ class RunSession:
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
-        """Returns whether another process has the name, and the first refusal was less than DUPLICATE_S seconds ago."""
+        """Returns whether another process uses the name, and the first refusal was less than DUPLICATE_S seconds
+        ago."""
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
             return False
         now = self._clock.monotonic()
@@ -303,7 +305,8 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the core, which is untrusted. Raises LearnerError if it is invalid."""
+        """Returns a link to an address from the core, which is untrusted. Raises LearnerError if the address is
+        invalid."""
         if not address.isprintable() or len(address) > LONGEST_ADDRESS:
             raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
         try:

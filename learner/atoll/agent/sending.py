@@ -1,7 +1,7 @@
 """Sends contributions. Each is encoded once, and sent until the core acknowledges or refuses it.
 
 The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key. The core
-answers with the list of frames that it has received, or with the fate.
+answers with the list of frames that it has received, or with the receipt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sender:
         self._ended_together(track, taken.outstanding.number, drop=False)
 
     def ask_again(self, shard: ShardView) -> None:
-        """Asks for the fates of contributions that a shard acknowledged before an outage."""
+        """Asks for the receipts of contributions that a shard acknowledged before an outage."""
         for track in shard.tracks.values():
             if track.in_flight is not None and track.in_flight.acknowledged and not track.in_flight.asking:
                 track.in_flight.asking = True
@@ -115,7 +115,7 @@ class Sender:
             await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        """Pushes until the core answers, or until an update contains the fate."""
+        """Pushes until a receipt arrives, or until the contribution is no longer in flight."""
         once, failed = partial(self._push, track, in_flight), partial(self._failed, track, in_flight)
         await retry(self._core, track, lambda: track.in_flight is in_flight, once, failed, self._rng)
 

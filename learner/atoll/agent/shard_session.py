@@ -145,7 +145,8 @@ class ShardSession:
         self._counters.connected = self._core.connected()
 
     def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
-        """Handles a notification. Returns False if the shard shuts down. known: versions at its start."""
+        """Handles a notification. Returns False if the shard shuts down. known: newest known versions when the Follow
+        call began."""
         shard = self._shard
         shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())

@@ -3,8 +3,8 @@
 For types narrower than float32, this module keeps the rounding error of each fragment's last write, and adds it when
 the values are read. The error is therefore neither lost nor sent as work.
 
-Each torch call and each freed tensor releases the GIL. Each operation therefore makes one call for all tensors of a
-fragment, on cached views.
+Each torch call releases the GIL, and so does freeing a tensor. Each operation therefore makes one call for all tensors
+of a fragment, on cached views.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ to the ranks that hold the parameters, and these ranks add the changes. A learne
 it holds all parameters and owns all frames.
 
 The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
-only after `sys.getswitchinterval`. For float32 parameters on the host, taking and adopting make one such call each.
+only after `sys.getswitchinterval`. If the parameters are float32 and on the host, `take` and `adopt` release the GIL
+once each.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class LocalParameters:
             self._begun[number] = _Begun(newer, keep, self._spread(number, values))
 
     def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
-        """Returns the anchor, with this rank's current values if only other ranks have fetched this version again."""
+        """Returns the anchor, with this rank's adopted values if only other ranks have fetched this version again."""
         track = self.tracks[newer.fragment]
         if len(newer.anchor) == track.shape.length:
             return newer
@@ -197,7 +198,8 @@ class _Routes:
 
 
 def _collected(vector: F32, moves: Moves) -> F32:
-    """Returns a message buffer with the moved values of a vector, or the vector itself if both are the same."""
+    """Returns a message buffer with the moved values of a vector, or the vector itself if the buffer would be
+    identical."""
     if moves.is_all_of(len(vector)):
         return vector
     out = buffers.empty(moves.size)

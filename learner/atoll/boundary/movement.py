@@ -43,8 +43,8 @@ class Reversal:
 
     part: smallest and largest fraction of the adoption that the step reverses.
     evidence: along the adoption, the step moves back at least this many times as far as any remembered step moved.
-    rest: the rest of the step is at most this many times the largest remembered step. The rest is the step without the
-    adoption, or in later steps, without the fraction.
+    rest: the rest of the step is at most this many times the largest remembered step. The rest is the step plus the
+    adoption, or in later steps, plus the reversed fraction.
 
     The table was measured with steps that reverse part[0] to part[1] of a judged adoption (256 values, seeds from 0):
 
@@ -112,9 +112,9 @@ class Adoption:
 class _Given:
     """A watched adoption. change: float32 (values,), 0 in other fragments.
 
-    places, values: bool, True in adopted fragments. size: norm of the change. usual: norm of a usual step there.
-    rounded: norm that rounding may cause. judged: whether the change is large enough to judge.
-    age: steps since the adoption.
+    places, values: bool, True in adopted fragments. size: norm of the change. usual: norm of a usual step in these
+    places. rounded: norm that rounding may cause. judged: whether the change is large enough to judge. age: steps since
+    the adoption.
     """
 
     change: F32
@@ -147,7 +147,8 @@ class MovementDetector:
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
-        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: movements in order."""
+        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: the movements, oldest
+        first."""
         with np.errstate(all="ignore"):  # encoding a pseudo-gradient reports values that are not finite
             return self._look(rows, happened)
 
@@ -227,7 +228,7 @@ class MovementDetector:
         self._watch(change, places, after)
 
     def _watch(self, change: F32, places: NDArray[np.bool_], after: F32, *, part: bool = False) -> None:
-        """Watches a change. part: the change is a part of another watched change."""
+        """Watches a change. part: whether the change is a part of another watched change."""
         values = self._of(places, after)
         size = _norm(change)
         usual = _norm(self._usual[places])
@@ -251,7 +252,7 @@ class MovementDetector:
         """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
 
         moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of the change.
-        later: the change is large enough to reverse an adoption that is older than one step.
+        later: whether the change is large enough to reverse an adoption that is older than one step.
         """
         other = step  # remember only the rest of an undetected small reversal, so that reversals do not become usual
         for given in list(self._watched):

@@ -23,7 +23,7 @@ LOOKED_AT = 4096  # number of values that are compared
 
 @dataclass(slots=True)
 class OptimizerCopies:
-    """Finds an optimizer's copies of parameters, and changes them like the parameters.
+    """Finds an optimizer's copies of parameters, and applies the parameters' changes to them.
 
     named: returns (parameter, copy) pairs. It is called for each change, because optimizers create their state late.
     """

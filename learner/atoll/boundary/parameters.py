@@ -90,7 +90,7 @@ class Parameters:
         reshard(self.model)
 
     def check_unchanged(self) -> None:
-        """Raises LearnerError if an optimizer trains more parameters than when the learner was entered."""
+        """Raises LearnerError if an optimizer trains more parameters than when the Learner's block was entered."""
         if self._optimizers_size() == self._size and not any(parameter.requires_grad for parameter in self._asleep):
             return
         known = {id(parameter) for parameter in self.values} | self._unshared
@@ -140,7 +140,8 @@ class Parameters:
     def save(self, path: Path | None) -> None:
         """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once.
 
-        All ranks call this together. Ranks without a path only send their parts. Only one tensor is in memory at once.
+        All ranks call this together. Ranks without a path only send their parts. Only one tensor is in memory at a
+        time.
         """
         reshard(self.model)
         skip = {name for tensor in self.tensors for name in tensor.tied_names}

@@ -41,7 +41,7 @@ class RoundAnswers:
             due.popleft()
 
     def decline(self, due: DueRound, reason: str) -> None:
-        """Records why this learner sends no contribution to a round. The agent tells the core."""
+        """Records why this learner sends no contribution to a round. The agent tells the core the reason."""
         self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def take(self, due: DueRound) -> None:

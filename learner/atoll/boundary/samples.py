@@ -27,7 +27,7 @@ class ParameterSamples:
 
     values: trainable parameters in the order of the layout. divisions: this rank's division of each fragment.
     edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
-    type. parameters: parameters with places.
+    type. parameters: parameters that contain places.
     """
 
     def __init__(self, values: Sequence[nn.Parameter], divisions: Sequence[Division]) -> None:

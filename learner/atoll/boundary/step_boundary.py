@@ -127,7 +127,7 @@ class StepBoundary:
         return Decision(request, known, counters.total_tokens, released, adopted, due, counters.step_time_s)
 
     def _judge(self) -> int:
-        """Returns RESTORE if other code than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
+        """Returns RESTORE if code other than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
@@ -141,7 +141,8 @@ class StepBoundary:
         return RESTORE
 
     def _carry_out(self, agreed: Agreed) -> None:
-        """Carries out an agreement of all ranks. While the run is paused, agrees again until the run resumes."""
+        """Carries out the decision that all ranks agreed on. While the run is paused, agrees again until the run
+        resumes."""
         self._count(agreed)
         while agreed.decision.request == STAND and not agreed.failed:
             self._stand()
@@ -211,7 +212,7 @@ class StepBoundary:
         self.seen(fragments)
 
     def _restore(self) -> None:
-        """Resets all parameters to the run's, and drops outstanding work."""
+        """Resets all parameters to their anchors, and drops outstanding work."""
         fragments = range(len(self.local.tracks))
         self._parameters.reshard()
         with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():
@@ -232,7 +233,8 @@ class StepBoundary:
     # ------------------------------------------------------------------------------ leaving
 
     def drain(self, drain_s: float) -> None:
-        """Sends the last pseudo-gradients, also of fragments whose contribution in flight ends in time.
+        """Sends the last pseudo-gradients, including those of fragments whose contribution in flight is merged or
+        refused in time.
 
         drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because owners adopt newer
         anchors in copies.

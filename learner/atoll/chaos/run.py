@@ -153,7 +153,7 @@ class Chaos:
         time.sleep(TICK_S)
 
     def _check(self) -> None:
-        """Raises DemoError if a process ended although chaos did not kill it."""
+        """Raises DemoError if a process that `atoll chaos` did not kill has ended."""
         for name, child in self._alive.items():
             status = child.process.poll()
             if name not in self._again and (status not in {None, 0} or (status == 0 and name == CORE)):

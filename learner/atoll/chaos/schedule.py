@@ -13,7 +13,7 @@ CORE = "core"
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be read. The message is one line with the fix."""
+    """The schedule is unreadable or invalid. The message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,7 +44,10 @@ def _parse(part: str, targets: Sequence[str]) -> Fault:
     except (IndexError, ValueError) as error:
         raise ScheduleError(f'--schedule "{part}" cannot be read: give 12:kill:NAME or 12:pause:NAME:5') from error
     if what not in {KILL, PAUSE} or target not in targets or not at_s >= 0 or not for_s >= 0:
-        raise ScheduleError(f'--schedule "{part}" is invalid: kill or pause one of {", ".join(targets)}')
+        raise ScheduleError(
+            f'--schedule "{part}" is invalid (unknown action or target, or an invalid time): kill or pause one of '
+            f"{', '.join(targets)}, with times of 0 s or more"
+        )
     return Fault(at_s, what, target, for_s)
 
 

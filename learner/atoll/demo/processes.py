@@ -23,7 +23,8 @@ START_S, STOP_S = 120.0, 40.0
 
 
 class DemoError(UserError):
-    """A child process failed. The message is one line with the last line of its log, or with the log's path."""
+    """A child process failed. The message is one line with the last line of the process's log, or with the log's
+    path."""
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Child:
 
 
 class Children:
-    """All child processes, by name. directory: for the logs of the processes."""
+    """All child processes, by name. directory: where the processes' logs are written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -56,7 +57,8 @@ class Children:
         self._interrupted = False  # a signal arrived while a child was being started
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
-        """Starts a command. A name can be reused after its process ended. piped: stdout is a pipe and is not logged."""
+        """Starts a command. A name can be reused after its process has ended. piped: stdout is a pipe and is not
+        logged."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
@@ -83,7 +85,7 @@ class Children:
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt.
 
-        While a child is being started, this is delayed, because the child would outlive this process.
+        While a child is being started, this is delayed, because the child would otherwise outlive this process.
         """
         if self._starting:
             self._interrupted = True
@@ -145,11 +147,12 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Context manager for a group of children, which are killed when the block ends.
+    """Context manager for a group of child processes, which are killed when the block ends.
 
-    SIGTERM ends the block like Ctrl-C.
+    SIGTERM ends the block as Ctrl-C does.
 
-    The context sets both handlers, because a process that a script starts in the background ignores SIGINT.
+    The context sets the handlers of SIGTERM and SIGINT, because a process that a script starts in the background
+    ignores SIGINT.
     """
     group = Children(directory)
     before = {number: signal.signal(number, lambda *_: group.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -25,8 +25,8 @@ SERIES = {
 class Region:
     """One region.
 
-    relay, link: the process that emulates the link to the core, and its address. counts: file with its byte counts.
-    front, address: the region's front, and its address. before: payload bytes that killed fronts counted.
+    relay, link: the process that emulates the link to the core, and its address. counts: file with the relay's byte
+    counts. front, address: the region's front, and its address. before: payload bytes that killed fronts counted.
     """
 
     name: str

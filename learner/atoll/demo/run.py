@@ -67,7 +67,7 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _check_writable(settings: DemoSettings) -> None:
-    """Raises DemoError for unusable paths, before minutes of training."""
+    """Raises DemoError for unusable paths before training begins."""
     if settings.data is not None and not os.access(settings.data, os.R_OK):
         raise DemoError(f"--data {settings.data} cannot be read: give a readable text file or folder")
     if settings.json_path is not None:
@@ -166,7 +166,8 @@ def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
 
 
 def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Returns the status once nothing is pending. The core merges open rounds when all learners have left."""
+    """Returns the status once no contribution is pending, or after 30 seconds. The core merges open rounds when all
+    learners have left."""
     deadline = time.monotonic() + 30.0
     while True:
         status = _status(stub)
@@ -221,7 +222,8 @@ def _evaluate(settings: DemoSettings, path: Path) -> float:
 
 
 def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
-    """Returns the validation loss of one process that trains the busiest learner's tokens without a core."""
+    """Returns the validation loss of one process that trains on the busiest learner's number of tokens without a
+    core."""
     from atoll.reference import data  # noqa: PLC0415 - see above
     from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 

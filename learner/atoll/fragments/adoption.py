@@ -93,7 +93,8 @@ class PseudoGradient:
     """
 
     def __init__(self, track: Track, values: Callable[[], F32], tokens: int, steps: int) -> None:
-        """values: returns the run's local values when it was taken, float32 (run.length,). May wait for other ranks."""
+        """values: returns the run's local values when the pseudo-gradient was taken, float32 (run.length,). May wait
+        for other ranks."""
         self.number = track.takes
         self.tokens = tokens
         self.steps = steps

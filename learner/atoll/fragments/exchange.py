@@ -111,7 +111,7 @@ class ThreadExchange:
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
         """Removes and returns rounds that have waited for more than `longer_than_s` seconds without a step boundary.
 
-        The time counts from the last boundary, because a boundary answers at most AT_ONCE rounds.
+        The time is counted from the last boundary, because a boundary answers at most AT_ONCE rounds.
         """
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
@@ -187,7 +187,7 @@ class ThreadExchange:
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
 
-        fates: instead wait until a step boundary has work, because a fate may allow another contribution.
+        fates: instead wait until a step boundary has work, because a merge or refusal may allow another contribution.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
@@ -211,7 +211,7 @@ class ThreadExchange:
 
         adopted_first: do not answer a fragment's round before its confirmed anchor is adopted.
 
-        A slow learner may find several rounds at a boundary. If it answered only one, it would be late for all of them.
+        A slow learner may find several rounds at a boundary. If it answered only one, it would be late for the others.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()
@@ -249,7 +249,7 @@ class ThreadExchange:
         self.something = more
 
     def _unadopted(self, adopted: Mapping[int, PreparedAnchor]) -> OrderedDict[int, tuple[int, int]]:
-        """Returns the confirmed anchors without those that are now adopted."""
+        """Returns the confirmed anchors except those that are now adopted."""
         done = {number: (each.version, each.checksum) for number, each in adopted.items()}
         return OrderedDict((number, each) for number, each in self._confirmed.items() if done.get(number) != each)
 

@@ -29,7 +29,7 @@ def gathered_parts(
 ) -> list[list[TensorPart]]:
     """Returns every rank's part of each tensor, by rank and tensor. All ranks call this together.
 
-    Raises LearnerError if the ranks' models differ, or if the ranks do not hold every value.
+    Raises LearnerError if the ranks' models differ, or if the ranks together do not hold every value.
     """
     names = hashlib.sha256(json.dumps([asdict(tensor) for tensor in tensors]).encode()).hexdigest()
     said = [json.loads(each) for each in ranks.gathered(json.dumps([names, [p.ranges for p in mine]]).encode())]

@@ -62,7 +62,8 @@ def reshard(model: nn.Module) -> None:
 
 
 def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], same_batch: DeviceMesh | None) -> bool:
-    """Returns whether to count this rank's tokens. If several ranks train on the same batch, only one of them counts.
+    """Returns whether to count this rank's tokens. If several ranks train on the same batch, only one of them counts
+    its tokens.
 
     same_batch: the mesh of ranks that train on the same batch, or None.
     Raises LearnerError if `same_batch` is None, but ranks along a mesh dimension may train on the same batch.

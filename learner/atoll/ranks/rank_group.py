@@ -39,8 +39,8 @@ WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torch
 class Decision:
     """Rank 0's decision, which all ranks carry out. Each tuple has at most AT_ONCE items.
 
-    request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to the run's), STOP (rank 0
-    failed), or END (all ranks leave).
+    request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to their anchors), STOP
+    (rank 0 failed), or END (all ranks leave).
     run_tokens: tokens that the run had trained before this agreement. total_tokens: tokens that the run will train.
     All ranks use rank 0's values of both, so that their schedules are the same.
     released: fragments whose contribution was refused. adopted: anchors to adopt.
@@ -94,12 +94,13 @@ class RankGroup(Protocol):
         """Waits for the current agreement, if any, and carries it out. All ranks call this together."""
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        """Begins an agreement and waits for its result. No other may be running. All ranks call this together."""
+        """Begins an agreement and waits for its result. No other agreement may be running. All ranks call this
+        together."""
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
         """Begins to exchange values with every rank. All ranks call this together.
 
-        given: float32 (sum(sent),), in order of receivers. The caller must not change it until the exchange ends.
+        given: float32 (sum(sent),), in order of receivers. The caller must not change `given` until the exchange ends.
         sent, received: number of values to and from each rank.
         Returns a function that waits for the received values, and returns them in order of senders.
         """
@@ -147,7 +148,7 @@ class TorchRanks:
     """All ranks of torch.distributed's default process group.
 
     counts: whether to count this rank's tokens. If several ranks train on the same batch, as with tensor parallelism,
-    only one of them counts.
+    only one of them counts its tokens.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:

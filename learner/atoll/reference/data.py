@@ -1,7 +1,7 @@
 """Text as bytes: the sources of the Python standard library, which every machine has, or your files.
 
 A hash of a file's name assigns it to training or validation. A single file, or a folder of few files, is split near its
-end. Batches are random windows that depend only on a seed, a stream and the batch's number. Learners therefore see
+end. Batches are random windows that depend only on a seed, a stream and the batch's number. Learners therefore train on
 different text, and a restarted learner continues where it stopped.
 """
 
@@ -32,7 +32,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and validation text, uint8 (bytes,). sha256: over both, to compare runs."""
+    """Training and validation text, uint8 (bytes,). sha256: of both texts, to compare runs."""
 
     training: NDArray[np.uint8]
     validation: NDArray[np.uint8]
@@ -70,7 +70,8 @@ def _cut(text: bytes) -> list[NDArray[np.uint8]]:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    """Returns training and validation text from different files. With few files, splits all of them at one place."""
+    """Returns training and validation text from different files. If they cannot be divided well, splits their joined
+    text near its end."""
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     everything: list[bytes] = []
     total = 0
@@ -106,7 +107,7 @@ def _refuse(error: OSError) -> None:
 def batches(
     text: NDArray[np.uint8], batch: int, context: int, seed: int, stream: str, first: int = 0
 ) -> Iterator[torch.Tensor]:
-    """Yields endless batches of windows, int64 (batch, context + 1), starting at batch number `first`.
+    """Yields batches of windows forever, int64 (batch, context + 1), starting at batch number `first`.
 
     A batch depends only on its number, the seed and the stream. Another stream gives another order of the same text.
     """

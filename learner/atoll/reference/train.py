@@ -128,7 +128,8 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
-    """Runs the same loop without a core, on `tokens` tokens of the learner `stream`. Returns the model.
+    """Runs the same loop without a core, on `tokens` tokens in the order of the learner named `stream`. Returns the
+    model.
 
     tell: called with the step and its loss.
     """
@@ -213,7 +214,7 @@ def inner_step(
 class Leaving:
     """Context manager that handles SIGTERM and SIGINT.
 
-    During joining, they end the wait for a core. Later, they set `asked`.
+    While the learner joins, they end the wait for a core. Later, they set `asked`.
 
     The loop should check `asked`, and end after its step to leave cleanly. The block's end restores the old handlers.
     Set `learner` once the learner has joined.
