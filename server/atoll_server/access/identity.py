@@ -12,7 +12,10 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a call. role: None without TLS, where callers have no certificates. peer: the sender's address."""
+    """The sender of a call.
+
+    role: None without TLS, since callers then have no certificates. peer: the sender's address.
+    """
 
     role: Role | None
     name: str

@@ -114,7 +114,7 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """Returns an upper bound on one learner's incomplete messages in this process's memory, in bytes.
+        """Returns an upper bound on the memory that one learner's incomplete messages use in this process, in bytes.
 
         methods: names of all the server's methods.
         """
@@ -143,7 +143,7 @@ class RateBucket:
         return max(0.0, -self._left / self._per_s)
 
     def full(self, now: float) -> bool:
-        """Returns whether the bucket is full, like a new one."""
+        """Returns whether the bucket is full, as it was at its creation."""
         self._fill(now)
         return self._left >= self._burst
 
@@ -160,7 +160,7 @@ class NoSlotError(Exception):
 
 
 class CallSlots(Generic[T]):
-    """The slots for one peer's or learner's open calls. If none is free, a new call replaces the oldest call.
+    """The slots for one peer's or learner's open calls. If no slot is free, a new call replaces the oldest call.
 
     A learner's old calls on dead connections therefore never block its new calls.
     """

@@ -32,7 +32,7 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 class RolledBack:
     """The result of a rollback. row: the checkpoint.
 
-    generation: the generation that continues from the checkpoint. began: whether the rollback began it.
+    generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
     """
 
     row: SnapshotRow
@@ -99,7 +99,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """Returns a text for error messages that lists the checkpoints."""
+    """Returns a list of the checkpoints, as text for error messages."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -119,7 +119,7 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes all learners' sums and accounts. They count only tokens merged in the new generation's history."""
+    """Writes all learners' sums and accounts. The sums count only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0

@@ -46,7 +46,7 @@ def _passing(
 ) -> PassThrough:
     """Returns a handler that passes a method's calls on. path: such as /atoll.v1.Operator/Status.
 
-    mark: an encoded message that the handler appends to each reply, since protobuf merges concatenated messages.
+    mark: an encoded message that the handler appends to each reply; protobuf merges concatenated messages.
     """
     method = path.rpartition("/")[2]
 

@@ -116,8 +116,8 @@ def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """Returns a contribution's weight before normalisation (2604.21428).
 
     The weight is tokens x (tokens / steps) x max(1, staleness)^-exponent. staleness: in outer steps. The last factor is
-    the discount of FedAsync (1903.03934), but only for a staleness above 1. A smaller staleness costs little quality,
-    and a discount would cost more (records/quality).
+    the discount of FedAsync (1903.03934), but applies only to a staleness above 1. A smaller staleness costs little
+    quality, and a discount would cost more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
@@ -146,7 +146,7 @@ def merge(
 
     contributions: sorted by learner, all in one codec. The norm of each piece must be at most LARGEST_NORM, so that
     all sums are finite. weights: one per contribution, with a sum of at most 1. published: float32 (fragment.length,),
-    receives the new theta_pub; it may be the old theta_pub.
+    receives the new theta_pub; it may be the array of the old theta_pub.
     The second pass changes theta and momentum in place. An error in the first pass leaves `state` unchanged. After an
     error in the second pass, the caller must discard `state`.
     """
@@ -283,7 +283,7 @@ def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Converts values by piece (contributions, pieces) to values by segment (contributions, segments)."""
+    """Converts values per piece (contributions, pieces) to values per segment (contributions, segments)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 

@@ -178,7 +178,7 @@ def named(learners: Sequence[str]) -> str:
 
 
 def look_after_s(liveness: int) -> float:
-    """Returns the minimum time in seconds between two checks after reports. liveness: number of learners.
+    """Returns the minimum time in seconds between two checks that reports trigger. liveness: number of learners.
 
     The time grows with the number of learners, because each check visits all of them.
     """
@@ -187,7 +187,7 @@ def look_after_s(liveness: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The live learners at one moment, in monotonic seconds. live: learners for which rounds wait.
+    """The live learners at the time `now`, in monotonic seconds. live: learners for which rounds wait.
 
     counted: learners whose work together makes a whole outer step. These are the live learners without the paused ones.
     If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step
@@ -204,7 +204,7 @@ class LiveLearners:
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
         """Returns the live learners at `now`.
 
-        Callers compute this once for all open rounds, because it visits every learner.
+        Callers use one result for all open rounds, because this method visits every learner.
         """
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]

@@ -22,9 +22,9 @@ def part_of(weights: Iterable[float]) -> float:
 class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run, falling to 0 at the run's end. At 0, all kinds of tensors are averaged. age: the new
-    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. They are only
-    recorded in the ledger.
+    heat: 1 during the run, falling to 0 at the run's end. At 0, tensors of all kinds are averaged. age: the new
+    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. These two are
+    only recorded in the ledger.
     """
 
     lr: float
@@ -36,7 +36,7 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """Returns the rule for a merge. age: the new version's age in outer steps. tokens: trained by the run so far.
+        """Returns the rule for a merge. age: the new version's age in outer steps. tokens: trained on by all learners.
 
         At the end of the run, and after all learners have left, the outer step is a plain mean. A Nesterov step
         overshoots the mean. Later inner steps correct this overshoot, but no inner steps follow the last merge

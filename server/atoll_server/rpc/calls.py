@@ -122,7 +122,7 @@ class InterruptibleWaits:
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
     """Returns the indices of the frames that a Fetch requests. A Fetch that lists no frames requests all frames.
 
-    count: number of frames in the fragment. Raises Refused if the indices are not in ascending order or too large.
+    count: number of frames in the fragment. Raises Refused if an index is repeated, out of order or too large.
     """
     if not request.frames:
         return range(count)
