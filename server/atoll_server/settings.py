@@ -136,8 +136,8 @@ class RunSettings(Settings):
     def heat(self, tokens: int) -> float:
         """Returns the heat of an outer step, from 1 (Nesterov step) to 0 (plain mean).
 
-        The heat falls linearly from 1 to 0 over the last part of `total_tokens`, whose fraction is `outer_cool_down`.
-        If either setting is 0, the heat stays 1.
+        The heat falls linearly from 1 to 0 over the last `outer_cool_down` x `total_tokens` tokens. If one of these
+        settings is 0, the heat stays 1.
         tokens: number of tokens that all learners together have trained on so far.
         """
         if not self.total_tokens:

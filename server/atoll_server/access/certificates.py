@@ -152,7 +152,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only the files' owner can read private keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

@@ -1,7 +1,7 @@
 """PURE: quotas on the calls to a core or a front, and the token buckets and call slots that apply these quotas.
 
 A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
-a message. It knows the learner only from the session in a call's first message.
+a message. The server knows the learner only from the session in a call's first message.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class FolderWriter:
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Takes the stream's next bytes, in pieces of any size. Raises TensorFileError, OSError."""
+        """Takes the stream's next bytes, in pieces of any size. Raises TensorFileError or OSError."""
         view = memoryview(data)
         while view and self._header is None:
             view = self._take_head(view)
@@ -145,7 +145,7 @@ class FolderWriter:
 def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
     """Context manager for a writer into an existing folder. When the body ends, all files and the index become durable.
 
-    Raises TensorFileError, OSError. The folder is incomplete after an error.
+    Raises TensorFileError or OSError. The folder is incomplete after an error.
     """
     with closing(FolderWriter(folder, max_file_bytes)) as writer:
         yield writer

@@ -57,7 +57,7 @@ class ParameterSource:
     def chunks(self) -> Iterator[bytes]:
         """Yields the combined file's bytes. No chunk is empty.
 
-        Raises OSError, and TensorFileError if a file became shorter.
+        Raises OSError, or TensorFileError if a file becomes shorter.
         """
         if self.head:
             yield self.head

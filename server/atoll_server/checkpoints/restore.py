@@ -44,8 +44,9 @@ READ_BYTES = 4 << 20
 class Restored:
     """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
-    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
-    in this history. undone: the other snapshots, from work that a rollback undid. Operators can still restore these.
+    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
+    usable snapshots in this history. undone: the other usable snapshots, from work that a rollback undid. Operators can
+    still restore these snapshots.
     """
 
     layout: Layout

@@ -1,7 +1,8 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
-One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Later
-contributions stay in the ledger under the old generation, for receipts, but are no longer part of the run.
+One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Contributions
+merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer part of the
+run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The result of a rollback. row: the checkpoint.
+    """The result of a rollback. row: the checkpoint's row in the ledger.
 
     generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
     """
@@ -107,7 +108,7 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Returns whether the ledger has no contribution of this generation."""
+    """Returns whether the ledger contains no contribution of this generation."""
     return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 

@@ -7,7 +7,7 @@ Goodput is useful learner-seconds divided by provisioned learner-seconds.
   that the core acknowledged are useful.
 - The core limits an incarnation's reported times to the time since the incarnation joined.
 - If a step during a silence took far longer than usual, the core assumes that the learner's process was frozen. The
-  excess time is downtime.
+  excess time counts as downtime.
 
 Times are wall-clock seconds, since accounts outlive a core process.
 """
@@ -325,7 +325,7 @@ class TimeAccount:
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Returns the seconds since the last report, or 0 if the learner has left or is silent for at most SILENT_S."""
+        """Returns the seconds since the last report, or 0 if the learner left or was heard within SILENT_S."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 

@@ -1,9 +1,9 @@
 """PURE: merges the contributions of one round into a new version of a fragment.
 
 A merge makes two passes over the frames (2604.21428, App. D.2). Both passes work on blocks that fit in the CPU cache.
-1. The first pass computes the sum of factor x contribution. For a contribution with weight w, the factor is w. If a
-   piece is merged by direction, the factor is w / ||v||, where ||v|| is the norm of the contribution's piece. The pass
-   keeps only the squared norm of each piece's sum, in float64.
+1. The first pass computes the sum of factor x contribution. The factor is the contribution's weight w. For a piece that
+is merged by direction, it is w / ||v||, where ||v|| is the norm of the contribution's piece. The first pass keeps only
+the squared norm of each piece's sum, in float64.
 2. The second pass computes the same sum again, since decoding twice costs less than storing the sum. It then updates
    the fragment, where Q is the rounding by the codec:
        Delta = sum, or sum x (sum of w ||v||) / ||sum|| for a piece that is merged by direction

@@ -189,9 +189,9 @@ def look_after_s(liveness: int) -> float:
 class LiveLearners:
     """The live learners at the time `now`, in monotonic seconds. live: learners for which rounds wait.
 
-    counted: learners whose work together makes a whole outer step. These are the live learners without the paused ones.
-    If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step
-    time of a live learner in seconds; None if no learner is live.
+    counted: learners whose work together makes a whole outer step. These are the live learners that are not paused. If
+    no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step time
+    of a live learner in seconds; None if no learner is live.
     """
 
     now: float

@@ -36,7 +36,9 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """Returns the rule for a merge. age: the new version's age in outer steps. tokens: trained on by all learners.
+        """Returns the rule for a merge.
+
+        age: the new version's age in outer steps. tokens: number of tokens that all learners have trained on so far.
 
         At the end of the run, and after all learners have left, the outer step is a plain mean. A Nesterov step
         overshoots the mean. Later inner steps correct this overshoot, but no inner steps follow the last merge

@@ -100,7 +100,7 @@ class RoundState:
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Removes all pending contributions. Returns the merge's shares, and refusals of too stale contributions.
+        """Removes all pending contributions. Returns the merge's shares, and refusals of overly stale contributions.
 
         counted: learners whose work together makes a whole outer step. weigh: returns a contribution's weight.
 
