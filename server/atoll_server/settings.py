@@ -30,7 +30,7 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """Returns the quorum (K) for this number of live learners. It is at most `live`, but never below 1."""
+        """Returns the quorum (K) for this number of live learners. The quorum is at most `live`, but never below 1."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 

@@ -44,7 +44,7 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSource:
-    """One safetensors file, whose bytes may be in several files. head: bytes before the first range."""
+    """One combined safetensors file, whose bytes may come from several files. head: bytes before the first range."""
 
     head: bytes
     ranges: tuple[FileRange, ...]
@@ -180,7 +180,7 @@ def _check_tensors(
 ) -> None:
     """Raises TensorFileError unless a file has exactly the tensors that the index expects in it.
 
-    expected: the file of each tensor. here: the tensors that the index expects in this file.
+    expected: each tensor's file in the index, by tensor name. here: the tensors that the index expects in this file.
     """
     for tensor in header.entries:
         if tensor not in expected:

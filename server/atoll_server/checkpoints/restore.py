@@ -1,7 +1,7 @@
 """Restores a run's state from its directory: loads the newest readable snapshot, and replays all later merges.
 
-The replay compares each merge with the checksums in the ledger. A starting core uses this code, and so does an export
-without a core. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
+The replay compares each merge with the checksums in the ledger. Starting cores, and exports without a core, use this
+code. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def restore(
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
     this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.
-    Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
+    Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged item.
     """
     line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)

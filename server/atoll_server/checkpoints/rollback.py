@@ -113,7 +113,7 @@ def _untouched(db: sqlite3.Connection, generation: int) -> bool:
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
-    """Refuses the old generation's pending contributions, so that each gets a receipt."""
+    """Refuses the old generation's pending contributions, so that their receipts are final."""
     why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before the merge"
     waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])

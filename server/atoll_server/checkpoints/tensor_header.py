@@ -136,7 +136,7 @@ def header_bytes(tensors: Sequence[TensorHead], metadata: Mapping[str, str] | No
 
 
 def header_item(name: str, dtype: str, shape: Sequence[int], offset: int) -> dict[str, dict[str, Any]]:
-    """Returns a tensor's item in a header. offset: the place of its data, from the end of the header."""
+    """Returns a tensor's item in a header. offset: bytes from the end of the header to its data."""
     stop = offset + BYTES[dtype] * math.prod(shape)
     return {name: {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}}
 

@@ -1,7 +1,7 @@
 """A model's tensors that change in training but are not shared. An export contains their initial values.
 
-They are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner
-listed. This list is in the metadata of the initial parameters' file and of each export.
+Unshared tensors are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the
+first learner listed. The learner's list is in the metadata of the initial parameters' file and of each export.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Caches updates and whole fragments, so that a front fetches each of them once for all learners of its region.
 
-The memory for cached frames is bounded. After an interrupted fetch, the cache keeps the frames that arrived. The next
-fetch requests only the missing frames from the core.
+The memory for cached frames is bounded. The cache keeps the frames that arrived before a fetch was interrupted. The
+next fetch requests only the missing frames from the core.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class FetchCache:
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """Returns the item with this key, which may be incomplete, or None. It becomes the most recently used item."""
+        """Returns the item with this key, even if incomplete, or None. The item becomes the most recently used."""
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)

@@ -27,8 +27,9 @@ def pass_on(
 ) -> None:
     """Adds the Operator and Doctor services to a front's server. The front passes their calls on to the core.
 
-    near: whether only processes on this machine can call the front. If not, operators must send a token to the front,
-    since the core does not see their certificates. A core may allow every caller on its own machine. Without this
+    near: whether only processes on this machine can call the front. If other machines can call the front, operators
+    must send a token, since the core does not see their certificates. A core may allow every caller on its own machine.
+    Without this
     rule, such a core would also allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}

@@ -82,7 +82,7 @@ class RegionFetches:
         self._metrics.vouched(session.learner)
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the header for this learner, the item (maybe incomplete), and the indices of the wanted frames."""
+        """Returns the header for this learner, the item (possibly incomplete), and the indices of the wanted frames."""
         session, header = request.session, None
         shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)

@@ -12,8 +12,8 @@ the squared norm of each piece's sum, in float64.
        theta_pub += Q(theta - theta_pub)
    For a whole outer step, decay and push equal the outer momentum mu (see `OuterRule.decay_and_push`).
 
-The order of every sum is fixed, so that the same ledger always gives the same bytes. Contributions are added in the
-order of their keys, frames by index, and elements by position in a fixed number of partial sums.
+The order of every sum is fixed, so that the same ledger always gives the same bytes. Sums run over contributions by
+key, over frames by index, and over elements by position, in a fixed number of partial sums.
 """
 
 from __future__ import annotations

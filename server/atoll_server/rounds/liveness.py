@@ -84,7 +84,7 @@ class LearnerLiveness:
     def _sleeps(self, gap_s: float) -> bool:
         """Returns whether the time since the previous report was a silence.
 
-        Only the first of several consecutive long gaps is a silence. The others update the report interval.
+        Only the first of several consecutive long gaps is a silence. The later gaps update the report interval.
         """
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
@@ -116,7 +116,7 @@ class LearnerLiveness:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def measured_s(self) -> float:
-        """Returns the duration of the step time measurement in seconds."""
+        """Returns how long the step time has been measured, in seconds."""
         return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
 
     def silent_after_s(self) -> float:

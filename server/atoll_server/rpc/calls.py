@@ -45,7 +45,7 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Closes a stream of requests before its end. Otherwise, gRPC would keep the call open, which takes a slot."""
+    """Closes a stream of requests before its end. Otherwise, the call would stay open and occupy a slot."""
     await aiter(requests).aclose()
 
 

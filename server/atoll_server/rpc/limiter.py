@@ -275,7 +275,10 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """Returns the peer. Fronts, and addresses without a certificate, have larger quotas for many learners."""
+        """Returns the peer.
+
+        Fronts, and addresses without a certificate, have larger quotas, since each can stand for many learners.
+        """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
