@@ -174,7 +174,7 @@ class CallSlots(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a slot for a call. Returns an older call that the caller must end in exchange, or None.
+        """Takes a slot for a call. Returns an older call that must be ended in exchange, or None.
 
         now: monotonic seconds. young_s: calls younger than this keep their slots. Raises NoSlotError.
         """

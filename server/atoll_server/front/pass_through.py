@@ -29,8 +29,7 @@ def pass_on(
 
     near: whether only processes on this machine can call the front. If other machines can call the front, operators
     must send a token, since the core does not see their certificates. A core may allow every caller on its own machine.
-    Without this
-    rule, such a core would also allow every caller in the front's network.
+    Without this rule, such a core would also allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
