@@ -30,7 +30,7 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """Returns the quorum (K) for this number of live learners. It is at most `live`, but never below 1."""
+        """Returns the quorum (K) for this number of live learners. The quorum is at most `live`, but never below 1."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
@@ -136,8 +136,8 @@ class RunSettings(Settings):
     def heat(self, tokens: int) -> float:
         """Returns the heat of an outer step, from 1 (Nesterov step) to 0 (plain mean).
 
-        The heat falls linearly from 1 to 0 over the last `outer_cool_down` of `total_tokens`. If either setting is 0,
-        the heat stays 1.
+        The heat falls linearly from 1 to 0 over the last `outer_cool_down` x `total_tokens` tokens. If one of these
+        settings is 0, the heat stays 1.
         tokens: number of tokens that all learners together have trained on so far.
         """
         if not self.total_tokens:
@@ -148,7 +148,8 @@ class RunSettings(Settings):
     def outer_at(self, age: float, heat: float) -> tuple[float, float]:
         """Returns the learning rate and the momentum of one outer step.
 
-        age: the new version's age in outer steps (see RoundState.age). The momentum grows until `outer_warm_up`.
+        age: the new version's age in outer steps (see RoundState.age). The momentum grows until the age is
+        `outer_warm_up`.
         heat: 1 for a Nesterov step, 0 for a plain mean (see `heat`).
         """
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0

@@ -1,9 +1,9 @@
 """The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
 A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
-LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If lines are left out, one
-more line states their number. Without this limit, one caller could fill the files, and rotation would delete older
-lines. The limit does not apply to operator actions.
+LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If the log leaves lines
+out, an additional line states their number. Without LINES_PER_MINUTE, one caller could fill the files, and rotation
+would delete older lines. LINES_PER_MINUTE does not apply to operator actions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Lines(RotatingFileHandler):
 
 @dataclass(slots=True)
 class _Minute:
-    """Counts a minute's lines from a learner, or from an address with one kind of refusal. began: monotonic seconds."""
+    """Counts a minute's lines about a learner, or about one kind of refusal to an address. began: monotonic seconds."""
 
     began: float
     lines: int = 0
@@ -122,7 +122,7 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes the number of lines left out in each minute that began by `until`, and drops these minutes."""
+        """Writes and deletes the counts of lines left out in the minutes that began at or before `until`."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})

@@ -34,7 +34,8 @@ USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALL
 def init(directory: Path) -> Path:
     """Makes a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
-    Returns the path of `ca.pem`. Raises CertificateError if `directory` already has an authority or cannot be written.
+    Returns the path of `ca.pem`. Raises CertificateError if `directory` already contains an authority or cannot be
+    written.
     """
     if (directory / AUTHORITY_KEY).exists():
         raise CertificateError(
@@ -55,7 +56,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     """Makes or renews a process's certificate directory. Returns the directory's path.
 
     hosts: the host names and addresses under which the process may serve. days: validity in days.
-    Raises CertificateError if an argument is invalid or `directory` has no readable authority.
+    Raises CertificateError if an argument is invalid or `directory` contains no readable authority.
     """
     if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
         text = "a learner's name may end in * to cover all names with that prefix"
@@ -151,7 +152,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Replaces each file atomically, since processes may be reading it. Only the files' owner may read keys."""
+    """Replaces each file atomically, since processes may be reading it. Only the files' owner can read private keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

@@ -12,7 +12,10 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a call. role: None without TLS, where callers have no certificates. peer: the sender's address."""
+    """The sender of a call.
+
+    role: None without TLS, since callers then have no certificates. peer: the sender's address.
+    """
 
     role: Role | None
     name: str
@@ -22,7 +25,7 @@ class Caller:
         return f"{self.role.value} {self.name} at {self.peer}" if self.role is not None else self.peer
 
     def speaks_for(self, learner: str) -> None:
-        """Raises Refused unless the caller may use this learner's name. A front may use any name."""
+        """Raises Refused unless the caller may use this learner's name. A front may use any learner's name."""
         if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
         assert self.role is not None

@@ -1,7 +1,7 @@
 """PURE: quotas on the calls to a core or a front, and the token buckets and call slots that apply these quotas.
 
 A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
-a message. It knows the learner only from the session in a call's first message.
+a message. The server knows the learner only from the session in a call's first message.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """Returns an upper bound on one learner's incomplete messages in this process's memory, in bytes.
+        """Returns an upper bound on the memory that one learner's incomplete messages use in this process, in bytes.
 
         methods: names of all the server's methods.
         """
@@ -143,7 +143,7 @@ class RateBucket:
         return max(0.0, -self._left / self._per_s)
 
     def full(self, now: float) -> bool:
-        """Returns whether the bucket is full, like a new one."""
+        """Returns whether the bucket is full, as it was at its creation."""
         self._fill(now)
         return self._left >= self._burst
 
@@ -160,7 +160,7 @@ class NoSlotError(Exception):
 
 
 class CallSlots(Generic[T]):
-    """The slots for one peer's or learner's open calls. If none is free, a new call replaces the oldest call.
+    """The slots for one peer's or learner's open calls. If no slot is free, a new call replaces the oldest call.
 
     A learner's old calls on dead connections therefore never block its new calls.
     """
@@ -174,7 +174,7 @@ class CallSlots(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a slot for a call. Returns an older call that the caller must end in exchange, or None.
+        """Takes a slot for a call. Returns an older call that must be ended in exchange, or None.
 
         now: monotonic seconds. young_s: calls younger than this keep their slots. Raises NoSlotError.
         """

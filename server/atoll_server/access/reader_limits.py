@@ -1,4 +1,4 @@
-"""PURE: limits the versions that learners read at the same time, so that stalled readers cannot fill the memory."""
+"""PURE: limits how many versions learners read at the same time, so that stalled readers cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Limits the versions that learners read at the same time.
+    """Limits how many versions learners read at the same time.
 
-    A thing is anything with versions, such as a fragment. Each learner may read MAX_OF_ONE versions of a thing. All
-    learners together may read `most_old` old versions of all things. A version is old once a newer one exists.
+    A thing is anything with versions, such as a fragment. Each learner may read at most MAX_OF_ONE versions of a thing
+    at a time. All learners together may read at most `most_old` old versions, over all things. A version is old once a
+    newer one exists.
     """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:
@@ -38,7 +39,7 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """Context manager for the time in which a learner reads a thing's newest version.
+        """Context manager that counts a learner as a reader of a thing's newest version.
 
         end: called with the reason to end this read, if the read exceeds a limit now or later.
         """

@@ -1,7 +1,8 @@
 """Exports the published model as a safetensors file that `load_state_dict(strict=True)` accepts.
 
-Trainable tensors are written in the model's own types, and tied tensors once for each name. Frozen tensors and buffers
-have their values from the initial parameters. The metadata lists the tensors whose values may have changed in training.
+Trainable tensors are written in the model's own types, and tied tensors are written once for each name. Frozen tensors
+and buffers keep their values from the initial parameters. The metadata lists the tensors whose values may have changed
+in training.
 """
 
 from __future__ import annotations

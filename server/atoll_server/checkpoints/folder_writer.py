@@ -1,6 +1,7 @@
 """Splits the stream of one safetensors file into a folder of smaller files with an index. Needs no numpy.
 
-The files have the tensors in the stream's order. The data pass through in chunks, so that memory never holds a tensor.
+The files contain the tensors in the stream's order. The data pass through in chunks, so that memory never contains a
+whole tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from atoll_server.checkpoints.tensor_header import (
 
 @dataclass(slots=True)
 class PlannedFile:
-    """One file of the folder. size_bytes: at least the file's size, header included. data_bytes: of its tensors."""
+    """One file of the folder.
+
+    size_bytes: at least the file's size, with the header. data_bytes: size of its tensors' data.
+    """
 
     tensors: list[TensorHead]
     size_bytes: int
@@ -41,7 +45,7 @@ class PlannedFile:
 
 
 class FolderWriter:
-    """Takes the bytes of one safetensors file, and writes the folder's files as they come.
+    """Takes the bytes of one safetensors file, and writes the folder's files as the bytes arrive.
 
     max_file_bytes: limit on each file's size. A larger tensor gets its own file.
     """
@@ -59,7 +63,7 @@ class FolderWriter:
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Takes the next bytes, in pieces of any size. Raises TensorFileError, OSError."""
+        """Takes the stream's next bytes, in pieces of any size. Raises TensorFileError or OSError."""
         view = memoryview(data)
         while view and self._header is None:
             view = self._take_head(view)
@@ -95,7 +99,7 @@ class FolderWriter:
             self._file = None
 
     def _take_head(self, view: memoryview) -> memoryview:
-        """Takes a part of the header, and plans the files once it is complete. Returns the rest."""
+        """Takes a part of the header, and plans the files once the header is complete. Returns the rest of `view`."""
         missing = self._wanted - len(self._head)
         self._head += view[:missing]
         if len(self._head) == self._wanted:
@@ -122,7 +126,7 @@ class FolderWriter:
         self._advance()
 
     def _advance(self) -> None:
-        """Closes the file if it is complete, and begins the next one. A file may need no data."""
+        """Closes the current file if it is complete, and begins the next file. A file's tensors may have no data."""
         while not self._left:
             if self._file is not None:
                 _sync(self._file)
@@ -139,9 +143,9 @@ class FolderWriter:
 
 @contextmanager
 def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
-    """Context manager for a writer into an existing folder. At its end, all files and the index are durable.
+    """Context manager for a writer into an existing folder. When the body ends, all files and the index become durable.
 
-    Raises TensorFileError, OSError. The folder is incomplete after an error.
+    Raises TensorFileError or OSError. The folder is incomplete after an error.
     """
     with closing(FolderWriter(folder, max_file_bytes)) as writer:
         yield writer
@@ -151,7 +155,7 @@ def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
 def planned(
     tensors: Iterable[tuple[str, TensorEntry]], metadata: dict[str, str], max_file_bytes: int
 ) -> Iterator[PlannedFile]:
-    """Yields the files for these tensors, at least one. Each file takes as many of the next tensors as fit."""
+    """Yields one or more files for these tensors. Each file contains as many of the next tensors as fit."""
     smallest = LENGTH_BYTES + len(encoded({"__metadata__": metadata})) + 8  # with the padding of the header
     file = PlannedFile([], smallest, 0)
     for name, entry in tensors:
@@ -166,12 +170,12 @@ def planned(
 
 
 def file_names(count: int) -> list[str]:
-    """Returns the names of a folder's files, in the form of Hugging Face's libraries."""
+    """Returns the names of a folder's files, in the form that Hugging Face's libraries use."""
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Makes the file names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

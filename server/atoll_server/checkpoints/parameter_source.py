@@ -1,6 +1,6 @@
 """The model that `--init` names: a safetensors file, or a folder of such files with an index.
 
-`open_source` checks the whole folder before anything is copied. The copy is one file, read in chunks, tensor by tensor.
+`open_source` checks the whole folder before anything is copied. The copy is one file, whose data are read in chunks.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSource:
-    """One safetensors file, whose bytes may be in several files. head: bytes before the first range."""
+    """One combined safetensors file, whose bytes may come from several files. head: bytes before the first range."""
 
     head: bytes
     ranges: tuple[FileRange, ...]
 
     @property
     def size_bytes(self) -> int:
-        """The size of the one file."""
+        """The size of the combined file."""
         return len(self.head) + sum(each.stop - each.start for each in self.ranges)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the one file's bytes. No chunk is empty.
+        """Yields the combined file's bytes. No chunk is empty.
 
-        Raises OSError, and TensorFileError if a file became shorter.
+        Raises OSError, or TensorFileError if a file becomes shorter.
         """
         if self.head:
             yield self.head
@@ -102,7 +102,7 @@ def _header(path: Path) -> tuple[TensorHeader, int]:
 
 
 def _folder(path: Path) -> ParameterSource:
-    """Returns the tensors in the order of the files' names, and in each file in the order of their data."""
+    """Returns a source with the folder's tensors, ordered by file name and by place within each file."""
     expected = _read_index(path / INDEX)
     tensors_of: dict[str, list[str]] = {}
     for tensor, name in expected.items():
@@ -127,7 +127,7 @@ def _folder(path: Path) -> ParameterSource:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Returns the file of each tensor, by name."""
+    """Returns each tensor's file name, by tensor name."""
     with closing(DISK.open(path)) as file:
         if file.size > MAX_INDEX_BYTES:
             raise TensorFileError(
@@ -148,7 +148,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object. Raises ValueError if a name occurs twice, since JSON's readers keep one of the values."""
+    """Returns a JSON object. Raises ValueError for a repeated name, of which JSON readers keep only one value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -157,7 +157,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_name(name: object) -> None:
-    """Raises ValueError unless a file with this name would be directly in the folder."""
+    """Raises ValueError unless this is the name of a safetensors file directly in the folder."""
     if not isinstance(name, str):
         raise ValueError("a file's name is not a string")
     if any(character in name for character in "/\\\0") or not name.endswith(SUFFIX):
@@ -165,7 +165,7 @@ def _check_name(name: object) -> None:
 
 
 def _check_files(path: Path, named: set[str]) -> None:
-    """Raises TensorFileError unless the folder has exactly the index's files."""
+    """Raises TensorFileError unless the folder contains exactly the safetensors files that the index names."""
     present = {each.name for each in path.iterdir() if each.name.endswith(SUFFIX) and each.is_file()}
     if missing := named - present:
         raise TensorFileError(f"{path} lacks {_shown(min(missing))}, which its index names: {AGAIN}")
@@ -180,7 +180,7 @@ def _check_tensors(
 ) -> None:
     """Raises TensorFileError unless a file has exactly the tensors that the index expects in it.
 
-    expected: the file of each tensor. here: the tensors in this file.
+    expected: each tensor's file in the index, by tensor name. here: the tensors that the index expects in this file.
     """
     for tensor in header.entries:
         if tensor not in expected:
@@ -200,7 +200,7 @@ def _check_tensors(
 
 
 def _common(path: Path, name: str, so_far: dict[str, str] | None, metadata: object) -> dict[str, str]:
-    """Returns the metadata that all files share. so_far: that of earlier files; None for the first file.
+    """Returns the metadata that all files share. so_far: what earlier files share; None for the first file.
 
     Raises TensorFileError if Atoll's own metadata differ, since the files are then from different exports.
     """

@@ -1,7 +1,7 @@
 """Restores a run's state from its directory: loads the newest readable snapshot, and replays all later merges.
 
-The replay compares each merge with the checksums in the ledger. A starting core uses this code, and so does an export
-without a core. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
+The replay compares each merge with the checksums in the ledger. Starting cores, and exports without a core, use this
+code. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ READ_BYTES = 4 << 20
 class Restored:
     """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
-    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
-    in this history. undone: the other snapshots, from work that a rollback undid. Operators can still restore these.
+    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
+    usable snapshots in this history. undone: the other usable snapshots, from work that a rollback undid. Operators can
+    still restore these snapshots.
     """
 
     layout: Layout
@@ -146,7 +147,7 @@ def restore(
 
     from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
     this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.
-    Raises LedgerError, SpoolError or TensorFileError, which name the damaged item.
+    Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged item.
     """
     line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)

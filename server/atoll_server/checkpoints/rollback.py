@@ -1,7 +1,8 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
-One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Later
-contributions stay in the ledger under the old generation, for receipts, but are no longer part of the run.
+One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Contributions
+merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer part of the
+run.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The result of a rollback. row: the checkpoint.
+    """The result of a rollback. row: the checkpoint's row in the ledger.
 
-    generation: the generation that continues from the checkpoint. began: whether the rollback began it.
+    generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
     """
 
     row: SnapshotRow
@@ -99,7 +100,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """Returns a text for error messages that lists the checkpoints."""
+    """Returns a list of the checkpoints, as text for error messages."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -107,19 +108,19 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Returns whether the ledger has no contribution of this generation."""
+    """Returns whether the ledger contains no contribution of this generation."""
     return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
-    """Refuses the old generation's pending contributions, so that each gets a receipt."""
+    """Refuses the old generation's pending contributions, so that their receipts are final."""
     why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before the merge"
     waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Writes all learners' sums and accounts. They count only tokens merged in the new generation's history."""
+    """Writes all learners' sums and accounts. The sums count only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0

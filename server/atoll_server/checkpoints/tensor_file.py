@@ -1,7 +1,7 @@
 """Writes safetensors files as a stream, and reads them through a memory map.
 
 The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
-describes the format. Tests compare these modules with the library.
+describes the format. Tests compare both modules with the safetensors library.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Checks every offset in a file's header, and maps the file. Raises TensorFileError if it is missing or invalid."""
+    """Checks every offset in a file's header, and maps the file.
+
+    Raises TensorFileError if the file is missing or invalid.
+    """
     try:
         opened = disk.open(path)
     except OSError as error:
@@ -94,7 +97,7 @@ def write_data(file: Sink, array: NDArray[Any]) -> None:
 
 
 def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """Returns a float32 vector in another type of FORMAT_NAME. For bfloat16, rounds to nearest even, as torch does."""
+    """Converts a float32 vector to another type in FORMAT_NAME. Rounds to nearest even for bfloat16, as torch does."""
     if dtype == "F32":
         return vector.astype("<f4", copy=False)
     if dtype == "F16":

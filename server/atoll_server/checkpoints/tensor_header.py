@@ -1,7 +1,7 @@
-"""The header of a safetensors file, and the names in a folder of such files. Needs no numpy, for small clients.
+"""The header of a safetensors file, and the names in a folder of such files. Needs no numpy, unlike `tensor_file`.
 
 A file consists of an eight-byte length, a JSON header, and raw little-endian data. A large model is a folder of files
-with an index, which maps each tensor's name to its file, as Hugging Face's libraries write and read it.
+with an index that maps each tensor's name to its file. Hugging Face's libraries use the same form.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A checked header. base: size of the header with its length, after which the data begins."""
+    """A checked header. base: offset of the data, which is the size of the header and its length."""
 
     entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
@@ -124,7 +124,7 @@ def in_order(header: TensorHeader) -> list[tuple[str, TensorEntry]]:
 
 
 def header_bytes(tensors: Sequence[TensorHead], metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
-    """Returns a file's header with its length, and the size of the data. The data must follow in the same order."""
+    """Returns a file's header with its length, and the size of the data. The data must follow in this order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape in tensors:
@@ -136,7 +136,7 @@ def header_bytes(tensors: Sequence[TensorHead], metadata: Mapping[str, str] | No
 
 
 def header_item(name: str, dtype: str, shape: Sequence[int], offset: int) -> dict[str, dict[str, Any]]:
-    """Returns a tensor's item in a header. offset: the place of its data, from the end of the header."""
+    """Returns a tensor's item in a header. offset: bytes from the end of the header to its data."""
     stop = offset + BYTES[dtype] * math.prod(shape)
     return {name: {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}}
 

@@ -1,7 +1,7 @@
 """A model's tensors that change in training but are not shared. An export contains their initial values.
 
-They are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the first learner
-listed. The metadata of the initial parameters' file and of each export has this list.
+Unshared tensors are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the
+first learner listed. The learner's list is in the metadata of the initial parameters' file and of each export.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """Returns the names in a file's metadata, or no names if the list is invalid.
+    """Returns the names that a file's metadata lists, or no names if the list is invalid.
 
     The list comes from a learner, so it can be invalid.
     """

@@ -1,4 +1,4 @@
-"""Verifies the ledger and the initial parameters while the core serves, since a start does not read all of them."""
+"""Verifies the ledger and the initial parameters while the core serves, since a starting core reads only parts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RunVerifier:
                     return
 
     def _pages(self) -> None:
-        """Checks all pages of a large ledger. The start of the core has already checked the pages of a small ledger."""
+        """Checks all pages of a large ledger. The core has already checked the pages of a small ledger at its start."""
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
             if database.large(db) and not self._ending.is_set():
                 database.check_pages(db, self._directory / LEDGER)

@@ -1,4 +1,4 @@
-"""The target of an export: one file, or a folder of files with an index. It appears complete, or not at all."""
+"""The target of an export: one file, or a folder of files with an index. The target appears complete, or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_size(text: str) -> int:
 
 @contextlib.contextmanager
 def export_target(out: Path, max_file_bytes: int | None) -> Iterator[Sink]:
-    """Context manager for a target that takes the bytes of one safetensors file. It replaces an earlier export.
+    """Context manager for a target that takes the bytes of one safetensors file. The target replaces an earlier export.
 
     max_file_bytes: limit on each file of a folder; None for one file. Raises ExportError.
     """
@@ -85,7 +85,7 @@ def _folder(out: Path, max_file_bytes: int) -> Iterator[Sink]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raises ExportError unless there is nothing, or a folder with no files other than those of an export."""
+    """Raises ExportError if `folder` exists and is anything but a folder with only an export's files."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ExportError(f"{folder} exists and is not a folder: give another path, or omit --max-file-size")
     others = [each.name for each in folder.iterdir() if not _is_ours(each)] if folder.exists() else []
@@ -98,7 +98,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder with an export. Raises OSError if it has other files, which stay."""
+    """Removes a folder with an export. Raises OSError if the folder contains other files, which stay."""
     if folder.exists():
         for path in folder.iterdir():
             if _is_ours(path):
@@ -109,7 +109,7 @@ def _remove(folder: Path) -> None:
 def print_export(out: Path, *, trained: bool) -> None:
     """Prints a line about a finished export, and a warning about tensors that training may have changed.
 
-    trained: whether the export is of a later version than the initial parameters.
+    trained: whether the exported parameters are newer than the initial parameters.
     """
     files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
     size = sum(file.stat().st_size for file in files)

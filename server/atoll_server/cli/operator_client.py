@@ -68,7 +68,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError for a core's certificate, since every TLS handshake with this certificate would fail."""
+    """Raises OperatorError if the operator uses a core's certificate, since every TLS handshake would fail."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"
@@ -92,7 +92,7 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def pause(remote: OperatorTarget, reason: str) -> None:
-    """Pauses the run. With an empty reason, resumes it."""
+    """Pauses the run. If the reason is empty, resumes the run."""
     with operator(remote) as stub:
         if not reason and not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused:
             print("the run is not paused")
@@ -102,7 +102,7 @@ def pause(remote: OperatorTarget, reason: str) -> None:
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner. With an empty reason, lets the learner join again.
+    """Evicts a learner. If the reason is empty, lets the learner join again.
 
     tokens: number of the learner's reported tokens to keep; None to keep all.
     """
@@ -127,7 +127,7 @@ def take_checkpoint(remote: OperatorTarget) -> None:
 
 
 def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
-    """Writes the published model to a file or folder. Leaves nothing if the stream breaks.
+    """Writes the published model to a file or folder. Leaves no files if the stream breaks.
 
     max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
     """

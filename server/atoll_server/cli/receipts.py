@@ -1,4 +1,4 @@
-"""Shows the fates of contributions, from a core or from a run's directory, for `atoll receipts`."""
+"""Shows the receipts of contributions, from a core or from a run's directory, for `atoll receipts`."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
 
     changes: settings to change, as NAME=VALUE; if empty, the replay compares each merge with the ledger's checksums.
     tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
-    current one. Even with changes, contributions stay as recorded, since learners trained on the recorded anchors.
-    A core may use the directory meanwhile. The replay leaves out merges that the core makes during the replay.
-    Raises SettingsError, LedgerError, SpoolError, TensorFileError.
+    current one. Contributions stay as recorded even with changes, since learners trained on the recorded anchors.
+    A core may use the directory during the replay. The replay leaves out merges that this core makes meanwhile.
+    Raises SettingsError, LedgerError, SpoolError or TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
     layout, initial = recorded.layout, recorded.initial

@@ -30,7 +30,7 @@ def read_run(
 
     from_start: replays the whole ledger, which needs --record. check: also compares the initial parameters' file with
     its digest, since an export copies tensors from this file. generation: None for the current one.
-    Raises SettingsError if the directory has no run or the generation does not exist.
+    Raises SettingsError if the directory contains no run or the generation does not exist.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
@@ -94,7 +94,7 @@ def write_model(
     states: Mapping[int, FragmentState],
     max_file_bytes: int | None = None,
 ) -> None:
-    """Writes the published model at these states, completely or not at all. Prints a line. Raises ExportError."""
+    """Writes the published model from these states, completely or not at all. Prints a line. Raises ExportError."""
     with export_target(out, max_file_bytes) as target:
         write_checkpoint(target, layout, initial, states)
     print_export(out, trained=any(state.version for state in states.values()))

@@ -16,7 +16,10 @@ FEW = 40  # number of learners and fragments that fit on a screen
 
 
 def console() -> Console:
-    """Returns a console as wide as the terminal. In a pipe or a log, it has WIDE columns, so that no table is cut."""
+    """Returns a console as wide as the terminal.
+
+    In a pipe or a log, its width is WIDE columns, so that no table is cut.
+    """
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
 
@@ -39,8 +42,8 @@ def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     """Returns a run's status as text and tables.
 
-    most: limit on shown learners, and on shown fragments; None for no limit. With a limit, learners in states
-    other than live and left come first.
+    most: limit on shown learners, and on shown fragments; None for no limit. If `most` is set, learners in states other
+    than live and left come first.
     """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
@@ -123,7 +126,7 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
 
 
 def _recovery(each: pb.LearnerStatus) -> str:
-    """Returns the seconds for a restarted learner's start, Join and first step; empty for incarnation 1."""
+    """Returns how long a restarted learner's start, Join and first step took; empty for incarnation 1."""
     parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

@@ -29,7 +29,7 @@ def verify(directory: Path) -> None:
     """Prints one line for each part of a directory, and a warning for damage that does not prevent a start.
 
     Raises UserError for damage that would prevent a start or stop the core at a merge. Any damaged page of the ledger
-    also raises UserError, even if a start does not read this page.
+    also raises UserError, even if a starting core does not read this page.
     """
     with _unused(directory):
         try:
@@ -88,7 +88,7 @@ class _Check:
         print(f"warning: {text}")
 
     def _initial_parameters(self) -> None:
-        """Checks the digest of the file. A start that can use a snapshot reads only the file's header."""
+        """Checks the digest of the file. A core that can start from a snapshot reads only the file's header."""
         meta = run_ledger.get_meta(self._db)
         size = open_tensors(self._directory / INITIAL).data.size
         try:
@@ -110,7 +110,10 @@ class _Check:
         print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
 
     def _payloads(self, start: TrialStart) -> None:
-        """Reads each frame of the payloads. The trial start has already read the payloads for its merges."""
+        """Reads each frame of the payloads.
+
+        The trial start has already read the payloads of the merges that it replayed.
+        """
         for held in start.pending:
             _read_frames(held.row, held.stored)  # a core would stop when it merges a damaged payload
         spool = Spool(self._directory / "spool", limit_bytes=0, kept_bytes=0)
@@ -128,7 +131,7 @@ class _Check:
         print(f"payloads: {'damaged' if damaged else 'ok'} ({read - damaged} of {read} sound)")
 
     def _rows(self) -> None:
-        """Reads the rows and indices that a start does not read."""
+        """Reads the rows and indices that a starting core does not read."""
         try:
             number = shard_ledger.read_again(self._db, 0, ROWS)
             while number:

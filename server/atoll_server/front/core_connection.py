@@ -25,7 +25,7 @@ FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
 
 
 class CoreConnection:
-    """A front's connections to one address, which all its learners share. link: the current connections."""
+    """A front's connections to one address, which all the front's learners share. link: the current connections."""
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
         self.address = address
@@ -53,15 +53,15 @@ class CoreConnection:
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
 
-        Does nothing within AGAIN_S seconds after the dial or the first answer. In this time, connection attempts from
-        before the core's start may still fail, and gRPC repeats them. A delayed dial could close connections that have
-        recovered since the failure, so this method decides immediately.
+        Does nothing within AGAIN_S seconds after the dial or the first answer. Connection attempts from before the
+        core's start may still fail in this time, but gRPC repeats them. A delayed dial could close connections that
+        have recovered since the failure, so this method decides immediately.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
 
     def _again(self, why: str) -> None:
-        """Dials new connections for all later calls. On the old connections, only the transfers continue."""
+        """Dials new connections for all later calls. Only running transfers continue on the old connections."""
         log.warning(f"{why}: reconnecting", core=self.address)
         self._retire()
         self._open()
@@ -78,7 +78,7 @@ class CoreConnection:
 
 
 class UpstreamShard:
-    """A front's knowledge of one shard. Several shards may have the same address.
+    """What a front knows about one shard. Several shards may have the same address.
 
     fragments: the shard's fragments; None for all fragments. up: whether the shard answered its last call.
     sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
@@ -118,5 +118,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a call failed because its connection broke, rather than by a status of the core or the front."""
+    """Returns whether a call failed because its connection broke, and not with a status of the core or the front."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

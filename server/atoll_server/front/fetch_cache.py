@@ -1,7 +1,7 @@
 """Caches updates and whole fragments, so that a front fetches each of them once for all learners of its region.
 
-The memory for cached frames is bounded. After an interrupted fetch, the cache keeps the frames that arrived. The next
-fetch requests only the missing frames from the core.
+The memory for cached frames is bounded. The cache keeps the frames that arrived before a fetch was interrupted. The
+next fetch requests only the missing frames from the core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """The item does not fit into the cache, even without the other items that are idle."""
+    """The item does not fit into the cache, even if all other idle items are removed."""
 
 
 class CorruptFetchError(Exception):
@@ -67,7 +67,7 @@ class CachedFetch:
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Returns the frames that the caller must fetch, without frames that have arrived or are being fetched."""
+        """Returns the wanted frames that the caller must fetch: those neither stored nor being fetched."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
@@ -127,7 +127,7 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Cached items by key. If the memory is full, a new item replaces the least recently used idle items.
+    """Cached items by key. If the cache is full, a new item replaces the least recently used idle items.
 
     limit_bytes: limit on the sum of the items' sizes.
     """
@@ -142,7 +142,7 @@ class FetchCache:
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """Returns the item with this key, complete or not, or None. The item becomes the most recently used one."""
+        """Returns the item with this key, even if incomplete, or None. The item becomes the most recently used."""
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)
@@ -151,7 +151,7 @@ class FetchCache:
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
         """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
 
-        The cache needs this limit because an item uses some kilobytes that `limit_bytes` does not include.
+        The cache needs this limit because an item uses a few kilobytes that `limit_bytes` does not include.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
@@ -165,7 +165,10 @@ class FetchCache:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Removes the items of these fragments; None for all items. The current readers of an item can finish."""
+        """Removes the items of these fragments, or all items if `fragments` is None.
+
+        The current readers of an item can finish.
+        """
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

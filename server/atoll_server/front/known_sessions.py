@@ -1,4 +1,4 @@
-"""PURE: sessions that a shard accepted recently. For every other session, the front asks the shard."""
+"""PURE: sessions that a shard accepted recently. The front asks the shard about every other session."""
 
 from __future__ import annotations
 

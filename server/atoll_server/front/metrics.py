@@ -11,7 +11,7 @@ MAX_NAMES, OTHERS = 1024, "others"
 
 
 class FrontMetrics:
-    """One front's metrics. Each front has its own registry, so that a process may have several fronts."""
+    """One front's metrics. Each front has its own registry, so that a process can run several fronts."""
 
     def __init__(self, region: str) -> None:
         self.registry = CollectorRegistry()
@@ -50,7 +50,7 @@ class FrontMetrics:
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
-        """Records that the core knows this learner, so that the learner has its own time series."""
+        """Records that the core knows this learner, so that the learner gets its own time series."""
         if len(self._names) < MAX_NAMES:
             self._names.add(name)
 

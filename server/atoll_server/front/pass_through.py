@@ -27,9 +27,9 @@ def pass_on(
 ) -> None:
     """Adds the Operator and Doctor services to a front's server. The front passes their calls on to the core.
 
-    near: whether only processes on this machine can call the front. If not, operators must send a token to the front,
-    since the core does not see their certificates. A core may allow every caller on its own machine. Without this
-    rule, such a core would also allow every caller in the front's network.
+    near: whether only processes on this machine can call the front. If other machines can call the front, operators
+    must send a token, since the core does not see their certificates. A core may allow every caller on its own machine.
+    Without this rule, such a core would also allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -46,7 +46,7 @@ def _passing(
 ) -> PassThrough:
     """Returns a handler that passes a method's calls on. path: such as /atoll.v1.Operator/Status.
 
-    mark: an encoded message that the handler appends to each reply, since protobuf merges concatenated messages.
+    mark: an encoded message that the handler appends to each reply; protobuf merges concatenated messages.
     """
     method = path.rpartition("/")[2]
 

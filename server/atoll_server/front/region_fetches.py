@@ -35,7 +35,10 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Fetches updates and whole fragments into a cache, and relays those that do not fit. limit_bytes: for frames."""
+    """Fetches updates and whole fragments into a cache, and relays those that do not fit.
+
+    limit_bytes: limit on cached frames.
+    """
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes = routes
@@ -79,7 +82,7 @@ class RegionFetches:
         self._metrics.vouched(session.learner)
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the header for this learner, the item (complete or not), and the indices of the wanted frames."""
+        """Returns the header for this learner, the item (possibly incomplete), and the indices of the wanted frames."""
         session, header = request.session, None
         shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)
@@ -118,7 +121,10 @@ class RegionFetches:
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: CachedFetch, claimed: Sequence[int]) -> None:
-        """Fetches frames into an item. If the fetch fails, the readers that wait for these frames raise its error."""
+        """Fetches frames into an item.
+
+        If the fetch fails, the readers that wait for these frames raise the same error.
+        """
         shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)

@@ -15,7 +15,7 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 
 
 class Routes:
-    """The shards of the run that a front knows, and the connections to them.
+    """The run's shards that a front knows, and the connections to them.
 
     core: the connections for Join, Initialise and operators' calls. default: the shard for all fragments until the
     core's reply to a Join lists the shards.
@@ -45,7 +45,8 @@ class Routes:
     async def joined(self, reply: pb.JoinReply) -> None:
         """Stores the shards that a reply to a Join lists.
 
-        reply: changed in place. Removes the shards' addresses, since learners call shards through this front.
+        reply: changed in place. Removes the shards' addresses from the reply, since learners call shards through this
+        front.
         Raises Refused for an address that this front must not call.
         """
         if reply.state != pb.JoinReply.STATE_READY:

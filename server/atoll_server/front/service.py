@@ -1,4 +1,4 @@
-"""A front's gRPC service. It passes learners' calls on to the core, which makes all decisions about a run."""
+"""A front's gRPC service. The service passes learners' calls on to the core, which makes all decisions about a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FrontService(rpc.OuterServicer):
         self._stopping = False
 
     def stop(self) -> None:
-        """Ends all long calls, and tells the learners with a Follow call to reconnect."""
+        """Ends all long calls, and tells the learners that have an open Follow call to reconnect."""
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 

@@ -6,7 +6,8 @@ Goodput is useful learner-seconds divided by provisioned learner-seconds.
 - Useful time is the time of inner steps whose tokens were merged or are pending. For a dead incarnation, only tokens
   that the core acknowledged are useful.
 - The core limits an incarnation's reported times to the time since the incarnation joined.
-- If a step during a silence took far longer than usual, the learner's process was frozen. The excess time is downtime.
+- If a step during a silence took far longer than usual, the core assumes that the learner's process was frozen. The
+  excess time counts as downtime.
 
 Times are wall-clock seconds, since accounts outlive a core process.
 """
@@ -56,7 +57,7 @@ class IncarnationCounters:
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Returns the number of tokens that the learner abandoned or that a restored checkpoint undid."""
+        """Returns the number of tokens that the learner abandoned or a rollback undid."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
@@ -128,7 +129,7 @@ class TimeAccount:
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """Records that a new incarnation joined.
 
-        The time since the previous incarnation's last report is lost, unless that incarnation had left.
+        The time since the previous incarnation's last report counts as lost, unless that incarnation had left.
         now: wall-clock seconds. process_age_s: seconds since the new process started. returning: whether the learner
         has joined before.
         """
@@ -183,11 +184,11 @@ class TimeAccount:
         self.left_at = None
 
     def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
-        """Splits a silence into training time and frozen time, by the steps in a later report.
+        """Splits a silence into training time and frozen time, based on the steps in a later report.
 
-        A learner that only lost its connection kept training, so its new steps take up the whole silence. A process
+        A learner that only lost its connection kept training, so its new steps account for the whole silence. A process
         that was frozen reports few steps of long duration. The first report after a silence may contain only steps that
-        ended before the silence. In this case, a later report contains the frozen step.
+        ended before the silence. A later report then contains the frozen step.
         stepping_s: reported duration of the new steps. steps: number of the new steps. now: wall-clock seconds.
         """
         awake_s = now - self.woke_at
@@ -225,11 +226,11 @@ class TimeAccount:
         return count
 
     def void_tokens(self, tokens: int) -> None:
-        """Reduces the number of tokens that count to at most `tokens`. The other tokens are voided for ever."""
+        """Reduces the number of tokens that count to at most `tokens`. The other tokens are voided permanently."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
-        """Reduces the tokens that count to those at a restored checkpoint.
+        """Reduces the number of tokens that count to the number at a restored checkpoint.
 
         tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
         that the rollback undid, as a mean over fragments weighted by their number of parameters.
@@ -242,11 +243,11 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """Returns the learner's sums at a shard, which are 0 at first. The caller may change them in place."""
+        """Returns the learner's sums at a shard, initially 0. The caller may change them in place."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """Adds the tokens of an acknowledged contribution. If the contribution is refused later, subtracts them.
+        """Adds the tokens of an acknowledged contribution, or subtracts them if the contribution is refused later.
 
         tokens: the contribution's tokens times the fragment's share of all parameters; negative to subtract them.
         current: whether the living incarnation sent the contribution.
@@ -324,7 +325,7 @@ class TimeAccount:
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Returns the seconds since the last report, or 0 if the learner has left or is silent for at most SILENT_S."""
+        """Returns the seconds since the last report, or 0 if the learner left or was heard within SILENT_S."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 

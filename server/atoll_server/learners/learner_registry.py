@@ -105,7 +105,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerProcess:
-    """The learner process that made a call. After every wait, the call must run `check_current`."""
+    """The learner process that made a call. The call must run `check_current` after every wait."""
 
     entry: RegistryEntry
     incarnation: int
@@ -119,7 +119,7 @@ class LearnerProcess:
 
 
 class LearnerRegistry:
-    """The learner names of a run. limit: largest number of names. Times in accounts are wall-clock seconds."""
+    """The learner names of a run. limit: maximum number of names. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
@@ -150,7 +150,7 @@ class LearnerRegistry:
         call. A delayed Join of a dead process cannot contain the proof.
         nonce: random number of the process. incarnation: the process's incarnation, or 0 before its first Join.
         age_s: seconds since the process started. wall: wall-clock seconds. now: monotonic seconds.
-        Raises Refused if the name is malformed, evicted, used by a living process, or beyond the limit.
+        Raises Refused if the name is malformed, evicted, used by a living process, or would exceed the limit.
         """
         if not NAME.fullmatch(name):
             raise Refused(
@@ -223,7 +223,7 @@ class LearnerRegistry:
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
-        """Returns whether a new process started before the current process, which may still come back."""
+        """Returns whether a joining process started before the current process, which may still come back."""
         account = entry.account
         waited = wall - max(account.heard_at, self.since)
         older = wall - age_s < account.began_at - LATENCY_S
@@ -284,9 +284,9 @@ class LearnerRegistry:
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """Returns the learners' training rates, which stay the same for up to RATES_S seconds.
+        """Returns the learners' training rates, which can be up to RATES_S seconds old.
 
-        The rates exclude evicted learners, and learners that this core has not heard for COMPARED_S seconds.
+        The rates exclude evicted learners, and learners that have not reported to this core for COMPARED_S seconds.
         """
         # With few learners, an old result could be empty. An empty result would make all reports plausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
@@ -303,7 +303,7 @@ class LearnerRegistry:
         return self._rates
 
     def _starts(self, entry: RegistryEntry, wall: float) -> bool:
-        """Returns whether a learner that has no rate yet is expected to have one soon."""
+        """Returns whether a learner's training rate is unknown but expected to be known soon."""
         account = entry.account
         here = entry.connected or wall - max(account.heard_at, self.since) < LONGEST_WAIT_S
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
@@ -318,14 +318,14 @@ class LearnerRegistry:
         self._uncounted += entry.account.uncounted_tokens() - uncounted
 
     def void_tokens(self, entry: RegistryEntry, tokens: int) -> None:
-        """Reduces a learner's counted tokens to at most `tokens`. The other tokens are voided for ever."""
+        """Reduces a learner's counted tokens to at most `tokens`. The other tokens are voided permanently."""
         before = entry.account.uncounted_tokens()
         entry.account.void_tokens(tokens)
         self._uncounted += entry.account.uncounted_tokens() - before
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Returns, by learner, the reported tokens without voided and undone tokens."""
+        """Returns, by learner, the number of reported tokens, excluding voided and undone tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
@@ -333,7 +333,7 @@ class LearnerRegistry:
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Returns the number of all learners' tokens without voided and undone tokens."""
+        """Returns the number of all learners' tokens, excluding voided and undone tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(
@@ -364,5 +364,5 @@ def evicted(entry: RegistryEntry) -> Refused:
 
 
 def refuse_reason(reason: str) -> str:
-    """Returns the reason that the receipts of an evicted learner contain."""
+    """Returns the reason for the refusal of an evicted learner's contributions."""
     return f"its learner was evicted: {reason}"

@@ -2,15 +2,15 @@
 
 - Rate: the core counts reported steps and tokens up to FASTER times the other learners' median rate. Work above this
   rate counts later, as time passes. A learner's own earlier reports do not raise the limit.
-- Start: while other learners have joined but none of them has a rate, a learner's tokens do not count yet. They count
-  as soon as another learner has a rate. If a learner is alone, all its tokens count.
+- Start: while other learners have joined but none of their rates is known, a learner's tokens do not count yet. They
+  count as soon as another learner's rate is known. If a learner is alone, all its tokens count.
 - Contribution: its tokens count if the core has counted them in the learner's reports, and if no earlier contribution
   of the learner to the same fragment contained them. Since a contribution may arrive before the report of its tokens,
   more tokens count for the time since the last report. The learner's own rate limits these additional tokens. If the
-  learner has no rate yet, the others' median rate limits them.
+  learner's rate is not known yet, the others' median rate limits these tokens.
 - Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
-  The first limit is MIXED times the others' tokens per step. At the second limit, the learner trains on FASTER times
-  the others' tokens per second, at its own step rate.
+  The first limit is MIXED times the others' tokens per step. The second limit is FASTER times the others' tokens per
+  second, divided by the learner's steps per second.
 - Merge: a learner's weight is at most FASTER times the median weight of the others (see `parts_counted`).
 
 Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
@@ -59,7 +59,7 @@ class Rate:
 
 
 class Rates:
-    """The rates of all learners at one moment. starting: names of learners that have joined but have no rate yet."""
+    """The rates of all learners at one moment. starting: names of joined learners whose rate is not known yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
         self._rates = rates
@@ -70,11 +70,11 @@ class Rates:
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
 
     def of(self, learner: str) -> Rate | None:
-        """Returns the learner's own rate, or None if the learner has no rate yet."""
+        """Returns the learner's own rate, or None if the rate is not known yet."""
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """Returns the median rate of the other learners, or None if no other learner has a rate."""
+        """Returns the median rate of the other learners, or None if no other learner's rate is known."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
@@ -100,7 +100,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns, by learner, the fraction of the weight that counts in a merge, 0 to 1. weights: by learner."""
+    """Returns, by learner, the fraction of its weight that counts in a merge, 0 to 1. weights: by learner."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)

@@ -1,9 +1,9 @@
 """PURE: merges the contributions of one round into a new version of a fragment.
 
 A merge makes two passes over the frames (2604.21428, App. D.2). Both passes work on blocks that fit in the CPU cache.
-1. The first pass computes the sum of factor x contribution. For a contribution with weight w, the factor is w. If a
-   piece is merged by direction, the factor is w / ||v||, where ||v|| is the norm of the contribution's piece. The pass
-   keeps only the squared norm of each piece's sum, in float64.
+1. The first pass computes the sum of factor x contribution. The factor is the contribution's weight w. For a piece that
+is merged by direction, it is w / ||v||, where ||v|| is the norm of the contribution's piece. The first pass keeps only
+the squared norm of each piece's sum, in float64.
 2. The second pass computes the same sum again, since decoding twice costs less than storing the sum. It then updates
    the fragment, where Q is the rounding by the codec:
        Delta = sum, or sum x (sum of w ||v||) / ||sum|| for a piece that is merged by direction
@@ -12,8 +12,8 @@ A merge makes two passes over the frames (2604.21428, App. D.2). Both passes wor
        theta_pub += Q(theta - theta_pub)
    For a whole outer step, decay and push equal the outer momentum mu (see `OuterRule.decay_and_push`).
 
-The order of every sum is fixed, so that the same ledger always gives the same bytes. Contributions are added in the
-order of their keys, frames by index, and elements by position in a fixed number of partial sums.
+The order of every sum is fixed, so that the same ledger always gives the same bytes. Sums run over contributions by
+key, over frames by index, and over elements by position, in a fixed number of partial sums.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """Returns a contribution's weight before normalisation (2604.21428).
 
     The weight is tokens x (tokens / steps) x max(1, staleness)^-exponent. staleness: in outer steps. The last factor is
-    the discount of FedAsync (1903.03934), but only for a staleness above 1. A smaller staleness costs little quality,
-    and a discount would cost more (records/quality).
+    the discount of FedAsync (1903.03934), but applies only to a staleness above 1. A smaller staleness costs little
+    quality, and a discount would cost more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
@@ -146,7 +146,7 @@ def merge(
 
     contributions: sorted by learner, all in one codec. The norm of each piece must be at most LARGEST_NORM, so that
     all sums are finite. weights: one per contribution, with a sum of at most 1. published: float32 (fragment.length,),
-    receives the new theta_pub; it may be the old theta_pub.
+    receives the new theta_pub; it may be the array of the old theta_pub.
     The second pass changes theta and momentum in place. An error in the first pass leaves `state` unchanged. After an
     error in the second pass, the caller must discard `state`.
     """
@@ -283,7 +283,7 @@ def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Converts values by piece (contributions, pieces) to values by segment (contributions, segments)."""
+    """Converts values per piece (contributions, pieces) to values per segment (contributions, segments)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 

@@ -145,7 +145,7 @@ def _nesterov(
 ) -> None:
     """Makes the Nesterov step on one block, in place.
 
-    combined: the weighted sum of contributions. Receives theta' - theta_pub, which the core publishes.
+    combined: the weighted sum of contributions. Receives theta' - theta_pub, which the update then encodes.
     """
     lr = rates[0]
     decay = rates[1]

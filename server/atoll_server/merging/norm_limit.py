@@ -1,7 +1,7 @@
 """PURE: compares a contribution's norm with the norms of accepted contributions to the same fragment.
 
-The norm of a pseudo-gradient grows with its number of inner steps. The growth lies between a square root (a random
-walk) and a straight line (steps in the same direction). For a contribution of `steps` inner steps, the expected norm
+The norm of a pseudo-gradient grows with its number of inner steps. The growth lies between a square root (random walk)
+and a linear function (steps in the same direction). For a contribution of `steps` inner steps, the expected norm
 follows from the medians of recently accepted contributions:
 
     median norm x min(r, LONGEST)    for r = steps / median steps >= 1
@@ -42,7 +42,7 @@ class NormVerdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """The sizes of recent contributions, by learner. The learner that sent last comes last.
+    """The sizes of recent contributions, by learner. The learner that contributed last comes last.
 
     taken: sizes of accepted contributions. refused: sizes of refused contributions. count: number of all accepted
     contributions.
@@ -129,6 +129,6 @@ class NormLimiter:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """Removes learners from `latest` until at most `learners` are left, those that sent longest ago first."""
+    """Removes the learners that contributed longest ago from `latest`, until at most `learners` remain."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

@@ -1,6 +1,6 @@
 """The syncer, a pure state machine that decides when rounds open and close, and which weights a merge uses.
 
-The syncer reads no clock, performs no IO and starts no threads. `syncer_events` lists its inputs and outputs.
+The syncer reads no clock, performs no IO and starts no threads. `syncer_events` lists the syncer's inputs and outputs.
 
 `syncer` opens and closes rounds, and `round_state` contains one fragment's rounds. `liveness` decides which learners
 rounds wait for. `outer_step` computes a merge's learning rate and momentum.

@@ -84,7 +84,7 @@ class LearnerLiveness:
     def _sleeps(self, gap_s: float) -> bool:
         """Returns whether the time since the previous report was a silence.
 
-        Only the first of several consecutive long gaps is a silence. The others update the report interval.
+        Only the first of several consecutive long gaps is a silence. The later gaps update the report interval.
         """
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
@@ -116,7 +116,7 @@ class LearnerLiveness:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def measured_s(self) -> float:
-        """Returns the duration of the step time measurement in seconds."""
+        """Returns how long the step time has been measured, in seconds."""
         return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
 
     def silent_after_s(self) -> float:
@@ -178,7 +178,7 @@ def named(learners: Sequence[str]) -> str:
 
 
 def look_after_s(liveness: int) -> float:
-    """Returns the minimum time in seconds between two checks after reports. liveness: number of learners.
+    """Returns the minimum time in seconds between two checks that reports trigger. liveness: number of learners.
 
     The time grows with the number of learners, because each check visits all of them.
     """
@@ -187,11 +187,11 @@ def look_after_s(liveness: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The live learners at one moment, in monotonic seconds. live: learners for which rounds wait.
+    """The live learners at the time `now`, in monotonic seconds. live: learners for which rounds wait.
 
-    counted: learners whose work together makes a whole outer step. These are the live learners without the paused ones.
-    If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step
-    time of a live learner in seconds; None if no learner is live.
+    counted: learners whose work together makes a whole outer step. These are the live learners that are not paused. If
+    no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step time
+    of a live learner in seconds; None if no learner is live.
     """
 
     now: float
@@ -204,7 +204,7 @@ class LiveLearners:
     def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
         """Returns the live learners at `now`.
 
-        Callers compute this once for all open rounds, because it visits every learner.
+        Callers use one result for all open rounds, because this method visits every learner.
         """
         live = frozenset(name for name, observed in liveness.items() if observed.live(now))
         times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]

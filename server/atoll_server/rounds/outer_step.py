@@ -1,4 +1,4 @@
-"""PURE: the learning rate and momentum of an outer step, or of a merge that is part of an outer step."""
+"""PURE: the learning rate and momentum of an outer step, or of a merge that is a fraction of an outer step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def part_of(weights: Iterable[float]) -> float:
 class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run, falling to 0 at the run's end. At 0, all kinds of tensors are averaged. age: the new
-    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. They are only
-    recorded in the ledger.
+    heat: 1 during the run, falling to 0 at the run's end. At 0, tensors of all kinds are averaged. age: the new
+    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. These two are
+    only recorded in the ledger.
     """
 
     lr: float
@@ -36,7 +36,9 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """Returns the rule for a merge. age: the new version's age in outer steps. tokens: trained by the run so far.
+        """Returns the rule for a merge.
+
+        age: the new version's age in outer steps. tokens: number of tokens that all learners have trained on so far.
 
         At the end of the run, and after all learners have left, the outer step is a plain mean. A Nesterov step
         overshoots the mean. Later inner steps correct this overshoot, but no inner steps follow the last merge
@@ -48,9 +50,9 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """Returns the (decay, push) arguments of `merging.merge_kernels.frame_step`.
 
-        part: the fraction of an outer step that the merge makes. Momentum decays in proportion to the merged work. In
-        the long run, a unit of work moves the parameters by lr / (1 - mu). This holds whether all learners' work is
-        merged together or in equal parts.
+        part: the fraction of an outer step that the merge makes. Momentum decays by the factor mu**part. Merges that
+        add up to one outer step thus decay it by the factor mu. In the long run, a unit of work moves the parameters by
+        lr / (1 - mu). This holds whether all learners' work is merged together or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -100,14 +100,14 @@ class RoundState:
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Removes all pending contributions. Returns the merge's shares, and the refusals of those that are too stale.
+        """Removes all pending contributions. Returns the merge's shares, and refusals of overly stale contributions.
 
         counted: learners whose work together makes a whole outer step. weigh: returns a contribution's weight.
 
         Each weight is divided by the total weight that all counted learners would have without staleness. A merge of
-        few learners, or of late contributions, is therefore a small step. For a learner that has not answered, the
-        total includes its last weight, limited to the largest weight in this merge. `learners.plausibility` limits a
-        weight that is far above the others.
+        few learners' work, or of late contributions, is therefore a small step. For a learner that has not answered,
+        the total includes its last weight, limited to the largest weight in this merge. `learners.plausibility` limits
+        a weight that is far above the others.
         """
         silent = counted - self.answered()
         taken: list[tuple[ContributionKey, float, float]] = []
@@ -142,7 +142,10 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class StayOpen:
-    """The round stays open. until: when the syncer must decide again, in monotonic seconds. reason: text for people."""
+    """The round stays open.
+
+    until: time at which the syncer must decide again, in monotonic seconds. reason: text for people.
+    """
 
     reason: str
     until: float

@@ -3,17 +3,19 @@
 Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - A fragment is idle, open (a round collects contributions), or merging. It has at most one round at a time.
 - Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
-  max(1, ceil(tau P / H)) rounds are open or merging. After an outage, missed rounds open at twice the pace, up to one
+  max(1, ceil(tau P / H)) rounds are open or merging. After an outage, missed rounds open at twice this pace, up to one
   round per fragment.
 - A round closes when every live learner has answered. It also closes when K fresh contributions have arrived and the
-  grace window (Eq. 3) has passed. At its deadline, it closes in any case. The deadline depends on how long the missing
+  grace window (Eq. 3) has passed. It closes at its deadline in any case. The deadline depends on how long the missing
   learners usually take to answer.
 - A round with nothing to merge lapses: the cycle number grows, but the version does not.
-- A late contribution answers an earlier cycle. The open round does not wait for its learner, but the contribution
-  neither counts towards the quorum nor starts the grace window.
-- Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when K are pending.
+- A late contribution answers an earlier cycle. The open round does not wait for the learner that sent it, but the
+  contribution neither counts towards the quorum nor starts the grace window.
+- Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when late
+  contributions of K learners are pending.
 - The weights are divided by the total weight that all counted learners would have without staleness. A merge of few
-  learners, or of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not merges.
+  learners' work, or of late contributions, is a fraction of an outer step. Staleness is measured in outer steps, not
+  merges.
 - A contribution that is too stale at the merge is refused, and its learner discards the contribution's work.
 - When no learner is expected to contribute, pending contributions are merged immediately.
 """

@@ -83,7 +83,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A learner left or was evicted. refuse_reason: if not empty, its pending contributions are refused."""
+    """A learner left or was evicted. refuse_reason: if set, the learner's pending contributions are refused."""
 
     learner: str
     refuse_reason: str = ""

@@ -45,7 +45,7 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
 
 
 async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Closes a stream of requests before its end. Otherwise, gRPC would keep the call open, which takes a slot."""
+    """Closes a stream of requests before its end. Otherwise, the call would stay open and occupy a slot."""
     await aiter(requests).aclose()
 
 
@@ -122,7 +122,7 @@ class InterruptibleWaits:
 def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
     """Returns the indices of the frames that a Fetch requests. A Fetch that lists no frames requests all frames.
 
-    count: number of frames in the fragment. Raises Refused if the indices are not in ascending order or too large.
+    count: number of frames in the fragment. Raises Refused if an index is repeated, out of order or too large.
     """
     if not request.frames:
         return range(count)

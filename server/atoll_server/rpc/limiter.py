@@ -2,7 +2,7 @@
 
 gRPC reads the whole message of a unary call before any of Atoll's code runs. On a stream, gRPC buffers at most one
 window until the server reads a message. The limiter therefore handles every call as a stream. It limits how many
-messages a caller can have in memory, how fast messages may arrive, and how long a message may take.
+messages a caller can have in memory, how fast messages may arrive, and how long a message may take to arrive.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: Any,  # noqa: ANN401 - gRPC's
     ) -> Any:  # noqa: ANN401 - gRPC's
-        """Implements gRPC's hook: wraps a method's handler, so that its calls pass the limiter."""
+        """Implements gRPC's hook: wraps a method's handler, so that its calls pass through the limiter."""
         path = handler_call_details.method
         if path not in self._handlers:
             handler = await continuation(handler_call_details)
@@ -152,7 +152,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
-        """Runs a call. Returns the refusal with which it must end, or None. The refusal does not refer to the call."""
+        """Runs a call. Returns the refusal that must end the call, or None. The refusal does not refer to the call."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
@@ -191,7 +191,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """Returns a context manager that holds one of the peer's slots for calls without a first message."""
+        """Returns a context manager that occupies one of the peer's slots for calls without a first message."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
             text = f"{peer.waiting} calls of this caller already wait (the limit): call later, or open fewer streams"
             raise self.over("first_message", text)
@@ -216,7 +216,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """Returns the session's learner as owner if the caller may act for this learner, or else the peer."""
+        """Returns the session's learner as owner if the caller may act for this learner, otherwise the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -272,7 +272,10 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """Returns the peer. Fronts, and addresses without a certificate, have larger quotas for many learners."""
+        """Returns the peer.
+
+        Fronts, and addresses without a certificate, have larger quotas, since each can stand for many learners.
+        """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
@@ -346,7 +349,7 @@ class _Inward:
 
 
 class _Outward:
-    """The gRPC context that a service gets. Splits replies of Fetch, and ends calls whose caller does not read."""
+    """The gRPC context that a service receives. Splits replies of Fetch, and ends calls whose caller does not read."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -388,7 +391,7 @@ def _who(context: Context) -> Caller:
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """Returns the session in a call's first message, or None if the message has none."""
+    """Returns the session in a call's first message, or None if the message has no session."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

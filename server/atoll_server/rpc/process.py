@@ -45,7 +45,7 @@ class RpcServer:
         gate: grpc.aio.ServerInterceptor,
         served: OpenCalls,
     ) -> RpcServer:
-        """Returns a server with a health service. If it listens only on loopback, it also has gRPC reflection.
+        """Returns a server with a health service, and with gRPC reflection if all addresses are on loopback.
 
         options: see `message_options`. most_calls: limit on concurrent calls. gate: the CallLimiter.
         Raises TransportSecurityError if the certificates cannot be used.
