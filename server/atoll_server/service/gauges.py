@@ -1,4 +1,4 @@
-"""Reads the run's state once per second. Records changes in the journal, and samples the metrics for Prometheus."""
+"""Reads the run's state once per second, records its changes in the journal, and samples metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Updates metrics and events once per second until this task is cancelled. facts: returns the core's facts."""
+    """Updates metrics and events once per second until this task is cancelled. facts: returns the current facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:

@@ -41,7 +41,8 @@ class LatestReceipt:
 class Upload:
     """One contribution during its upload.
 
-    cycle: the fragment's cycle when the upload began. touched_at: time of the last new frame, in monotonic seconds.
+    cycle: the fragment's cycle when the upload began. touched_at: time of the last new frame or stream, in monotonic
+    seconds.
     """
 
     key: ContributionKey
@@ -58,7 +59,7 @@ class Upload:
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """Context manager for a stream that waits for its next frame. Yields the longest wait in seconds."""
+        """Context manager for a stream that waits for its next frame. Yields the timeout in seconds."""
         max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams
         self.streams += 1
         try:
@@ -109,9 +110,9 @@ class Uploads:
     ) -> Upload | pb.Receipt:
         """Returns a contribution's upload, or the receipt if the contribution already has one.
 
-        version, rounds: the fragment's current ones. max_staleness: outer steps. pending_bytes: size of the learner's
-        contributions that wait for their merge. now: monotonic seconds. Raises Refused if the contribution is not
-        valid, is too old, or must wait.
+        version, rounds: the fragment's current version and round state. max_staleness: outer steps. pending_bytes: size
+        of the learner's contributions that wait for their merge. now: monotonic seconds. Raises Refused if the
+        contribution is not valid, is too old, or must wait.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
@@ -272,7 +273,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """Returns the current receipt of an upload that has ended, which may already contain a fate.
+        """Returns an ended upload's current receipt, which may already contain a fate.
 
         Raises Refused if the upload was dropped, or if the learner has a newer contribution to the fragment.
         """

@@ -1,6 +1,6 @@
-"""The core's only access to the machine's disk. The methods state when written data is durable.
+"""The core's access to the machine's disk. The docstrings state when written data is durable.
 
-A core writes all data through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
+A core stores its run through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
 or fails.
 """
 

@@ -30,9 +30,10 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """A contribution's fate. version, weight, staleness: from its merge.
+    """A contribution's fate. weight, staleness: from its merge.
 
-    dropped: whether the learner must discard the work of a refused contribution.
+    version: the version that its merge made, or the fragment's version when it was refused. dropped: whether the
+    learner must discard the work of a refused contribution.
     """
 
     key: ContributionKey
