@@ -55,7 +55,7 @@ STANDBY_S = 0.01  # interval at which a standby checks whether the active core h
 class CoreFacts:
     """Facts about a core process at one moment.
 
-    started_at: monotonic seconds. restore_s: seconds from the directory's lock until the core could serve. free_bytes:
+    started_at: monotonic seconds. restore_s: seconds from locking the directory until the core could serve. free_bytes:
     free space of the directory's file system; None until measured. damage: describes a file that was found damaged
     while the core served; empty if none.
     """
@@ -153,7 +153,7 @@ class Core:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """Records that a file was found damaged while the core serves. what: description for operators."""
+        """Records that a damaged file was found while the core serves. what: description for operators."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:

@@ -83,7 +83,7 @@ class LeaseTurns:
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Records that a learner got the lease. Returns the length of its turn in seconds.
+        """Records that a learner got the lease. Returns the length of the learner's turn in seconds.
 
         first_s: length of each learner's first turn in seconds.
         """

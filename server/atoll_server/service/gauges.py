@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Updates metrics and events once per second until this task is cancelled. facts: returns the current facts."""
+    """Updates metrics and events once per second until this task is cancelled. facts: returns the core's facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:

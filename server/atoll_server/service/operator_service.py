@@ -174,7 +174,10 @@ class OperatorService(rpc.OperatorServicer):
                 raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _export(self, shard: Shard, *, initial: bool) -> AsyncGenerator[bytes]:
-        """Yields the model's file in chunks. Raises Refused if a fragment is not readable, or OSError."""
+        """Yields the model's file in chunks.
+
+        Raises Refused if a fragment cannot be read, or OSError if the disk fails.
+        """
         with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
             # The states are released before streaming begins, since merges need their memory.
             async with contextlib.AsyncExitStack() as reading:

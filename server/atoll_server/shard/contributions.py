@@ -1,4 +1,4 @@
-"""Keeps acknowledged contributions until they have a fate, and counts all contributions and their fates.
+"""Keeps acknowledged contributions until they are merged or refused, and counts all contributions and their fates.
 
 Each method is called after the change that it records is durable in the ledger. When a core starts, it calls the same
 methods for the sums in the ledger, and for newer contributions. The counts are therefore exact, no matter when the

@@ -18,7 +18,7 @@ from atoll_server.storage.spool import StoredPayload
 
 @dataclass(frozen=True, slots=True)
 class HeldContribution:
-    """An acknowledged contribution that waits for its fate: its row in the ledger, and its payload."""
+    """A pending contribution: its row in the ledger, and its payload."""
 
     row: ContributionRow
     stored: StoredPayload

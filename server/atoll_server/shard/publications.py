@@ -40,7 +40,7 @@ class Publication:
 
 
 class UpdateCache:
-    """A cache of published updates. Drops the oldest above a limit on bytes, or on versions per fragment."""
+    """A cache of published updates. Drops the oldest updates above a limit on bytes, or on versions per fragment."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes

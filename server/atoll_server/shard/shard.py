@@ -233,11 +233,11 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """Returns an acknowledged contribution without a fate. Raises KeyError if the contribution has a fate."""
+        """Returns a pending contribution. Raises KeyError if the contribution is not pending."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
-        """Returns the number of acknowledged contributions without a fate."""
+        """Returns the number of pending contributions."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:

@@ -110,7 +110,7 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingContribution | None:
-    """Counts a contribution. Opens its payload and returns it for the syncer if it is pending, else returns None."""
+    """Counts a contribution. If the contribution is pending, opens its payload and returns it for the syncer."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate is not Fate.PENDING:

@@ -165,7 +165,7 @@ class Uploads:
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
-        """Raises Refused if the learner's previous contribution has no fate, or was refused in this round."""
+        """Raises Refused if the learner's previous contribution is still pending, or was refused in this round."""
         waits_for = [
             upload.key.seq
             for upload in self._underway.values()
@@ -273,7 +273,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """Returns an ended upload's current receipt, which may already contain a fate.
+        """Returns an ended upload's current receipt, which may no longer be pending.
 
         Raises Refused if the upload was dropped, or if the learner has a newer contribution to the fragment.
         """
@@ -304,7 +304,7 @@ class Uploads:
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
-        """Keeps the receipt with a contribution's fate, so that the learner can request it again."""
+        """Keeps a merged or refused contribution's receipt, so that the learner can request it again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)

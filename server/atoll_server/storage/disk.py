@@ -74,7 +74,7 @@ class Disk:
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """Maps a file, which must not be empty. Bytes are read when they are accessed."""
+        """Maps a file, which must not be empty. Bytes are read only when they are accessed."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:

@@ -1,4 +1,4 @@
-"""A generation's history: which generation made each version of a fragment, and the rows of these versions.
+"""A generation's history: which generation made each version of a fragment, and the ledger's rows of these versions.
 
 A run that is restored to a checkpoint begins a new generation. Up to this checkpoint, the new generation shares the
 history of the generation that took the checkpoint. The older generation's later work is not part of this history.

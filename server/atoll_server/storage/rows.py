@@ -47,7 +47,7 @@ class FateRow:
 
 @dataclass(frozen=True, slots=True)
 class TotalsRow:
-    """Sums over contributions that have a fate, from one incarnation of a learner to one fragment.
+    """Sums over merged and refused contributions, from one incarnation of a learner to one fragment.
 
     through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
     values.

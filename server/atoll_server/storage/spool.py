@@ -84,7 +84,7 @@ class StoredPayload:
             ) from error
 
     def payload(self, frame: int) -> bytes:
-        """Returns one frame's payload from the disk. Raises SpoolError if it is missing or damaged."""
+        """Returns one frame's payload from the disk. Raises SpoolError if the frame is missing or damaged."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -143,7 +143,7 @@ class Spool:
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
-        """Creates the payloads' directories and makes them durable, so that a later write syncs only its own."""
+        """Creates the payloads' directories and makes them durable, so that a later write only syncs its directory."""
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):

@@ -86,7 +86,7 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The values of the metrics in SAMPLED at one moment. values: by metric, pairs of its labels and a value."""
+    """The values of the metrics in SAMPLED at one moment. values: by metric name, pairs of labels and value."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 

@@ -210,7 +210,8 @@ class Timeline:
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
     """Returns up to `most` learners with their answers, beginning with those that delayed the round most.
 
-    Learners without a durable contribution come first, then those with the latest. Learners that declined come last.
+    Learners without a durable contribution come first, then those with the latest contributions. Learners that declined
+    come last.
     """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
