@@ -45,7 +45,7 @@ class Contributions:
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Adds the contributions that are summed in a row of the ledger."""
+        """Counts the contributions that a row of the ledger sums up."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length

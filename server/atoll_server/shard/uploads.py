@@ -230,7 +230,7 @@ class Uploads:
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload after its row is committed, and before any later fate. Its streams get the receipt."""
+        """Ends a whole upload after its row is committed, and before any merge of it. Its streams get the receipt."""
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
             # The ledger keeps each refusal forever, so at most one per round is allowed.
@@ -248,7 +248,7 @@ class Uploads:
         upload.ended.set()
 
     def fence(self, learner: str, incarnation: int) -> None:
-        """Drops growing uploads of earlier incarnations."""
+        """Drops a learner's growing uploads from incarnations before this one."""
         for upload in self._growing():
             if upload.key.learner == learner and upload.key.incarnation < incarnation:
                 self._end(upload, UploadEvent.GIVEN_UP)
@@ -288,7 +288,7 @@ class Uploads:
         raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """Keeps a durable contribution's receipt, unless its learner and fragment have a newer one."""
+        """Keeps a durable contribution's receipt, unless there is a newer one for its learner and fragment."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
         if old is None or _order(old.receipt) <= _order(receipt):
             self._newest[place] = LatestReceipt(digest, receipt)

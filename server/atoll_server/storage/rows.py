@@ -119,7 +119,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """A learner name that has joined this run."""
+    """A learner that has joined this run."""
 
     name: str
     region: str

@@ -143,7 +143,7 @@ class Spool:
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
-        """Creates the payloads' directories and makes them durable, so that a later write only syncs its directory."""
+        """Creates the payloads' directories and makes them durable, so that a later write syncs only its directory."""
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
