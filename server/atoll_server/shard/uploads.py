@@ -230,7 +230,10 @@ class Uploads:
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload after its row is committed, and before any merge of it. Its streams get the receipt."""
+        """Ends a whole upload, whose streams get the receipt.
+
+        Called after the upload's row is committed, and before its contribution can be merged.
+        """
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
             # The ledger keeps each refusal forever, so at most one per round is allowed.
