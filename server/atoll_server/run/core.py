@@ -55,9 +55,9 @@ STANDBY_S = 0.01  # interval at which a standby checks whether the active core h
 class CoreFacts:
     """Facts about a core process at one moment.
 
-    started_at: monotonic seconds. restore_s: seconds from the start until the core could serve. free_bytes: free space
-    of the directory's file system; None until measured. damage: describes a file that was found damaged while the core
-    served; empty if none.
+    started_at: monotonic seconds. restore_s: seconds from locking the directory until the core could serve. free_bytes:
+    free space of the directory's file system; None until measured. damage: describes a file that was found damaged
+    while the core served; empty if none.
     """
 
     started_at: float
@@ -118,7 +118,7 @@ class Core:
         self.registrar.clock.set()  # the machine's clock may have been set while a standby waited
 
     async def start(self) -> None:
-        """Locks the directory unless this process already holds the lock. Then restores the state and starts tasks."""
+        """Locks the directory unless this process already holds the lock. Then restores the run and starts tasks."""
         directory = self.settings.directory
         if self._unlock is None:
             await self.take_directory()
@@ -153,11 +153,11 @@ class Core:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """Records that a file was found damaged while the core serves. what: description for operators."""
+        """Records that a damaged file was found while the core serves. what: description for operators."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
-        """Prepares and locks the directory. Returns False if a standby must wait for another core.
+        """Prepares and locks the directory. Returns False if this core is a standby and another core holds the lock.
 
         Raises SettingsError if the directory cannot be used.
         """
@@ -181,9 +181,9 @@ class Core:
         return True
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Increments the epoch, and updates the stored run settings with the given ones. Returns the run's values.
+        """Increments the epoch, and updates the stored run settings with the given ones. Returns the stored values.
 
-        Raises SettingsError if a given setting cannot change, or the model does not fit in memory.
+        Raises SettingsError if a given setting would change a fixed one, or the model does not fit in memory.
         """
         meta = run_ledger.get_meta(db)
         check_protocol(meta)
@@ -215,7 +215,7 @@ class Core:
         return meta
 
     def begin(self, restored: Restored) -> None:
-        """Creates and starts the run's shard, once the initial parameters are durable."""
+        """Creates and starts the run's shard. Called when the initial parameters are durable."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()
@@ -241,7 +241,7 @@ class Core:
         return Shard(context, restored, run.view(), damaged=damaged)
 
     async def stop(self) -> None:
-        """Stops the core cleanly: waits for running merges, then takes a snapshot if there are new merges.
+        """Stops the core cleanly: waits for running merges, then takes a snapshot if the newest one lacks any merge.
 
         Raises the error that was passed to `fail`, or an error that occurs during the shutdown.
         """
@@ -278,7 +278,7 @@ class Core:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Ends the process with this error, because the core can no longer merge acknowledged work."""
+        """Ends the process with this error."""
         if not self.failed.done():
             self.failed.set_exception(error)
 

@@ -34,10 +34,9 @@ WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join, 
 class Lease:
     """A learner's right to send the initial parameters.
 
-    until: end of the lease in monotonic seconds. Each further MiB of the file renews the lease. A repeated Join does
-    not, and neither does a new upload until it has sent more than the earlier ones. most_bytes: bytes received at the
-    last renewal. turn_ends: monotonic seconds. After this time, another waiting learner gets the lease, even if bytes
-    still arrive.
+    until: end of the lease in monotonic seconds. Each further MiB of the file renews the lease. Repeated Joins, and
+    bytes that an earlier upload already sent, do not renew the lease. most_bytes: bytes received at the last renewal.
+    turn_ends: monotonic seconds, after which a waiting learner may get the lease, even if bytes still arrive.
     """
 
     entry: RegistryEntry
@@ -57,14 +56,14 @@ class Lease:
     def came(self, received: int, until: float) -> None:
         """Renews the lease if an upload made progress.
 
-        received: the upload's bytes so far. until: the new end of the lease, in monotonic seconds.
+        received: bytes that this upload has received so far. until: the new end of the lease, in monotonic seconds.
         """
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
 
 class LeaseTurns:
-    """Decides which of the waiting learners gets the lease next: one that has held the lease least often.
+    """Decides which waiting learner gets the lease next. Learners that have held the lease least often come first.
 
     Each turn of a learner may last twice as long as its previous turn, so an upload over a slow link eventually
     succeeds. First turns are short, so a learner that sends no data delays the others only briefly.
@@ -84,7 +83,7 @@ class LeaseTurns:
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Records that a learner got the lease. Returns the length of its turn in seconds.
+        """Records that a learner got the lease. Returns the length of the learner's turn in seconds.
 
         first_s: length of each learner's first turn in seconds.
         """
@@ -161,7 +160,7 @@ class StagedFile:
 
 
 def stage_source(source: ParameterSource, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Stages the `--init` model as one file, like a learner's upload. Raises OSError and TensorFileError."""
+    """Stages the `--init` model as one file, like a learner's upload. Raises OSError or TensorFileError."""
     digest = hashlib.sha256()
     for chunk in source.chunks():
         digest.update(chunk)
@@ -177,7 +176,7 @@ def stage_source(source: ParameterSource, directory: Path, disk: Disk = DISK) ->
 
 
 def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
-    """Returns `file` if it contains every trainable tensor in the right shape.
+    """Returns `file` if it contains every trainable tensor with the right shape and a supported dtype.
 
     Raises TensorFileError with the name of the first missing or wrong tensor.
     """
@@ -196,7 +195,7 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 
 
 def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
-    """Raises Refused if the model does not fit in memory or on disk.
+    """Raises Refused if the file exceeds its size limit, or the model does not fit in memory or on disk.
 
     The disk must have space for the file and for two snapshots of 12 bytes per parameter.
     """

@@ -36,7 +36,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """Handles one run's Joins. begin: called once the initial parameters are durable. underway: `Core.underway`."""
+    """Handles one run's Joins. begin: called when the initial parameters are durable. underway: `Core.underway`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -54,7 +54,7 @@ class Joining:
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
         """Joins a learner to the run. The reply's state tells the learner what to do next.
 
-        by: the name in the caller's certificate. Raises Refused without any change of state.
+        by: the name in the caller's certificate. Raises Refused if the learner may not join.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
@@ -97,7 +97,7 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Admits a learner. Returns its entry and the state for the reply. Raises Refused if it may not join."""
+        """Admits a learner. Returns its registry entry, and the reply's state. Raises Refused if it may not join."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
@@ -170,7 +170,10 @@ class Joining:
     # ------------------------------------------------------------------------------ initial parameters
 
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
-        """Begins an upload of the initial parameters. Raises Refused if the caller does not hold the lease."""
+        """Begins an upload of the initial parameters.
+
+        Raises Refused if the caller does not hold the lease, or the model does not fit in memory or on disk.
+        """
         lease = self._held(process)
         assert self._run.layout is not None, "a run with a lease has a layout"
         directory = self._settings.directory
@@ -205,8 +208,8 @@ class Joining:
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
         """Accepts the initial parameters, which become version 0 of every fragment.
 
-        They are checked, durable and committed before learners can fetch them. Raises Refused if the file is not valid
-        or the caller no longer holds the lease.
+        Learners can fetch the parameters only after they are checked, durable and committed. Raises Refused if the file
+        is not valid, or the caller no longer holds the lease.
         """
         async with self._initialising:
             lease, entry = self._held(process, staging), process.entry
@@ -246,7 +249,7 @@ class Joining:
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Accepts a staged file. Returns the file's size in bytes. process: its sender; None for the `--init` model."""
+        """Accepts a staged file. Returns its size in bytes. process: the file's sender; None for the `--init` model."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -269,7 +272,7 @@ class Joining:
 
 
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
-    """Returns the trainable tensors that a learner declares. Raises Refused if they exceed the limits."""
+    """Returns the trainable tensors that a learner declares. Raises Refused if any is invalid or exceeds a limit."""
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT, f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted"

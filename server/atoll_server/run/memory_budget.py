@@ -15,7 +15,7 @@ CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def needed_bytes(parameters: float) -> int:
-    """Returns a core's peak memory in bytes, for a model with this number of trainable parameters."""
+    """Returns an estimate of a core's peak memory in bytes, for a model with this number of trainable parameters."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 

@@ -92,7 +92,7 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """Returns this generation's beginning, or None if an earlier core served this generation."""
+        """Returns this generation's beginning, or None if it is the first one or an earlier core served it."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
@@ -151,7 +151,7 @@ class Registrar:
         return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
 
     def tell(self) -> None:
-        """Sends a new view to every shard. Called after each report and each operator action."""
+        """Sends a new view to every shard. Called after each report, and when an operator changes the run."""
         view = self.view()
         for shard in self.shards:
             shard.told(view)
@@ -182,7 +182,7 @@ class Registrar:
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
-        """Returns the published versions by fragment, which is empty while the run has no parameters."""
+        """Returns the published version of each fragment; empty while the run has no parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
     # ------------------------------------------------------------------------------ learners and operators
@@ -244,8 +244,8 @@ class Registrar:
         """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
 
         reason: if empty, the learner may join again. tokens: how many of the learner's reported tokens still count;
-        None for all. Learners' schedules use the new sum from the next published update on. Raises Refused if the run
-        has no such learner.
+        None for all. Learners' schedules use the run's reduced token count from the next published update on. Raises
+        Refused if the run has no such learner.
         """
         entry = self.registry.entries.get(name)
         if entry is None:

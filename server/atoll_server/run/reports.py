@@ -81,8 +81,8 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Passes each declined round and each adopted version to the syncer once, although reports repeat them.
 
-    Cycles and versions only grow. A number that is not above the last one passed for its fragment is a repetition. A
-    number above the fragment's current one is not valid. Both are ignored.
+    Cycles and versions only increase. A value that is not above the last one passed for its fragment is a repetition. A
+    value above the fragment's current cycle or version is invalid. Both are ignored.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

@@ -1,4 +1,4 @@
-"""The run's wall clock, which never decreases. It dates learners' accounts, which outlive the core's process.
+"""The run's wall clock, which never goes back. It dates learners' accounts, since they outlive the core's process.
 
 Within a process, the run's clock follows the machine's monotonic clock, even if the machine's wall clock is set. After
 a restart, the run's clock does not start before the last saved time. Each jump of the machine's clock is logged once.
@@ -15,7 +15,7 @@ JUMP_S = 5.0  # larger differences between the two clocks are logged
 
 
 class RunClock:
-    """A Clock whose wall time is approximately the seconds since 1970, and advances steadily."""
+    """A Clock whose wall time advances steadily, and is approximately the number of seconds since 1970."""
 
     def __init__(self, machine: Clock) -> None:
         self._machine = machine
@@ -28,7 +28,7 @@ class RunClock:
         self._wall, self._began = self._machine.wall(), self._machine.monotonic()
 
     def wall(self) -> float:
-        """Returns the seconds on the run's clock, which never decrease."""
+        """Returns the run's time in seconds, which never decreases."""
         return self.at(self._machine.monotonic())
 
     def at(self, now: float) -> float:

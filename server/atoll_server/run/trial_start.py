@@ -33,8 +33,8 @@ from atoll_server.telemetry.metrics import Metrics
 class TrialStart:
     """The state with which a core would start.
 
-    pending: acknowledged contributions without a fate. kept: merged contributions that fewer than two snapshots cover,
-    each with its generation. A payload in `kept` may be missing if the newest snapshots cover it.
+    pending: acknowledged contributions, not yet merged or refused. kept: merged contributions that fewer than two
+    snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshots cover it.
     """
 
     restored: Restored

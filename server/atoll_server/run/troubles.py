@@ -1,4 +1,4 @@
-"""Finds troubles in a run's current state that an operator should fix."""
+"""Finds a run's current troubles, which an operator should fix."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _lasting(text: str) -> Trouble:
 
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
-    """Yields a trouble for each learner whose tokens per step differ suspiciously from the other learners'."""
+    """Yields troubles for learners whose tokens per step are far above or far below the other learners' median."""
     rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
     for name in sorted(run.registry.entries):

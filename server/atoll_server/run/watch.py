@@ -1,4 +1,4 @@
-"""Polls learners' states and troubles about once per second, and records their changes in the journal."""
+"""Records changes of learners' states, and new troubles, in the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
 
 
 class Watch:
-    """Records changes. since: by learner, the time when its state began, in seconds on the run's clock."""
+    """Records changes and troubles. since: by learner, when its state began, in seconds on the run's clock."""
 
     def __init__(self, run: Registrar) -> None:
         self.since: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Returns when the learner last made progress, or when it left, in seconds on the run's clock."""
+        """Returns when the learner left, or last made a step or reported, in seconds on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without making steps

@@ -1,4 +1,4 @@
-"""Reads the run's state once per second. Records changes in the journal, and samples the metrics for Prometheus."""
+"""Reads the run's state once per second, records its changes in the journal, and samples metrics for Prometheus."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class OuterService(rpc.OuterServicer):
         intake: Intake,
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
-        """Receives one stream's frames while the upload grows. Yields lists of frame indices to acknowledge."""
+        """Receives one stream's frames while the upload is growing. Yields lists of frame indices to acknowledge."""
         came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is UploadState.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             process.check_current()
@@ -265,7 +265,7 @@ class OuterService(rpc.OuterServicer):
             await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Receives a learner's announcement that it leaves."""
+        """Receives a learner's announcement that it is leaving."""
         try:
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None

@@ -36,7 +36,7 @@ LARGEST_REASON = 200
 
 
 class OperatorService(rpc.OperatorServicer):
-    """The core's Operator service, which the dashboard and the operators' subcommands of `atoll` call."""
+    """The core's Operator service, which the dashboard and the `atoll` subcommands for operators call."""
 
     def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
@@ -105,7 +105,7 @@ class OperatorService(rpc.OperatorServicer):
             return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        """Evicts a learner. If the reason is empty, lets the learner join again."""
+        """Evicts a learner, or lets it join again if the reason is empty."""
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
@@ -174,7 +174,10 @@ class OperatorService(rpc.OperatorServicer):
                 raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _export(self, shard: Shard, *, initial: bool) -> AsyncGenerator[bytes]:
-        """Yields the model's file in chunks. Raises Refused, or OSError if the disk fails."""
+        """Yields the model's file in chunks.
+
+        Raises Refused if a fragment cannot be read, or OSError if the disk fails.
+        """
         with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
             # The states are released before streaming begins, since merges need their memory.
             async with contextlib.AsyncExitStack() as reading:

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class CoreFailed(UserError):  # noqa: N818 - says what happened
-    """The core cannot continue with acknowledged work. The message is one line with the fix."""
+    """A running core failed and cannot continue. The message is one line with the fix."""
 
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Returns the data for `atoll status`. since: by learner, when its state began, in seconds since 1970."""
+    """Returns the data for `atoll status`. since: by learner, when its state began, on the run's clock."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -70,7 +70,7 @@ def trained_tokens(run: Registrar) -> int:
 
 
 def merged_tokens(run: Registrar) -> float:
-    """Returns the merged tokens as a mean over parameters, at most `trained_tokens`.
+    """Returns the number of merged tokens, averaged over all parameters. It never exceeds `trained_tokens`.
 
     Returns 0 before the run has parameters.
     """

@@ -1,6 +1,7 @@
 """A run's fragments. Receives contributions, publishes updates, and takes snapshots.
 
-`shard` carries out the syncer's decisions, `context` contains its dependencies, and `work` owns its threads and tasks.
+`shard` carries out the syncer's decisions, `context` contains a shard's dependencies, and `work` owns a shard's threads
+and tasks.
 
 May import: access, checkpoints, learners, merging, rounds, rpc, settings, storage, telemetry.
 """

@@ -1,7 +1,8 @@
-"""Keeps acknowledged contributions until their merge, and counts all contributions and their fates.
+"""Keeps acknowledged contributions until they are merged or refused, and counts all contributions and their fates.
 
-Each method is called after its change is durable in the ledger. When a core starts, it calls the same methods for the
-sums in the ledger, and for newer contributions. The counts are therefore exact, whenever the previous process died.
+Each method is called after the change that it records is durable in the ledger. When a core starts, it calls the same
+methods for the sums in the ledger, and for newer contributions. The counts are therefore exact, no matter when the
+previous process died.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Contributions:
     """One generation's contributions. accepted, merged, refused: number of contributions since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: this shard's fragments, which keep pending contributions. parameters: number in the model."""
+        """fragments: the shard's fragments, which keep pending contributions. parameters: number in the whole model."""
         self._fragments = fragments
         self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
         self._parameters = parameters
@@ -44,7 +45,7 @@ class Contributions:
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Adds the contributions that are summed in a row of the ledger."""
+        """Counts the contributions that a row of the ledger sums up."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length
@@ -82,7 +83,7 @@ class Contributions:
             self._given[key.learner, key.fragment] = (key.incarnation, self.given(key) + tokens)
 
     def hold(self, row: ContributionRow, stored: StoredPayload) -> None:
-        """Keeps a contribution until its merge."""
+        """Keeps a contribution until it is merged or refused."""
         self._fragments[row.key.fragment].held[row.key] = HeldContribution(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 
@@ -114,7 +115,7 @@ class Contributions:
         self.merged_at.update(dict.fromkeys(learners, self.merges))
 
     def missed(self, learner: str) -> int:
-        """Returns the number of merges since the learner joined or was last merged."""
+        """Returns the number of merges since the learner joined or its work was last merged."""
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:

@@ -18,7 +18,7 @@ from atoll_server.storage.spool import StoredPayload
 
 @dataclass(frozen=True, slots=True)
 class HeldContribution:
-    """An acknowledged contribution that waits for its fate: its row in the ledger, and its payload."""
+    """A pending contribution: its row in the ledger, and its payload."""
 
     row: ContributionRow
     stored: StoredPayload
@@ -28,7 +28,7 @@ class HeldContribution:
 class Fragment:
     """One fragment. The event loop owns all state. Worker threads change arrays of `state` only while `lock` is held.
 
-    place: its tensors and frames. state: the newest durable version. rounds: changed only by the syncer.
+    place: the fragment's tensors and frames. state: the newest durable version. rounds: changed only by the syncer.
     """
 
     place: layout.FragmentLayout

@@ -51,7 +51,7 @@ class Intake:
         )
 
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
-        """Checks and writes the frames of one message. Raises Refused if they cannot be accepted.
+        """Checks and writes the frames of one message. Raises Refused if a frame cannot be accepted.
 
         The last frame completes the upload, and so does a frame with values that are not finite. A frame with a wrong
         checksum may be sent again. Any other invalid frame drops the upload.

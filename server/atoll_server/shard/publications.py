@@ -14,10 +14,11 @@ from atoll_server.merging.merge import Update
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published update, encoded once for all learners, with the fates that its merge decided.
+    """A published update, encoded once for all learners.
 
     messages: one encoded message per frame. sizes: payload bytes per frame. crc32c: checksum of the fragment's
-    published parameters after the update.
+    published parameters after the update. receipts: for pending contributions that were merged or refused since the
+    previous update.
     """
 
     version: int
@@ -39,7 +40,7 @@ class Publication:
 
 
 class UpdateCache:
-    """A cache of published updates. Above a limit on bytes or versions, the oldest updates are dropped first."""
+    """A cache of published updates. Drops the oldest updates above a limit on bytes, or on versions per fragment."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes

@@ -20,7 +20,7 @@ class Readers:
     """The current readers of one shard's fragments."""
 
     def __init__(self, work: Work) -> None:
-        """work: the shard's. After a task failed, fragments may be half-changed, so they must not be read."""
+        """work: the shard's. If a task has failed, fragments may be half-changed, so they must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
 
@@ -28,9 +28,9 @@ class Readers:
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
         """Context manager for a fragment's newest durable state.
 
-        During the block, merges do not change the state's theta_pub, but may change its other arrays. reader: the
-        learner that reads; each learner may read only a few versions at a time. None for a reader that finishes soon.
-        Raises Refused if the state does not become available within MAX_WAIT_S.
+        Merges do not change the state's theta_pub during the block, but may change its other arrays. reader: the
+        learner that reads, which may read only a few versions at a time; None for a reader without this limit. Raises
+        Refused if the state does not become available within MAX_WAIT_S.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):

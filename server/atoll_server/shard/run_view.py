@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class RunView:
     """The view of the run that the registrar sends to each shard after a change. A shard keeps the newest view.
 
-    epoch: the registrar's epoch. sequence: grows with each view in an epoch. run_tokens: tokens trained by all learners
-    so far, without voided_tokens. voided_tokens: tokens that operators voided or a rollback undid. paused: the operator
-    and the reason; empty while the run is not paused.
+    epoch: the registrar's epoch. sequence: increases with each view in an epoch. run_tokens: tokens trained by all
+    learners so far, without voided_tokens. voided_tokens: tokens that operators voided or `checkpoint restore` undid.
+    paused: the operator and the reason; empty while the run is not paused.
     """
 
     epoch: int = 0

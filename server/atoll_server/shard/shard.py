@@ -46,7 +46,7 @@ UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits near
 
 
 class Shard:
-    """A shard with the fragments whose states are in `restored`. Calls to the core and timers drive the shard."""
+    """A shard with the fragments whose states are in `restored`. Timers and calls to the core drive the shard."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
         """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
@@ -143,7 +143,7 @@ class Shard:
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
-        """Applies a durable fate to memory, and returns the receipt for the learner."""
+        """Applies a durable fate to the state in memory, and returns the receipt for the learner."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
@@ -233,11 +233,11 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """Returns an acknowledged contribution without a fate. Raises KeyError if the contribution has a fate."""
+        """Returns a pending contribution. Raises KeyError if the contribution is not pending."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
-        """Returns the number of acknowledged contributions without a fate."""
+        """Returns the number of pending contributions."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:

@@ -26,7 +26,10 @@ from atoll_server.telemetry import entries
 
 
 def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
-    """Restores a shard to the state in the ledger, before the core accepts calls. Raises LedgerError."""
+    """Restores a shard to the state in the ledger, before the core accepts calls.
+
+    Raises LedgerError or SpoolError if the stored state is damaged.
+    """
     context = shard.context
     generation = context.generation
     shard.contributions.forget()
@@ -89,7 +92,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
 
 
 def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
-    """Returns the payloads to keep. Values: the bytes that count against the spool's limit."""
+    """Returns the paths of payloads to keep, each with the bytes that count against the spool's limit."""
     spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
     if shard.context.run.record:
@@ -107,7 +110,7 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingContribution | None:
-    """Counts a contribution. If it is pending, opens its payload and returns it; otherwise returns None."""
+    """Counts a contribution. If the contribution is pending, opens its payload and returns it for the syncer."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate is not Fate.PENDING:

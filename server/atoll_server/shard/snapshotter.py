@@ -32,7 +32,7 @@ REST = 10.0  # shortest time between early snapshots, as a multiple of the last 
 class Snapshotter:
     """One shard's snapshots. rows: snapshots on disk, oldest first.
 
-    undone: snapshots of work that a rollback undid. They stay until this generation has two snapshots.
+    undone: snapshots of work that `checkpoint restore` undid. They stay until this generation has two snapshots.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Snapshotter:
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
-        """Adds the duration of a new merge, which no snapshot covers yet. took_s: seconds."""
+        """Records a new merge, which no snapshot covers yet. took_s: duration of the merge in seconds."""
         self._unsaved_s += took_s
 
     def due(self) -> bool:
@@ -147,7 +147,7 @@ class Snapshotter:
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
-        """Adds contributions to the ledger's sums. Returns whether there may be more. Runs in the ledger's thread."""
+        """Adds contributions to the ledger's sums. Returns whether more may follow. Runs in the ledger's thread."""
         try:
             return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # raised before the first write

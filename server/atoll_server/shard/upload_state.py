@@ -5,11 +5,11 @@
        +----------+-----> dropped
 
 - growing: frames arrive over any number of streams. The upload may be dropped, since it is not acknowledged.
-- whole: all frames have arrived, and later frames are ignored. The upload is judged and made durable, even if its
-  learner is fenced meanwhile or its streams break.
-- durable: the row is committed, and the learner may have the receipt. The upload is now a contribution.
-- dropped: the space is returned and the file is deleted. The streams get the reason: as a receipt if the refusal is in
-  the ledger, otherwise as an error.
+- whole: all frames have arrived, or one has values that are not finite. Later frames are ignored. The upload is judged,
+  then kept or refused, even if a newer process of its learner joins or its streams break.
+- durable: the row is committed, and the streams get the receipt. The upload is now a contribution.
+- dropped: the file is deleted, and its space in the spool is free. The streams get the reason: as a receipt if the
+  refusal is in the ledger, otherwise as an error.
 
 After a failed fsync or commit, an upload stays whole. The disk's state is then unknown, and the process ends.
 """

@@ -41,7 +41,8 @@ class LatestReceipt:
 class Upload:
     """One contribution during its upload.
 
-    cycle: the fragment's cycle when the upload began. touched_at: time of the last new frame, in monotonic seconds.
+    cycle: the fragment's cycle when the upload began. touched_at: time of the last new frame or stream, in monotonic
+    seconds.
     """
 
     key: ContributionKey
@@ -58,7 +59,7 @@ class Upload:
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """Context manager for a stream that waits for its next frame. Yields the longest wait in seconds."""
+        """Context manager for a stream that waits for its next frame. Yields the timeout in seconds."""
         max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams
         self.streams += 1
         try:
@@ -109,9 +110,9 @@ class Uploads:
     ) -> Upload | pb.Receipt:
         """Returns a contribution's upload, or the receipt if the contribution already has one.
 
-        version, rounds: the fragment's current ones. max_staleness: outer steps. pending_bytes: size of the learner's
-        contributions that wait for their merge. now: monotonic seconds. Raises Refused if the contribution is not
-        valid, is too old, or must wait.
+        version, rounds: the fragment's current version and round state. max_staleness: outer steps. pending_bytes: size
+        of the learner's contributions that wait for their merge. now: monotonic seconds. Raises Refused if the
+        contribution is not valid, is too old, or must wait.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
@@ -164,7 +165,7 @@ class Uploads:
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
-        """Raises Refused if the learner's previous contribution has no fate, or was refused in this round."""
+        """Raises Refused if the learner's previous contribution is still pending, or was refused in this round."""
         waits_for = [
             upload.key.seq
             for upload in self._underway.values()
@@ -229,7 +230,10 @@ class Uploads:
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload after its row is committed, and before any later fate. Its streams get the receipt."""
+        """Ends a whole upload, whose streams get the receipt.
+
+        Called after the upload's row is committed, and before its contribution can be merged.
+        """
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
             # The ledger keeps each refusal forever, so at most one per round is allowed.
@@ -247,7 +251,7 @@ class Uploads:
         upload.ended.set()
 
     def fence(self, learner: str, incarnation: int) -> None:
-        """Drops growing uploads of earlier incarnations."""
+        """Drops a learner's growing uploads from incarnations before this one."""
         for upload in self._growing():
             if upload.key.learner == learner and upload.key.incarnation < incarnation:
                 self._end(upload, UploadEvent.GIVEN_UP)
@@ -272,7 +276,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """Returns the current receipt of an upload that has ended, which may already contain a fate.
+        """Returns an ended upload's current receipt, which may no longer be pending.
 
         Raises Refused if the upload was dropped, or if the learner has a newer contribution to the fragment.
         """
@@ -287,7 +291,7 @@ class Uploads:
         raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """Keeps a durable contribution's receipt, unless its learner and fragment have a newer one."""
+        """Keeps a durable contribution's receipt, unless there is a newer one for its learner and fragment."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
         if old is None or _order(old.receipt) <= _order(receipt):
             self._newest[place] = LatestReceipt(digest, receipt)
@@ -303,7 +307,7 @@ class Uploads:
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
-        """Keeps the receipt with a contribution's fate, so that the learner can request it again."""
+        """Keeps a merged or refused contribution's receipt, so that the learner can request it again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)

@@ -1,4 +1,4 @@
-"""A shard's threads and tasks. If a task fails, the process ends, because acknowledged work was not merged."""
+"""A shard's threads and tasks. The process ends if a task fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Durable storage: the ledger (SQLite), its single writer, the spool of payloads, and unfinished uploads.
 
-`disk` is the only module here that accesses the file system. `crash_points` names points where tests kill the process.
+`disk` is the only module here that writes to the file system. `crash_points` names points where tests kill the process.
 `payload_writer` writes a payload during its upload, and `spool` manages the durable payloads.
 
 May import: rounds.

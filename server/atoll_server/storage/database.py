@@ -141,7 +141,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def large(db: sqlite3.Connection) -> bool:
-    """Returns whether the ledger is too large to check every page at start (see CHECKED_AT_ONCE_BYTES)."""
+    """Returns whether the ledger is too large to check every page when a core starts (see CHECKED_AT_ONCE_BYTES)."""
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return bool(pages * size > CHECKED_AT_ONCE_BYTES)
 

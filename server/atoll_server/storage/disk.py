@@ -1,6 +1,6 @@
-"""The core's only access to the machine's disk. The methods state when written data is durable.
+"""The core's access to the machine's disk. The docstrings state when written data is durable.
 
-A core writes all data through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
+A core stores its run through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
 or fails.
 """
 
@@ -74,7 +74,7 @@ class Disk:
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """Maps a file, which must not be empty. Bytes are read when they are accessed."""
+        """Maps a file, which must not be empty. Bytes are read only when they are accessed."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:

@@ -1,4 +1,4 @@
-"""A generation's history: which generation made each version of a fragment, and the rows of these versions.
+"""A generation's history: which generation made each version of a fragment, and the ledger's rows of these versions.
 
 A run that is restored to a checkpoint begins a new generation. Up to this checkpoint, the new generation shares the
 history of the generation that took the checkpoint. The older generation's later work is not part of this history.
@@ -46,13 +46,13 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A generation with its history. beginnings: its own, its parent's, and so on, without the first generation."""
+    """A generation with its history. beginnings: of all its generations after the first, newest first."""
 
     generation: int = 1
     beginnings: tuple[Beginning, ...] = ()
 
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
-        """Returns which generations made a fragment's versions above `after` up to `to`, oldest first.
+        """Returns which generations made a fragment's versions above `after` and up to `to`, oldest first.
 
         Each result is (generation, after, to), with the same meaning of `after` and `to`.
         """
@@ -119,7 +119,7 @@ def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, 
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Returns, by version, the ages of a fragment's versions in its last `steps` outer steps, oldest first."""
+    """Returns the age in outer steps of each version from a fragment's last `steps` outer steps, oldest first."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])

@@ -1,8 +1,8 @@
 """Writes one contribution's payload to a file during its upload. Frames are checked, and written as they arrive.
 
-The file's name ends in `.part`. A complete file is fsynced and renamed to `.frames`, and its directory is fsynced. The
-file consists of records: index, length, CRC-32C, payload. Repeated frames have no effect, so that an interrupted upload
-can continue with the missing frames.
+An unfinished file's name ends in `.part`. A complete file is fsynced and renamed to `.frames`, and its directory is
+fsynced. The file consists of records: index, length, CRC-32C, payload. An interrupted upload can continue with the
+missing frames, and repeated frames have no effect.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PayloadWriter:
         return len(self.fragment.frames)
 
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
-        """Checks frames and writes the missing ones. Returns whether any was new. Runs in a worker thread.
+        """Checks frames and writes the new ones. Returns whether any frame was new. Runs in a worker thread.
 
         Raises ChecksumError for a frame that should be sent again. Raises FrameError for a frame that is invalid in
         this run (NotFiniteError if its values are not finite). Raises OSError if the write fails.

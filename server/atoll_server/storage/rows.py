@@ -30,9 +30,10 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """A contribution's fate. version, weight, staleness: from its merge.
+    """A contribution's fate. weight, staleness: from its merge.
 
-    dropped: whether the learner must discard the work of a refused contribution.
+    version: the version that its merge made, or the fragment's version when it was refused. dropped: whether the
+    learner must discard the work of a refused contribution.
     """
 
     key: ContributionKey
@@ -46,7 +47,7 @@ class FateRow:
 
 @dataclass(frozen=True, slots=True)
 class TotalsRow:
-    """Sums over contributions that have a fate, from one incarnation of a learner to one fragment.
+    """Sums over merged and refused contributions, from one incarnation of a learner to one fragment.
 
     through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
     values.
@@ -118,7 +119,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """A learner name that has joined this run."""
+    """A learner that has joined this run."""
 
     name: str
     region: str

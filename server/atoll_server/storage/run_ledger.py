@@ -29,6 +29,6 @@ def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
 
 
 def learners(db: sqlite3.Connection) -> list[LearnerRow]:
-    """Returns every learner, by name."""
+    """Returns all learners, sorted by name."""
     rows = verified(db.execute("SELECT * FROM learners ORDER BY name"), "learners", 6, named_by=3)
     return [LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in rows]

@@ -55,7 +55,7 @@ def _fate_values(row: FateRow) -> tuple[Any, ...]:
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
-    """Writes the fates of pending contributions. A contribution that already has a fate is a bug."""
+    """Writes the fates of contributions, which must all be pending."""
     for row in fates:
         _put_fate(db, generation, row)
 
@@ -88,7 +88,7 @@ def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
-    """Adds a merge, with the fates that it decided."""
+    """Adds a merge, and writes the fates of the contributions that it merged or refused."""
     values = (
         generation,
         row.fragment,
@@ -162,7 +162,8 @@ def totals(
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     """Verifies up to `limit` contributions with numbers above `number`, in all generations.
 
-    Returns the last verified number, or 0 if there are no more. Raises LedgerError if a checksum does not match.
+    Returns the last verified contribution's number, or 0 if there was none. Raises LedgerError if a checksum does not
+    match.
     """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
@@ -203,7 +204,7 @@ def latest_norms(
 ) -> list[tuple[str, float, int]]:
     """Returns (learner, norm, steps) of the last contributions to a fragment that were not refused, oldest first.
 
-    to: contributions to later versions are excluded.
+    to: excludes contributions merged into versions above this one.
     """
     query = (
         "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "

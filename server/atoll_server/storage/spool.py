@@ -84,7 +84,7 @@ class StoredPayload:
             ) from error
 
     def payload(self, frame: int) -> bytes:
-        """Returns one frame's payload from the disk. Raises SpoolError if it does not match its checksum."""
+        """Returns one frame's payload from the disk. Raises SpoolError if the frame is missing or damaged."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -133,7 +133,7 @@ class Spool:
             self.used_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Returns space that was reserved."""
+        """Frees space that was reserved."""
         with self._room:
             self.used_bytes -= size_bytes
             assert self.used_bytes >= 0, "more space was released than reserved"
@@ -143,7 +143,7 @@ class Spool:
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
-        """Creates the payloads' directories and makes them durable, so that later writes only sync their own."""
+        """Creates the payloads' directories and makes them durable, so that a later write syncs only its directory."""
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
@@ -152,7 +152,7 @@ class Spool:
     def open(
         self, generation: int, key: ContributionKey, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float
     ) -> StoredPayload:
-        """Reads a complete file's frame table. Raises SpoolError if the file is missing or truncated."""
+        """Reads the frame headers of a complete file. Raises SpoolError if the file is missing or truncated."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
         try:

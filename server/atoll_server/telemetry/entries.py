@@ -91,7 +91,7 @@ class SnapshotFailed(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """A trouble that an operator should fix. about: identifies it, since figures in the text may change."""
+    """A trouble that an operator should fix. about: identifies the trouble, since figures in the text may change."""
 
     about: str
     text: str
@@ -107,7 +107,7 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """Which process of a learner joined. The value is text for people."""
+    """Whether a joined process is the first of its name, a new one or a known one. The value is text for people."""
 
     NEW = "the first process of its name"
     RESTARTED = "a new process of a known name"
@@ -197,7 +197,7 @@ class CallLimited(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRefused(OfCallers):
-    """A call of a non-operator was refused. asked: the requested action; empty for a read."""
+    """A call that only operators may make was refused. asked: the requested action; empty for a read."""
 
     asked: str
     peer: str
@@ -206,9 +206,9 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator's action has ended. operator: empty if operators have no tokens. what: its arguments.
+    """An operator's action has ended. operator: name; empty if operators have no tokens.
 
-    status, detail: of an action that failed; empty if it succeeded.
+    what: the action's arguments. status, detail: of an action that failed; empty if it succeeded.
     """
 
     action: str
@@ -303,7 +303,7 @@ class RoundOpened(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Declined(OfRounds):
-    """A learner has no contribution to a round."""
+    """A learner declined to contribute to a round."""
 
     learner: str
     fragment: int

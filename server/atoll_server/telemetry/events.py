@@ -1,4 +1,7 @@
-"""PURE: keeps recent events as text for people. A reader's position is the log and the last event's number."""
+"""PURE: keeps recent events as text for people.
+
+A reader's position consists of the log's number and the number of the last event that the reader has seen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core's Prometheus metrics, declared once: names with units, and a bounded number of series.
+"""A core's Prometheus metrics. Their names contain units, and the number of series is bounded.
 
 The event loop updates counters and histograms from the journal, and samples all other values once per second (see
 gauges.py). The thread that serves Prometheus converts these samples to series, so that the event loop stays responsive
@@ -86,7 +86,7 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The values of the metrics in SAMPLED at one moment. values: by metric, its labels and values."""
+    """The values of the metrics in SAMPLED at one moment. values: by metric name, pairs of labels and value."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # limits on kept finished rounds and thei
 
 @dataclass(slots=True)
 class Answer:
-    """One learner's answer to a round. late: whether its contribution answers an earlier round."""
+    """One learner's answer to a round. late: whether the contribution answers an earlier round or missed the close."""
 
     began_at: float | None = None  # arrival time of its first frame
     durable_at: float | None = None
@@ -210,7 +210,8 @@ class Timeline:
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
     """Returns up to `most` learners with their answers, beginning with those that delayed the round most.
 
-    Learners without a durable contribution come first, then the latest contributions. Learners that declined come last.
+    Learners without a durable contribution come first, then those with the latest contributions. Learners that declined
+    come last.
     """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
