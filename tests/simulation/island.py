@@ -134,6 +134,7 @@ class Island:
         self.due_again = False  # another start of it waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
         messages = self._connected(dice)
+        self.slow_ranks = sum(each.slow for each in messages) if size > 1 else 0
         for rank in self.ranks[1:]:
             self.process.on_death.append(rank.process.kill)
             rank.process.start(self._follow(rank, messages[rank.number]), name=rank.process.name)

@@ -82,6 +82,7 @@ class Network:
         self.late_s: dict[Process, float] = {}  # additional delay of this learner's messages
         self.held: list[tuple[Process, Callable[[], None]]] = []
         self.events = self.cuts = self.replays = self.changes = 0
+        self.rank_fetches_cut = 0  # of learners with several ranks
 
     def delay_s(self) -> float:
         if self.rng.random() < self.weather.long_delay:
@@ -296,6 +297,7 @@ class Call:
     def cut(self, after_s: float) -> None:
         """Breaks the connection. Each side notices at its own time."""
         self._broken = True
+        self.network.rank_fetches_cut += self.method == "Fetch" and "." in self.learner.name
         self.network.loop.after(after_s, self._finish, LOST)
         self.hang_up(after_s * 2)
 

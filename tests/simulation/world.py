@@ -322,7 +322,8 @@ class World:
         network = self.network
         return {
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
-            "payloads changed": network.changes, "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
+            "fetches of ranks cut": network.rank_fetches_cut, "payloads changed": network.changes,
+            "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
         }  # fmt: skip
 
@@ -448,6 +449,7 @@ class World:
             watched=watched, size=size,
         )  # fmt: skip
         self.counts["islands of several ranks"] += size > 1
+        self.counts["islands with a slow rank"] += island.slow_ranks > 0
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
 
@@ -490,6 +492,10 @@ class World:
 
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")
+        if len(island.ranks) > 1 and (shard := shard_of(self.core)) is not None:
+            partial = (upload for key, upload in shard.uploads._underway.items() if key.learner == island.name)
+            between = any(upload.part.received and not upload.part.complete for upload in partial)
+            self.counts["islands that died between their ranks' uploads"] += between
         self._hang_up(island.process)
         if island.due_again:  # its leave took longer than its planned absence
             self.counts["started as soon as they had left"] += 1
