@@ -7,8 +7,6 @@ import contextlib
 import itertools
 import math
 import random
-import threading
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +71,9 @@ class CallLimits:
         header, frames = self._messages(rng, fragment, payloads)
         streams = rng.choice((1, 1, 1, 2))
         came_bytes = sum(len(frame.payload) for frame in frames) * streams
-        self._wait_for_earlier_work()
         with in_room(MAX_BYTES + 2 * came_bytes + 32 * fragment.length):
             work = asyncio.wait_for(self._feed(header, frames, streams), LONGEST_S)
             return self._loop.run_until_complete(work)
-
-    def _wait_for_earlier_work(self) -> None:
-        """Waits for threads that still check frames of an earlier, refused input: their memory would count."""
-        for pool in (self._shard.work._frames, self._shard.work._merges):
-            all_free = threading.Barrier(pool._max_workers)
-            wait([pool.submit(all_free.wait, LONGEST_S) for _ in range(pool._max_workers)])
 
     def _messages(
         self, rng: random.Random, fragment: FragmentLayout, payloads: list[bytes]

@@ -1,6 +1,6 @@
 """PURE: the state of one fragment at a learner, and how it changes. No IO, no threads, no torch.
 
-Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)). The quantisation
+Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
     q was merged                  L' = L + (A' - A + q), but L + (A' - A) if the work was given up after q was taken

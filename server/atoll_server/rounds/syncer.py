@@ -98,7 +98,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones a round's deadline after a frame arrived. This is not an event, since frames are frequent."""
+        """Postpones the deadline of the fragment's round when a frame arrives. Not an event: frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
