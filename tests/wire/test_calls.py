@@ -76,7 +76,7 @@ def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
         connected, writers = asyncio.Event(), []
 
         def silent(_, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)  # a connection that nobody holds is closed
+            writers.append(writer)  # the connection closes when its last reference goes
             connected.set()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
