@@ -15,11 +15,11 @@ import safetensors.numpy
 from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import initial_states
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.run.initial_parameters import STAGING, StagedFile, check_room
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import plan
+from atoll_wire.layout.tensor_header import TensorFileError
 
 from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes

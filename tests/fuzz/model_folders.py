@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 from atoll_server.checkpoints.parameter_source import open_source
-from atoll_server.checkpoints.tensor_header import INDEX, TensorFileError
 from atoll_server.cli.export_target import export_target
+from atoll_wire.layout.tensor_header import INDEX, TensorFileError
 
 from tests.fuzz.decoders import SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from atoll_server.checkpoints.tensor_header import TensorFileError, header_bytes
 from atoll_server.cli import export_target as export_targets
 from atoll_server.cli.export_target import ExportError, export_target, file_size
 from atoll_wire.errors import SettingsError
+from atoll_wire.layout.tensor_header import TensorFileError, header_bytes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

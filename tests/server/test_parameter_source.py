@@ -14,10 +14,10 @@ import torch
 from atoll_server.checkpoints import parameter_source
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.tensor_file import open_tensors
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.cli.export_target import export_target
 from atoll_server.run.initial_parameters import STAGING, stage_source
 from atoll_wire.layout.layout import plan
+from atoll_wire.layout.tensor_header import TensorFileError
 from safetensors.torch import load_file, save_file
 
 from tests.fuzz.decoders import SPECS

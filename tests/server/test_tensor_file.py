@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from atoll_server.checkpoints.tensor_file import cast_float32, open_tensors, write_data
-from atoll_server.checkpoints.tensor_header import TensorFileError, write_header
+from atoll_wire.layout.tensor_header import TensorFileError, write_header
 from safetensors.torch import load_file, save_file
 
 TENSORS = {

@@ -185,7 +185,7 @@ class Island:
         self._ready.append(ready)
         rank.session = session = MemberSession(
             *self._described(), rank.exchange, rank.counters, ready.set_result, self._stop,
-            self.network.loop.clock, messages, self._dialler(rank),
+            self.network.loop.clock, self._dialler(rank), messages,
         )  # fmt: skip
         try:
             await session.live()

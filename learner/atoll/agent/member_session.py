@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from atoll_wire import ranks_pb2 as rk
-from atoll_wire.connections.link import Link
-from atoll_wire.layout.layout import Layout
-from atoll_wire.process.clock import Clock
-from atoll_wire.security.transport import TransportSecurity
 
 from atoll.agent.coordination import Coordination, Following, receive_on_loop, rows_of
-from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.run_session import RunSession
-from atoll.fragments.exchange import ThreadExchange
 from atoll.ranks.messages import RankMessages
-from atoll.stats import Counters
 
 TOLD_S = 0.5  # seconds between two reports to rank 0
 
@@ -24,23 +16,9 @@ TOLD_S = 0.5  # seconds between two reports to rank 0
 class MemberSession(RunSession):
     """The run session on a rank other than 0. Its calls carry rank 0's session, and it follows no shard."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        model: ModelDescription,
-        exchange: ThreadExchange,
-        counters: Counters,
-        on_ready: Callable[[Layout], None],
-        stop: Callable[[Exception], None],
-        clock: Clock,
-        messages: RankMessages,
-        dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
-    ) -> None:
-        self._inbox: asyncio.Queue[rk.RankMessage] = asyncio.Queue()
-        super().__init__(identity, model, exchange, counters, on_ready, stop, clock, dial, messages)
-
     def _coordinated(self, messages: RankMessages | None) -> Coordination:
         assert messages is not None, "a member has other ranks"
+        self._inbox: asyncio.Queue[rk.RankMessage] = asyncio.Queue()
         self._following = Following(messages, self.core)
         receive_on_loop(messages, self._inbox.put_nowait, self._stop)
         return self._following

@@ -133,10 +133,8 @@ class Agent:
             await asyncio.to_thread(frame_codec.warm_up)
             await asyncio.to_thread(segments.warm_up)
         parts = (self._identity, self._model, self._exchange, self._counters, self._ready.set_result, self._stop)
-        if self._messages is None or self._messages.rank == 0:
-            self._session = RunSession(*parts, self._clock, messages=self._messages)
-        else:
-            self._session = MemberSession(*parts, self._clock, self._messages)
+        leads = self._messages is None or self._messages.rank == 0
+        self._session = (RunSession if leads else MemberSession)(*parts, self._clock, messages=self._messages)
         try:
             await self._session.live()
         except Exception as error:  # recorded before the loop closes, because closing makes other tasks fail

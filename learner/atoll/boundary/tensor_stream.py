@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from atoll_wire.layout.tensor_header import write_header
 
 NAMES = {
     torch.float64: "F64",
@@ -30,15 +29,8 @@ def write(
     path: Path, tensors: Mapping[str, torch.Tensor], values: Iterable[torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Writes a file. tensors: name, shape and type of each. values: contiguous, in host memory, in the same order."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    heads = [(name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        write_header(file, heads, metadata)
         for value in values:
             file.write(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")

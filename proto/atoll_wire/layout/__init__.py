@@ -1,4 +1,4 @@
-"""The assignment of parameters to fragments, and of parts of fragments to frames.
+"""The assignment of parameters to fragments, of parts of fragments to frames, and of tensors to files.
 
 May import: errors.
 """

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from atoll_wire.layout.layout import Layout
+from atoll_wire.layout.tensor_header import Sink, write_header
 from numpy.typing import NDArray
 
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data
-from atoll_server.checkpoints.tensor_header import Sink, write_header
 from atoll_server.checkpoints.unshared_tensors import LISTED, unshared
 from atoll_server.merging.merge import FragmentState
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from atoll_server.checkpoints.tensor_header import (
+from atoll_wire.layout.tensor_header import (
     INDEX,
     LENGTH_BYTES,
     SUFFIX,

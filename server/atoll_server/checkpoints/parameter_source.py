@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll_server.checkpoints.tensor_file import read_header
-from atoll_server.checkpoints.tensor_header import (
+from atoll_wire.layout.tensor_header import (
     INDEX,
     MAX_HEADER_BYTES,
     SUFFIX,
@@ -24,6 +23,8 @@ from atoll_server.checkpoints.tensor_header import (
     header_bytes,
     in_order,
 )
+
+from atoll_server.checkpoints.tensor_file import read_header
 from atoll_server.storage.disk import DISK
 
 MAX_INDEX_BYTES = MAX_HEADER_BYTES  # an index has about as many bytes as the headers of its files

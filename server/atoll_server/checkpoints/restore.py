@@ -19,11 +19,11 @@ import numpy as np
 import structlog
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import FragmentLayout, Layout, MergeKind, TensorSpec, plan
+from atoll_wire.layout.tensor_header import TensorFileError
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import TensorFile, open_tensors
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, MergeResult, Update
 from atoll_server.rounds.outer_step import OuterRule

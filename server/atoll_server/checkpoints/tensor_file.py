@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from atoll_server.checkpoints.tensor_header import (
+from atoll_wire.layout.tensor_header import (
     LENGTH_BYTES,
     Sink,
     TensorEntry,
@@ -25,6 +23,8 @@ from atoll_server.checkpoints.tensor_header import (
     header_length,
     parse_header,
 )
+from numpy.typing import NDArray
+
 from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # trainable tensors have one of these types

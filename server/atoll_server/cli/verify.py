@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.tensor_header import TensorFileError
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial, stored_layout
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import open_tensors
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.checkpoints.verification import DAMAGE, ROWS
 from atoll_server.cli.run_directory import ledger_of
 from atoll_server.run.trial_start import TrialStart, trial_start

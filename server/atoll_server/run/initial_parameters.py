@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll_wire.layout.layout import Layout, TensorSpec
+from atoll_wire.layout.tensor_header import TensorFileError
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.parameter_source import ParameterSource
 from atoll_server.checkpoints.restore import INITIAL
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, open_tensors
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.run.memory_budget import too_much
 from atoll_server.settings import CoreSettings

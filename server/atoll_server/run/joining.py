@@ -13,13 +13,13 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import MERGE_KINDS, PROTOCOL, tensor_spec
 from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout.tensor_header import TensorFileError
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints import unshared_tensors
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import open_tensors
-from atoll_server.checkpoints.tensor_header import TensorFileError
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
 from atoll_server.run import initial_parameters
 from atoll_server.run.initial_parameters import Lease, LeaseTurns, StagedFile

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, and the names in a folder of such files. Needs no numpy, unlike `tensor_file`.
+"""The header of a safetensors file, and the names in a folder of such files. Needs no numpy.
 
 A file consists of an eight-byte length, a JSON header, and raw little-endian data. A large model is a folder of files
 with an index that maps each tensor's name to its file. Hugging Face's libraries use the same form.
