@@ -6,7 +6,7 @@ compute the same layout, and compare only fingerprints.
 Packing: tensors that are merged by direction go into the emptiest fragment, largest first. The largest fragment is then
 at most 4/3 of the optimum (Graham 1969). These tensors are cut only above twice the mean fragment size, and the merge
 treats each piece as its own tensor. Embedding-like tensors are merged element by element, so they may be cut by rows.
-They fill all fragments up to one level. Fragments are then nearly equal, so the peak rate on the wire equals the mean.
+They fill the smaller fragments up to a common size, so the peak rate on the wire is close to the mean.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
 
 
 def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loads: list[int]) -> None:
-    """Fills all fragments up to one level with rows of embedding-like tensors, emptiest first."""
+    """Fills fragments up to a common size with rows of embedding-like tensors, emptiest fragment first."""
     level = _level(loads, sum(tensor.size for _, tensor in tensors))
     order = sorted(range(len(loads)), key=lambda place: (loads[place], place))
     at = 0
