@@ -48,7 +48,9 @@ def main() -> None:
             while learner.stats().versions != (number,):
                 breath.wait(0.01)
                 learner.step(tokens=0)
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        # Not after the block: a gloo thread frees the tensors of a collective call shortly after the call returns. If
+        # the interpreter is then ending, torch aborts the process. Leaving the run takes long enough.
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     if rank == 0:
         torch.save(whole, Path(folder) / f"of-{ranks}.pt")
     if ranks > 1:
