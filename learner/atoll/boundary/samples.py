@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.fragments.segments import I64, gather
 from atoll.ranks.division import Division, LocalPiece
-from atoll.ranks.placements import local_tensor
+from atoll.ranks.placements import addresses, local_tensor
 
 PLACES = 8  # number of places; if there are more fragments, each has one place
 VALUES = 256  # number of values in all places
@@ -47,7 +47,7 @@ class ParameterSamples:
 
     def settle(self) -> bool:
         """Finds the parameters' memory again if it moved. Returns whether the shape of rows changed."""
-        if self._views and self._at == [local_tensor(parameter).data_ptr() for parameter in self.parameters]:
+        if self._views and self._at == addresses(self.parameters):
             return False
         before = self.edges
         self._look()
@@ -73,7 +73,7 @@ class ParameterSamples:
         return self.parameters[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:
-        self._at = [local_tensor(parameter).data_ptr() for parameter in self.parameters]
+        self._at = addresses(self.parameters)
         self._views = [
             _view(local_tensor(self._values[piece.tensor]), start, self._length) for _, piece, start in self._chosen
         ]
