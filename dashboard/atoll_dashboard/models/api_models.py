@@ -47,7 +47,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Bytes of payloads. whole_bytes: of whole fragments and initial parameters. *_bits: per coded parameter."""
+    """Bytes of payloads. whole_bytes: of whole fragments and initial parameters. up_bits, down_bits: per parameter."""
 
     up_bytes: int
     down_bytes: int

@@ -197,7 +197,7 @@ def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
 
 
 def warm_up() -> None:
-    """Compiles the kernels of this module, or loads them from disk, so that no kernel is compiled during training."""
+    """Compiles the kernels that this module uses, or loads them from disk, so that training does not wait for numba."""
     span = FrameSpan(0, 0, BLOCK + 3, (Segment(0, 0, BLOCK + 2), Segment(1, BLOCK + 2, 1)))
     vector = np.ones(span.length, np.float32)
     for codec in Codec:
