@@ -1,6 +1,6 @@
 # Creates the demo's certificate authority once, and new certificates at each start. Running processes reload them.
-# Here, a region's front and learners share a volume. In production, each process has only its own certificate, and no
-# process has the authority's key.
+# Here, a region's front and learners share a volume. In production, give each process only its own certificate, and
+# keep the authority's key away from all processes.
 cd /certs/authority
 [ -e ca-key.pem ] || atoll certs init --dir .
 

@@ -1,4 +1,7 @@
-"""Prints the dependencies in pyproject.toml, one per line: python needs.py [EXTRA]. Atoll's own extras are resolved."""
+"""Prints the dependencies in pyproject.toml, one per line: python needs.py [EXTRA].
+
+An extra that names other extras of Atoll includes their dependencies.
+"""
 
 import re
 import sys

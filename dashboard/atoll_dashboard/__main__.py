@@ -8,7 +8,7 @@ from atoll_wire.errors import UserError
 from atoll_dashboard import commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.callback()(lambda: None)  # without a callback typer drops the name of a single subcommand
+app.callback()(lambda: None)  # without a callback, typer drops the name of a single subcommand
 commands.register(app)
 try:
     app(auto_envvar_prefix="ATOLL")

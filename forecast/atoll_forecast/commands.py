@@ -92,11 +92,11 @@ def goodput_command(
 
 
 def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Link rates: the paper's figures by its own accounting, and the rates with Atoll's coded bits."""
+    """Link rates by the paper's accounting, with the paper's bits per parameter and with Atoll's."""
     from atoll_forecast.paper.claims import bandwidth_claims
 
     finding = "Decoupled int4 training needs 0.4 % of the link of data-parallel training, Atoll 0.3 %"
-    _claims("Links for 5B parameters and steps of 1 s", finding, bandwidth_claims(), json_path, plot)
+    _claims("Link rates for 5B parameters and 1 s steps", finding, bandwidth_claims(), json_path, plot)
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:

@@ -32,7 +32,7 @@ class Fate(StrEnum):
     PENDING = "pending"  # acknowledged, waiting for its merge
     MERGED = "merged"
     REFUSED = "refused"
-    TURNED_AWAY = "turned_away"  # refused before it was complete, without a receipt
+    TURNED_AWAY = "turned_away"  # refused before its upload was complete, without a receipt
 
 
 FATES = {Fate.PENDING: pb.FATE_PENDING, Fate.MERGED: pb.FATE_MERGED, Fate.REFUSED: pb.FATE_REFUSED}
@@ -47,7 +47,7 @@ def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    """Returns a tensor's description in a Join."""
+    """Returns a tensor's description for a JoinRequest."""
     return pb.Tensor(
         name=tensor.name,
         shape=tensor.shape,
@@ -58,6 +58,6 @@ def tensor_message(tensor: TensorSpec) -> pb.Tensor:
 
 
 def tensor_spec(tensor: pb.Tensor) -> TensorSpec:
-    """Returns the tensor that a message of a Join describes. Raises KeyError for an unknown kind of merge."""
+    """Returns the tensor that a JoinRequest describes. Raises KeyError for an unknown kind of merge."""
     kind = MERGE_KINDS[tensor.kind]
     return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind, tuple(tensor.tied_names))

@@ -1,4 +1,4 @@
-"""The base class of errors that a user can fix. The command line prints their one-line message without a traceback."""
+"""The base class of errors that a user can fix. The command line prints only the message, without a traceback."""
 
 from __future__ import annotations
 

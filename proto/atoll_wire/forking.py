@@ -20,7 +20,7 @@ _refusals: list[Exception] = []  # a fork raises the newest error
 
 
 def switch_off() -> bool:
-    """Switches off gRPC's fork handlers, unless the user set the variable. Returns whether they are still on."""
+    """Switches off gRPC's fork handlers, unless the user set SETTING. Returns whether the handlers are still on."""
     if "grpc" not in sys.modules:
         os.environ.setdefault(SETTING, "0")
     return os.environ.get(SETTING, "1").lower() not in OFF

@@ -77,21 +77,22 @@ class OuterServicer(object):
     """
 
     def Join(self, request, context):
-        """Joins a learner to the run, for the first time or again. The call is idempotent: a process keeps its incarnation.
+        """Lets a learner join the run, for the first time or again. The call is idempotent: a process keeps its incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Initialise(self, request_iterator, context):
-        """Uploads the initial parameters of a run, as a safetensors file. Only the learner that holds the lease may call it.
+        """Uploads the initial parameters of a run, as a safetensors file. Only a learner whose Join returned STATE_INITIALISE
+        may call it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Streams a shard's notifications, from a given position on.
+        """Streams a shard's notifications, starting after the given position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +120,7 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Leaves the run cleanly.
+        """Leaves the run, which ends the learner's goodput accounting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -446,21 +447,21 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListReceipts(self, request, context):
-        """Returns the fates of contributions, newest first.
+        """Returns the receipts of contributions, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """Returns recent rounds, newest first, with the time of each learner's answer and the reason why the round closed.
+        """Returns recent rounds, newest first, with the time of each learner's answer and the reason for closing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Returns recent events as readable text.
+        """Returns recent events, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

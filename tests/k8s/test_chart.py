@@ -120,7 +120,7 @@ def test_the_notes_say_what_a_dashboard_needs_to_act(rendered):
     }.items():
         assert f"Operator actions {said}" in rendered[name]["notes"]
         assert "port-forward service/atoll-dashboard 7080\n" in rendered[name]["notes"]
-        assert ("Also at atoll.example.com. " in rendered[name]["notes"]) == (name == "everything")
+        assert ("The dashboard is also at atoll.example.com. " in rendered[name]["notes"]) == (name == "everything")
     assert "dashboard" not in rendered["remote"]["notes"]
 
 

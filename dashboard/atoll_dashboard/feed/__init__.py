@@ -1,4 +1,4 @@
-"""The dashboard's view of the run: the client of the core, its newest answers, rates and histories.
+"""The dashboard's view of the run: the client of the core, the newest answers, rates and histories.
 
 May import: models.
 """

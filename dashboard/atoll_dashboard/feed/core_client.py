@@ -1,4 +1,4 @@
-"""The dashboard's calls to a core, over one channel. A change of the certificates opens a new channel."""
+"""The dashboard's calls to a core, over one channel. New certificates lead to a new channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll_wire.security.transport import TransportSecurity
 from google.protobuf.message import Message
 
 TIMEOUT_S = 5.0
-SLOW_S = 300.0  # timeout of a checkpoint of a large model, in seconds
+SLOW_S = 300.0  # timeout for taking a checkpoint of a large model
 MESSAGE_BYTES = 64 << 20  # the largest reply: a status with thousands of learners
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -87,7 +87,7 @@ class CoreClient:
         return list((await self._ask("ListReceipts", request, self._own)).receipts)
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
-        """Returns the snapshots on disk, oldest first."""
+        """Returns the checkpoints on disk, oldest first."""
         return list((await self._ask("ListCheckpoints", pb.ListCheckpointsRequest(), self._own)).checkpoints)
 
     # ------------------------------------------------------------------------------ actions, with the caller's token
@@ -101,7 +101,7 @@ class CoreClient:
         await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
-        """Takes a snapshot. Returns once the snapshot is durable."""
+        """Takes a checkpoint. Returns when the checkpoint is durable."""
         reply: pb.Checkpoint = await self._ask(
             "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )

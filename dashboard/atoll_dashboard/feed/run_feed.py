@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # seconds between two polls while a page is open, and otherwise
 SHARE = 0.1  # largest share of the time that polls may take
-WATCHED_S = 10.0  # seconds after a request in which a page counts as open
+WATCHED_S = 10.0  # seconds after a request during which a page counts as open
 ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
@@ -168,7 +168,7 @@ class RunFeed:
     # ------------------------------------------------------------------------------ requests
 
     def now_json(self) -> str:
-        """Returns the stream's next message as JSON, which is created once per poll for all pages."""
+        """Returns the stream's next message as JSON. All pages share the message."""
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
                 run=self.run(),
@@ -227,7 +227,7 @@ class RunFeed:
         return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
 
     def _cost(self) -> Cost:
-        """Returns the WAN cost per day and month, from the last hour, because contributions come in bursts."""
+        """Returns the WAN cost. Rates cover the last hour, because contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
         price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
         known = self.rates.long.span_s() >= MIN_LONG_S
@@ -267,7 +267,7 @@ class RunFeed:
         )
 
     def _dots(self) -> int:
-        """Returns the limit on the learners that the map shows per region. Many regions have a lower limit."""
+        """Returns the limit on the learners that the map shows per region. It is lower if there are many regions."""
         return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
 
     def learner(self, name: str) -> Learner | None:

@@ -1,4 +1,4 @@
-"""PURE: computes rates over the last seconds, minutes and hour, and histories of one run, from successive polls."""
+"""PURE: computes rates over several windows, and histories of one run, from successive polls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ DOWN = "down"
 
 
 class RunRates:
-    """The rates of one generation of a run. tokens: by learner. bytes: by region and direction. long: of all bytes."""
+    """The rates of one generation of a run.
+
+    tokens: by learner. bytes: by region and direction. long: all bytes, over an hour.
+    """
 
     def __init__(self) -> None:
         self.history: History[str] = History()
@@ -38,7 +41,7 @@ class RunRates:
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Returns whether a status is from another run or generation, or a restored backup.
+        """Returns whether a status is from another run or generation, or from a restored backup.
 
         The caller must then start with new rates.
         """
@@ -51,7 +54,7 @@ class RunRates:
         """Adds the sums of one poll."""
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
-                # Differences are per learner, so that a learner in a new region does not bring its earlier bytes there.
+                # Differences are per learner: the earlier bytes of a learner that moves stay in its earlier region.
                 before = self._totals.get((each.learner, way), 0 if self._last is not None else total)
                 self._moved[each.region, way] += max(0, total - before)
                 self._totals[each.learner, way] = total

@@ -1,6 +1,6 @@
 """The models of the JSON API, for the page, the OpenAPI schema and other programs.
 
-Durations are in seconds and sizes in bytes. Times are seconds since 1970 by the core's clock. null: unknown.
+Durations are in seconds and sizes in bytes. Times are seconds since 1970 on the core's clock. null: unknown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Bytes of payloads. whole: bytes of whole fragments and initial parameters. bits: bits per coded parameter."""
+    """Bytes of payloads. whole_bytes: of whole fragments and initial parameters. up_bits, down_bits: per parameter."""
 
     up_bytes: int
     down_bytes: int
@@ -76,7 +76,7 @@ class Run(BaseModel):
 
     reachable: whether the core answered the last poll. problem: why the last poll failed, in one line. age_s: age of
     the core's answer. paused: who paused the run and why; "": the run is not paused. actions: whether the core accepts
-    operator tokens. actions_problem: how to allow operator actions if they are not possible. learners: number of
+    operator tokens. actions_problem: why operator actions are not possible, and the fix. learners: number of
     learners in each state. dashboard_s: seconds since the dashboard's start, which is the length of the history.
     """
 
@@ -239,13 +239,13 @@ class Receipts(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A snapshot on the core's disk."""
+    """A checkpoint on the core's disk."""
 
     id: int
     taken_at: float
     merges: int
     size_bytes: int
-    generation: int  # the generation in which the snapshot was taken
+    generation: int  # the run's generation when the checkpoint was taken
 
 
 class Event(BaseModel):

@@ -49,7 +49,7 @@ def known(value: float) -> float | None:
 def moment(at: float) -> float | None:
     """Returns a time rounded to milliseconds, or None if the time is unknown.
 
-    The core computes such times from two clocks, so that their last digits vary between answers.
+    The core computes such times from two clocks, so their last digits vary between answers.
     """
     return known(round(at, 3))
 

@@ -1,6 +1,6 @@
 // The confirmation dialog of each operator action.
 
-/** The model can be several gigabytes in size. With a ticket, the browser downloads it, and no URL contains the token. */
+/** Lets the browser download the model, which can be many gigabytes. The URL has a ticket, not the token. */
 function download({ url }) {
   const link = document.createElement("a");
   if (!/^api\/model\?/.test(url)) throw new Error("the download link does not belong to this dashboard: reload the page");
@@ -55,7 +55,7 @@ export const readmit = (learner) => ({
 export const checkpoint = () => ({
   action: "checkpoint",
   title: "Take a checkpoint?",
-  words: ["The core writes a snapshot to its disk. Training continues. The oldest snapshot may be deleted."],
+  words: ["The core writes a checkpoint to its disk. Training continues. The oldest checkpoint may be deleted."],
   yes: "Yes, take it",
   body: () => ({}),
 });
@@ -63,7 +63,7 @@ export const checkpoint = () => ({
 export const model = () => ({
   action: "download-ticket",
   title: "Download the model?",
-  words: ["The browser saves the current published model as one safetensors file, with 4 bytes per parameter."],
+  words: ["The browser saves the current published model as one safetensors file."],
   yes: "Yes, download",
   body: () => ({}),
   then: download,

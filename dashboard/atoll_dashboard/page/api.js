@@ -39,7 +39,7 @@ export function get(parts, query = {}, signal = undefined) {
   return ask(`api/${path(parts)}${tail ? `?${tail}` : ""}`, { signal });
 }
 
-/** An operator action. The token is sent in this header only. */
+/** An operator action. The token is sent only in its own header. */
 export function action(name, token, body) {
   return ask(`api/actions/${path([name])}`, {
     method: "POST",

@@ -114,7 +114,7 @@ function nearest(sorted, wanted) {
   return wanted - sorted[low] < sorted[high] - wanted ? low : high;
 }
 
-/** Round steps of 1, 2, 5 times a power of ten. */
+/** A round step: 1, 2 or 5 times a power of ten. */
 export function niceStep(range, most) {
   const rough = range / most;
   const power = 10 ** Math.floor(Math.log10(rough));

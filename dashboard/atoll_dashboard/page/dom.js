@@ -67,7 +67,7 @@ export function setSign(svg, name) {
 
 const kept = new WeakMap();
 
-/** Makes the children of parent match items, in order. Nodes with the same key are kept, with the focus. */
+/** Makes the children of parent match items, in order. Nodes with the same key are kept, and keep the focus. */
 export function keyed(parent, items, key, make, update) {
   const old = kept.get(parent) ?? new Map();
   const next = new Map();
@@ -109,7 +109,7 @@ export function roving(group, selector) {
     if (chosen !== null) for (const node of all()) set(node, "tabindex", node === chosen ? 0 : -1);
   });
   return () => {
-    const nodes = all(); // after an update one node must still be reachable with Tab
+    const nodes = all(); // after an update, one node must still be reachable with Tab
     if (nodes.length > 0 && !nodes.some((node) => node.getAttribute("tabindex") === "0")) {
       set(nodes[0], "tabindex", 0);
     }

@@ -17,7 +17,7 @@ export function choice(label, all, values, chosen) {
   let wanted = "";
   function options(names) {
     const shown = ["", ...names];
-    if (!shown.includes(wanted)) shown.push(wanted); // the value in the address may not exist now
+    if (!shown.includes(wanted)) shown.push(wanted); // the value in the address may no longer exist
     keyed(select, shown, String, (name) => h("option", { value: name }), (node, name) => {
       text(node, name === "" ? all : name);
     });

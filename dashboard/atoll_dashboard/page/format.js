@@ -28,7 +28,7 @@ function scaled(value, units) {
   return `${value < 0 ? "-" : ""}${fixed[digits].format(size)} ${units[unit]}`.trim();
 }
 
-/** 12,300,000 as 12.3 M. */
+/** A number with a unit prefix: 12,300,000 as 12.3 M. */
 export function short(value) {
   return known(value) ? scaled(value, ["", "k", "M", "G", "T", "P"]) : UNKNOWN;
 }
@@ -41,7 +41,7 @@ export function rate(value) {
   return known(value) ? `${bytes(value)}/s` : UNKNOWN;
 }
 
-/** price: all digits are shown, because prices per GB can be fractions of a cent. */
+/** price: shows up to four decimals, because a price per GB can include fractions of a cent. */
 export function money(value, price = false) {
   if (!known(value)) return UNKNOWN;
   if (price) return CURRENCY + value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
@@ -77,7 +77,7 @@ function pair(value, large, largeUnit, small, smallUnit) {
   return rest > 0 ? `${first} ${rest} ${smallUnit}` : first;
 }
 
-/** A duration, rounded so that the text does not change every second. */
+/** A duration without decimals, in whole minutes from one minute on. */
 export function about(seconds) {
   return known(seconds) ? span(seconds < 60 ? seconds : Math.floor(seconds / 60) * 60).replace(/\.\d/, "") : UNKNOWN;
 }

@@ -17,7 +17,7 @@ export function oldness(feed) {
   return feed.age() > OLD_S ? "no newer data has arrived" : "";
 }
 
-/** [{level: "bad" or "warn", key, words, link}]; empty: healthy. A problem keeps its key until it is solved. */
+/** [{level: "bad" or "warn", key, words, link}]; empty: healthy. Screen readers announce each new key. */
 export function problems(feed) {
   const found = [];
   if (feed.brokenAt !== null) {
@@ -64,7 +64,7 @@ function rank({ key, level }) {
   return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }
 
-/** One problem that lists all silent learners of a region. */
+/** One problem for all silent learners of a region, or none. */
 function silence(region, now) {
   const silent = region.learners.silent ?? 0;
   if (silent === 0) return [];

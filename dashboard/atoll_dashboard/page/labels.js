@@ -21,7 +21,7 @@ export function causeWords(cause) {
   return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
 }
 
-/** "3 live, 1 silent". */
+/** Example: "3 live, 1 silent". */
 export function stateWords(learners) {
   const parts = STATES.filter((state) => learners[state] > 0).map((state) => `${learners[state]} ${state}`);
   return parts.join(", ") || "no learners";

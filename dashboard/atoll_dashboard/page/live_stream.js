@@ -5,7 +5,7 @@ const AGAIN_S = 3;
 
 const seconds = () => performance.now() / 1000;
 
-/** Calls listener(feed) for each message and every second, and onCore() when another core process answers. */
+/** Calls listener(feed) for each message and every second, and onCore() when the run, generation or epoch changed. */
 export function startFeed(listener, onCore) {
   const feed = { now: null, brokenAt: null, why: "", age, coreNow };
   let source = null;

@@ -4,7 +4,7 @@ import { h, keyed, set, text } from "./dom.js";
 import { percent, span } from "./format.js";
 import { causeWords, CAUSES } from "./labels.js";
 
-/** Provisioned learner-seconds: the useful part, and the lost time by cause, with text. */
+/** update(useful, provisioned, lost): in learner-seconds. lost: by cause. */
 export function lostBar() {
   const bar = h("div", { class: "stack", role: "img" });
   const list = h("ul", { class: "causes" });
@@ -21,7 +21,7 @@ export function lostBar() {
         node_.hidden = !(part.seconds > 0);
       });
       const figures = ({ words, seconds }) => `${words} ${span(seconds)}, ${percent(seconds, provisioned)}`;
-      set(bar, "aria-label", `Of ${span(provisioned)} provisioned: ${all.map(figures).join("; ")}`);
+      set(bar, "aria-label", `${span(provisioned)} provisioned: ${all.map(figures).join("; ")}`);
       keyed(list, all, (part) => part.cause, causeRow, (row, part) => {
         text(row.children[1], part.words);
         text(row.children[2], span(part.seconds));

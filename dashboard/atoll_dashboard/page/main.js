@@ -32,7 +32,7 @@ const made = {};
 let feed = null;
 let shown = null;
 
-/** A view is {arrive(place), leave(), update(feed), refresh()}, created on first use. */
+/** A view is {arrive(place), leave(), update(feed), refresh(), optional reset()}, created on first use. */
 function arrive(place, first) {
   const view = (made[place.view] ??= MAKERS[place.view](sectionOf(place.view), actions));
   const moved = shown?.name !== place.view || shown?.place.name !== place.name;

@@ -81,7 +81,7 @@ export function heightOf(width, count) {
   return rows <= 3 ? 570 : rows * 128;
 }
 
-/** Positions at equal distances along an ellipse. The first position is to the left of the core. */
+/** Positions at equal distances along an ellipse. The first is left of the core, except with four positions. */
 function onEllipse(count, rx, ry) {
   const steps = 720;
   const first = count === 4 ? 0.5 : 0;
@@ -111,8 +111,8 @@ function inCells(count, { columns, rows }, width, height) {
 }
 
 /**
- * {core: {x, y, radius}, islands: [{x, y, radius, pitch, above}], ring: {rx, ry, corner}} for regions of that many
- * dots. above: whether the caption is above its island, so that links do not cross it.
+ * {core: {x, y, radius}, islands: [{x, y, radius, pitch, above}], ring: {rx, ry, corner}}. dots: number per region.
+ * above: whether the caption is above its island, so that links do not cross the caption.
  */
 export function layout(width, height, dots) {
   const count = dots.length;
@@ -133,7 +133,7 @@ export function layout(width, height, dots) {
   const spots = many ? inCells(count, frame, width, height) : onEllipse(count, rx, ry);
   const islands = spots.map(({ dx, dy }, n) => {
     const above = dy < 0 && (many ? dy < -ry * 0.99 : -dy > Math.abs(dx) * 0.25);
-    // Centres island and caption together in their cell.
+    // Centres the island and its caption together in their cell.
     const shift = many ? (above ? words / 2 - 4 : -words / 2 + 4) : 0;
     return { x: core.x + dx, y: core.y + dy + shift, above, ...sizes[n] };
   });

@@ -1,4 +1,4 @@
-// Polling, but never in a hidden tab, and with at most one request at a time.
+// Polling, with at most one request at a time, and none in a hidden tab.
 
 /** ask(signal): returns a promise of the answer. done(answer), failed(error): called with the result. */
 export function poller(ask, done, failed, everyMs) {

@@ -8,7 +8,7 @@ import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-/** At most 16 islands, sorted by name. Regions with problems are chosen first, then the largest. The others are summed. */
+/** At most 16 regions, sorted by name: those with silent learners, then the largest. One more island sums the rest. */
 function islandsOf(regions) {
   if (regions.length <= MOST_ISLANDS) return regions;
   const silent = (region) => Math.sign(region.learners.silent ?? 0);

@@ -1,5 +1,5 @@
 "use strict";
-// Not a module, so that it runs before the first paint and the other theme never flashes.
+// Not a module, so that it runs before the first paint, and the wrong theme never flashes.
 (() => {
   const KEY = "atoll-theme";
   const known = (theme) => (theme === "light" || theme === "dark" ? theme : "automatic");
@@ -19,7 +19,7 @@
       try {
         localStorage.setItem(KEY, chosen);
       } catch {
-        // as above
+        // as in read()
       }
     },
   };

@@ -1,4 +1,4 @@
-// The timeline of rounds: per round a group of bars, one per learner, on a common time axis.
+// The timeline of rounds: a group of bars per round, with one bar per learner, on the round's time axis.
 
 import { niceStep } from "./charts.js";
 import { h, keyed, roving, set, setSign, show, sign, text } from "./dom.js";
@@ -76,7 +76,7 @@ function makeRound() {
 function updateRound(node, round, now, only) {
   const goesOn = round.outcome === "open" || round.outcome === "merging";
   const drawn = goesOn ? "" : only + JSON.stringify(round);
-  if (drawn !== "" && drawn === node.drawn) return; // finished rounds do not change
+  if (drawn !== "" && drawn === node.drawn) return; // a finished round is drawn again only after a change
   node.drawn = drawn;
   const [head, reason, gantt, more] = node.children;
   const [title, outcome, times] = head.children;

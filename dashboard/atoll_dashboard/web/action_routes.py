@@ -128,7 +128,7 @@ async def resume(action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
-    """Evicts a learner. The learner stops, the core refuses its pending work, and its name cannot join again."""
+    """Evicts a learner. The core refuses its pending work, and the learner stops. It can join again once readmitted."""
     await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
     return ActionDone(said=f"{what.learner} was evicted")
 
@@ -142,7 +142,7 @@ async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/checkpoint")
 async def checkpoint(action: ActionRequest) -> ActionDone:
-    """Takes a snapshot. The response follows when the snapshot is durable."""
+    """Takes a checkpoint. The response is sent when the checkpoint is durable."""
     taken = await action.core.take_checkpoint(action.token)
     return ActionDone(said=f"checkpoint {taken.id} is durable: {taken.size_bytes / 1e6:.1f} MB")
 

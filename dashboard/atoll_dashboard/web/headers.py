@@ -22,8 +22,9 @@ SAID = {
 
 
 class Headers:
-    """Middleware that refuses requests for unknown host names, to prevent DNS rebinding.
+    """Middleware that sets headers, limits the size of requests, and refuses unknown host names.
 
+    The check of host names prevents DNS rebinding.
     hosts: allowed names in the Host header, in addition to IP addresses.
     """
 

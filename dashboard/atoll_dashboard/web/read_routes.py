@@ -116,7 +116,7 @@ async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100)
 
 @router.get("/rounds")
 async def rounds(feed: FeedOfRequest, last: Annotated[int, Query(ge=1, le=256)] = 40, learner: str = "") -> list[Round]:
-    """The newest rounds, newest first. learner: the only learner whose answers are returned."""
+    """Recent rounds, newest first. learner: the only learner whose answers are returned."""
     return [conversion.round_of(each) for each in await feed.shared(feed.core.rounds, last, learner)]
 
 
@@ -137,7 +137,7 @@ async def receipts(
 
 @router.get("/checkpoints")
 async def checkpoints(feed: FeedOfRequest) -> list[Checkpoint]:
-    """Snapshots on the core's disk, newest first."""
+    """Checkpoints on the core's disk, newest first."""
     return [conversion.checkpoint(each) for each in reversed(await feed.shared(feed.core.checkpoints))]
 
 
@@ -169,7 +169,7 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
 
 
 def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
-    """Returns a learner's sort key. Unknown values come last."""
+    """Returns a learner's sort key. Unknown values come last in ascending order."""
     match sort:
         case "trouble":
             return False, conversion.TROUBLE_FIRST[each.state]

@@ -65,7 +65,7 @@ def _without_tab(found: re.Match[str]) -> str:
 
 
 def _links_within(children: list[Token]) -> list[Token]:
-    """Keeps links within this page. Replaces a link to another document by the link's text and the file's path."""
+    """Keeps links within this page and to web sites. Replaces other links with their text and the file's path."""
     kept, file = list[Token](), None
     for token in children:
         if token.type == "link_open":

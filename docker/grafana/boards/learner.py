@@ -42,14 +42,14 @@ def _numbers() -> list[Panel]:
         value("Step time", "Smoothed duration of an inner step.", "s", f"max(atoll_learner_step_seconds{{{WHO}}})",
               steps(BLUE)),
         value("Inner steps", "Inner steps, summed over all incarnations of the learner.", "none", here, steps(BLUE)),
-        value("Blocked in step()", "Share of the last 15 minutes inside Learner.step().", "percentunit",
+        value("Blocked in step()", "Share of the last 15 minutes spent in Learner.step().", "percentunit",
               f"max(rate(atoll_learner_blocked_seconds_total{{{WHO}}}[15m]))",
               steps(GREEN, (0.02, YELLOW), (0.1, RED)), decimals=2),
     ]  # fmt: skip
 
 
 def _seen() -> list[Panel]:
-    """Panels from the core's metrics."""
+    """Returns the panels with the core's metrics."""
     rate = "max by (learner) (rate(atoll_learner_{}_total{{" + WHO + "}}[$__rate_interval]))"
     lost = f"clamp_min(max by (learner) (deriv(atoll_learner_lost_seconds{{{WHO}}}[5m])), 0)"
     return [
@@ -72,7 +72,7 @@ def _seen() -> list[Panel]:
 
 
 def _told() -> list[Panel]:
-    """Panels from the learner's own metrics, if Prometheus scrapes them."""
+    """Returns the panels with the learner's own metrics, which are empty unless Prometheus scrapes them."""
     rate = "sum by (learner) (rate(atoll_local_{}_total{{" + WHO + "}}[$__rate_interval]))"
     spent = {word: rate.format(f"{word}_seconds") for word in ("stepping", "blocked", "paused")}
     fates = {word: "60 * " + rate.format(word) for word in ("merged", "refused")}

@@ -262,7 +262,7 @@ def page(
         for panel in panels:
             made = made.with_panel(panel.datasource(SOURCE).id(next(numbers)))
     built = made.build()
-    # With the library's default, newer versions of Grafana hide both in a menu.
+    # With the library's default, newer versions of Grafana hide links and annotations in a menu.
     for shown in [*(built.links or []), *(built.annotations.list_val or [])]:
         shown.placement = None  # type: ignore[attr-defined]
     return built

@@ -85,7 +85,7 @@ def _contributions() -> list[Panel]:
     fates = {"{{fate}}": "60 * sum by (fate) (rate(atoll_contributions_total[$__rate_interval]))"}
     return [
         lines("Contributions by fate",
-              "Contributions per minute. turned_away: refused before its upload was complete.", "none",
+              "Contributions per minute. turned_away: refused before the upload was complete.", "none",
               fates),
         lines("Pending", "Contributions that are acknowledged but not merged yet.", "none",
               {"pending": "sum(atoll_contributions_pending)"}),

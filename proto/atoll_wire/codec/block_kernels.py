@@ -1,11 +1,11 @@
 """Loops over one block of values that share a scale, and views of memory at an address. Other kernels call them.
 
-A code is at most 7 or 127, and a scale has 8 significant bits, so scale x code is exact in float32. The addition of the
-product to an anchor rounds once on every machine, with or without a fused multiply-add. All learners therefore compute
-bit-identical anchors.
+A code has at most 7 bits and a sign, and a scale has 8 significant bits, so scale x code is exact in float32. Adding
+the product to an anchor rounds once on every machine, with or without a fused multiply-add. All learners therefore
+compute bit-identical anchors.
 
-`levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values).
-With two codes per byte, byte i of a block of n values has value i in its low half. Its high half has value
+`levels` is the largest code: 7 (two codes per byte) or 127 (one code per byte). 0 stands for float32 values without
+codes. With two codes per byte, byte i of a block of n values has value i in its low half. Its high half has value
 i + (n + 1) // 2.
 """
 
@@ -38,9 +38,9 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that is compiled on first use and cached on disk. It releases the GIL and avoids fastmath.
+    """Returns a function that numba compiles on first use and caches on disk. The function releases the GIL.
 
-    `frame_codec.warm_up` compiles all kernels in advance.
+    The function does not use fastmath. Functions named `warm_up` compile kernels in advance.
     """
     return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
@@ -77,7 +77,8 @@ def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:  # noqa: ANN401 - n
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = declare(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # read, keep, data
+        access, locality, cache = number(0), number(3), number(1)  # to read; keep in all caches; data
+        builder.call(function, [builder.bitcast(at, byte), access, locality, cache])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
@@ -92,9 +93,9 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Prefetches the block after the next block, while a kernel makes two passes over the current block.
+    """Prefetches the block after the next one, while a kernel works on the current block.
 
-    at: index of the current block's first value. The function does nothing beyond the end of `values`.
+    at: index of the current block's first value. A prefetch beyond the end of `values` is harmless.
     """
     for line in range(at + AHEAD, at + AHEAD + BLOCK, LINE):
         _prefetch_one(values, line)
@@ -167,7 +168,7 @@ def add_block(codes: U8, scale: np.float32, levels: int, out: F32) -> None:
 
 @kernel
 def advance_block(base: F32, codes: U8, scale: np.float32, levels: int, out: F32) -> None:
-    """out = base + scale x code, each with a single rounding."""
+    """out = base + scale x code. Each sum has a single rounding."""
     if levels == 127:
         for i in range(len(codes)):
             out[i] = base[i] + scale * np.float32(np.int32(np.int8(codes[i])))

@@ -1,4 +1,4 @@
-"""Reuses the memory of large float32 vectors, because the first write to a new page costs as much as two passes."""
+"""Reuses the memory of large float32 vectors, because the first write to a new page takes as long as two passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 def empty(length: int) -> NDArray[np.float32]:
     """Returns an uninitialised float32 vector of shape (length,).
 
-    Later vectors reuse the memory once neither this vector nor a view of it exists.
+    Later vectors may reuse the memory once neither this vector nor a view of it exists.
     """
     size = 4 * length
     if size < MIN_BYTES:

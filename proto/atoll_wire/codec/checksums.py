@@ -27,7 +27,7 @@ def joined(parts: Iterable[tuple[int, int]]) -> int:
 
 
 def _power_of_x(exponent: int) -> int:
-    """Returns x**exponent modulo the CRC's polynomial. Appending `exponent` bits multiplies a CRC by it."""
+    """Returns x**exponent modulo the CRC's polynomial. Appending `exponent` bits multiplies a CRC by this power."""
     power, square = ONE, X
     while exponent:
         if exponent & 1:

@@ -32,7 +32,7 @@ LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code;
 
 
 class CodecError(ValueError):
-    """One of the values is not finite, so they cannot be encoded."""
+    """A value is not finite, so the frame cannot be encoded."""
 
 
 class FrameError(ValueError):
@@ -40,7 +40,7 @@ class FrameError(ValueError):
 
 
 class NotFiniteError(FrameError):
-    """The frame is well-formed, but has invalid values or scales. The learner's training has diverged."""
+    """The frame is well-formed, but a value or scale is invalid. Usually, the learner's training has diverged."""
 
 
 # ------------------------------------------------------------------------------------------------- whole frames
@@ -55,7 +55,7 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
-    """Returns the content of a frame before compression, in its own memory.
+    """Returns the content of a frame before compression, in new memory.
 
     values: float32 (span.length,), contiguous. Raises CodecError if a value is not finite.
     """
@@ -107,7 +107,7 @@ def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> N
 
 
 def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """Multiplies each segment's values by the segment's factor and adds them to `out`, in one pass.
+    """Multiplies each segment's values by the segment's factor, and adds the products to `out`.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
     Raises FrameError if the payload does not decode to span.length values. `out` is then unchanged.
@@ -175,7 +175,7 @@ def code_bytes(span: FrameSpan, codec: Codec) -> int:
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Returns the upper bound of a valid payload's size in bytes, including zstd's overhead for incompressible data."""
+    """Returns an upper bound on a valid payload's size in bytes, including zstd's overhead for incompressible data."""
     size = content_bytes(span, codec)
     return size + (size >> 8) + 512
 
@@ -189,7 +189,7 @@ def vector_crc32c(vector: F32, before: int = 0) -> int:
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Returns a SHA-256 over the (payload length, CRC-32C) pairs of all frames, in order.
+    """Returns the SHA-256 over the (payload length, CRC-32C) pairs of all frames, in order.
 
     This digest identifies a contribution's bytes.
     """
@@ -197,7 +197,7 @@ def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
 
 
 def warm_up() -> None:
-    """Compiles every kernel, or loads it from disk, so that nothing compiles while a model trains."""
+    """Compiles the kernels that this module uses, or loads them from disk, so that training does not wait for numba."""
     span = FrameSpan(0, 0, BLOCK + 3, (Segment(0, 0, BLOCK + 2), Segment(1, BLOCK + 2, 1)))
     vector = np.ones(span.length, np.float32)
     for codec in Codec:

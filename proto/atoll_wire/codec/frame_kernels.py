@@ -1,4 +1,4 @@
-"""Kernels over whole frames. Each makes one pass over memory, without temporaries larger than a block.
+"""Kernels over whole frames. Each kernel makes one pass over memory, without temporaries larger than a block.
 
 Every kernel works on the flat data of one frame. lengths: segment lengths in order; each segment begins a new block of
 512 values. codes, scales: the codes and scales of all blocks; a scale is stored as the bits of a bfloat16.
@@ -111,7 +111,7 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
 
 @kernel
 def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F32) -> None:
-    """out = base + scale x code, each with a single rounding. base and out must not overlap: see `accumulate`."""
+    """out = base + scale x code. Each sum has a single rounding. base and out must not overlap (see `accumulate`)."""
     at = 0
     code_at = 0
     scale_at = 0

@@ -1,13 +1,15 @@
 """Quantises blocks of values: chooses a block's scale, and computes its codes.
 
-int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped. int4 has too few codes
-for that rule, because most values of a block are much smaller than the largest. An entropy coder works best if the
-quantisation step is proportional to the values' root mean square s. For any distribution, a uniform step loses 0.25
-bits vs. the rate-distortion bound (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193). So the scale is 0.48 s, but at
-least an eighth of the largest value, to limit clipping. Values are scaled down slightly before rounding: the mean of
-the values that share a code is below the code, and smaller codes compress better. Clipping and rounding errors stay in
-the sender's own values (see `atoll.fragments.segments`). `benchmarks.data_plane.kernels` measures the distance to the
-bound.
+int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped.
+
+int4 has too few codes for that rule, because most values of a block are much smaller than the largest. An entropy coder
+works best if the quantisation step is proportional to the values' root mean square s. At high rates, a uniform step
+loses 0.25 bits per value vs. the rate-distortion bound (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193).
+`benchmarks.data_plane.kernels` measures the distance to the bound. The scale is 0.48 s, but at least an eighth of the
+largest value, to limit clipping. Values are multiplied by 0.98 before rounding, because the mean of the values that
+share a code is below the code. Smaller codes also compress better.
+
+Clipping and rounding errors stay in the sender's outstanding work (see `atoll.fragments.segments`).
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from atoll_wire.codec.block_kernels import (
 STEP = np.float32(0.48)  # times the root mean square
 EDGE = np.float32(0.125)  # times the largest value, so that 7 x scale is at least 0.85 of that value
 SMALLER = np.float32(0.98)  # factor on values before they are rounded
-FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit an int32
-SMALLEST = np.float32(2.0**-115)  # a block with a smaller largest value is coded as zero: a quotient would overflow
+FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit in an int32
+SMALLEST = np.float32(2.0**-115)  # int4 blocks below this magnitude are coded as zero, to avoid overflow
 KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # rounds a scale to 5 significant bits, which compress well
-MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and subtracted, it rounds to the nearest integer, half to even
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds to the nearest integer, half to even
 
 
 @kernel
@@ -102,7 +104,7 @@ def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
-    """Writes int8 codes. Clips them, because a scale that was rounded down would give codes of 128."""
+    """Writes int8 codes. Clips them, because a scale that was rounded down could give codes of 128."""
     for i in range(len(codes)):
         nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
         codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))

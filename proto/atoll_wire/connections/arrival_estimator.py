@@ -49,5 +49,5 @@ class ArrivalEstimator:
         return min(self._most_s, max(self._least_s, self._gap_s + DEVIATIONS * self._deviation_s))
 
     def overdue(self, now: float) -> bool:
-        """Returns whether the next arrival is later than `max_wait_s`."""
+        """Returns whether more than `max_wait_s` has passed since the last arrival."""
         return self._at is not None and now - self._at > self.max_wait_s()

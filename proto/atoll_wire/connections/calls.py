@@ -1,6 +1,6 @@
 """The error of calls whose connection was closed, and the only way to open a streaming call.
 
-A streaming call is open, and counted as open, until the end of the `with` block that opened it. A call that is neither
+A streaming call is open, and counted as open, until it ends or its `with` block ends. A call that is neither
 read nor cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled,
 gRPC cancels only the call for which the task is waiting. `tests/test_tidy.py` checks that all code uses `open_stream`.
 """
@@ -18,7 +18,7 @@ import grpc.aio
 
 
 class LinkLost(Exception):  # noqa: N818 - the name says what happened
-    """This process closed the call's connection before the core answered. Retry over another connection."""
+    """This process closed the call's connection before the call ended. Retry over another connection."""
 
 
 class Streaming(Protocol):
@@ -31,7 +31,7 @@ class Streaming(Protocol):
         """Adds a function that gRPC calls when the call has ended for any reason."""
 
 
-ALWAYS_COUNTED = ("Fetch", "Follow", "Push", "Report")  # methods that metrics show even with no open calls
+ALWAYS_COUNTED = ("Fetch", "Follow", "Push", "Report")  # methods that metrics show even without open calls
 C = TypeVar("C", bound=Streaming)
 T = TypeVar("T")
 

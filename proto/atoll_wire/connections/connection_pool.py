@@ -26,7 +26,7 @@ class Closing(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A connection. busy: number of current calls. used_at: monotonic seconds when the last call ended."""
+    """A channel and its stub. busy: number of current calls. used_at: monotonic seconds when the last call ended."""
 
     stub: Any
     channel: Any
@@ -59,7 +59,7 @@ class ConnectionPool:
         self.connections: list[Connection] = []
 
     def take(self) -> Connection:
-        """Returns the least busy connection for one call. Return it with `give`. Raises LinkLost on a closed pool."""
+        """Lends the least busy or a new connection for one call. Return it with `give`. Raises LinkLost if closed."""
         if self._closed:
             raise LinkLost("the connections were closed")
         found = min(self.connections, key=lambda each: each.busy, default=None)

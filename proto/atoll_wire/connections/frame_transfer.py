@@ -22,7 +22,7 @@ from atoll_wire.connections.parallel_connections import TransferProgress
 from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
 
 LOOK_S = 0.05  # seconds between checks for late frames
-LAST_WORD_S = 1.0  # seconds that an upload waits, after a stream fails, for the reason from the core
+LAST_WORD_S = 1.0  # seconds that an upload waits for the core's reason after a stream fails
 
 
 async def upload(
@@ -40,7 +40,7 @@ async def upload(
     all frames.
     Raises AioRpcError and LinkLost.
     """
-    # This wait may be long. The offer is sent afterwards, so that the core reserves no memory during the wait.
+    # This wait may be long. The offer is sent afterwards, so that the core reserves no space during the wait.
     carrier = None if known else await link.up.take()
     header = head()
     with link.offers.use() as connection, link.up.carrying() as carried:
@@ -96,7 +96,7 @@ class _Streams:
         self._moved = moved
         self._carried = carried
         self._give_up = give_up
-        self._left: deque[int] = deque()  # frames that no stream has sent
+        self._left: deque[int] = deque()  # frames that no stream has taken
         self._out: dict[int, float] = {}  # when each frame was last given to a stream
         self._received: set[int] = set()  # frames that the core has acknowledged
         self._twice: set[int] = set()  # frames given to several streams, whose times are not used
@@ -266,7 +266,7 @@ async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], 
 
 
 async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: OnFrame) -> bool:
-    """Fetches frames over one call. Returns False as soon as a reply is wrong."""
+    """Fetches frames over one call. Returns False as soon as a reply is invalid."""
     header, missing = None, deque(mine)
     asked = pb.FetchRequest(frames=mine)
     asked.MergeFrom(request)

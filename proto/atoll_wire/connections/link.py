@@ -1,4 +1,4 @@
-"""The connections of a learner or a front to one address: channels, their options, and how they close."""
+"""The connections of a learner or a front to one address, their channel options, and their graceful close."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from atoll_wire.security.transport import TransportSecurity
 
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
 CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
-QUICK_CALLS = 48  # on one connection; a core allows 64
+QUICK_CALLS = 48  # limit on quick calls per connection; a server allows 64 calls
 MAX_CARRIERS = 64  # limit on connections that each carry a single stream
-DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this time; a float32 message has up to 8 MiB
+DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this time; a float32 frame has 2 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
@@ -34,7 +34,7 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),  # callers already wait between attempts
     ("grpc.max_reconnect_backoff_ms", 100),
-    # Despite its name, this is the timeout of connecting, which takes several round trips.
+    # Despite its name, this is the timeout for connecting, which takes several round trips.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection
 ]
@@ -43,7 +43,7 @@ KEEPALIVE_OPTIONS = [  # for connections without frames, where pings do not wait
     *(option for option in OPTIONS if option[0] not in KEEPALIVE),
     *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
 ]
-# With a fixed flow-control window, a frame does not wait until the other side has enlarged the window.
+# With a fixed flow-control window, a frame does not wait for the other side to enlarge the window.
 FIXED_WINDOW_OPTIONS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 
 
@@ -68,7 +68,7 @@ def is_unreachable(error: grpc.RpcError) -> bool:
 
 
 def core_away(error: grpc.RpcError) -> str:
-    """Returns the address of the core that did not answer the front that ended this call; empty if no front did."""
+    """Returns the address of the core that a front could not reach; empty if the call failed for another reason."""
     metadata: Any = error.trailing_metadata()
     found = (value for key, value in metadata or () if key == CORE_AWAY and isinstance(value, bytes))
     return " ".join(next(found, b"").decode(errors="replace").split())

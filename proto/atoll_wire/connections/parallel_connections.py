@@ -1,7 +1,7 @@
-"""The connections that carry frames, and their number.
+"""The connections that carry frames, and the choice of their number.
 
 One TCP connection does not fill a long link that loses packets. Its window shrinks with each loss, grows by one packet
-per round trip, and starts small after a pause. If round trips are long, the number of connections therefore grows,
+per round trip, and starts small after a pause. The number of connections therefore grows if round trips are long,
 unless more connections prove slower. On a short link, one connection is enough, because the CPU is the limit.
 """
 
@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 32
 SLOTS = 2  # concurrent calls per connection: one call sends frames while the other waits for its answer
 FAR_S, ANSWERS = 0.01, 8  # a link is long if each of the last ANSWERS round trips took at least FAR_S seconds
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of transfer and this many arrivals
-HURT = 0.95  # if the rate falls below this fraction of the rate with half the connections, the number is halved again
+HURT = 0.95  # the number of connections is halved if the rate falls below this fraction of the rate with half as many
 REST_S = 30.0  # seconds before more connections are tried again
 ENOUGH = 150e6  # bytes/s; above this rate the CPU is the limit
 QUICK_S = 0.25  # frames are quick if their acknowledgement takes less than this many seconds
@@ -104,7 +104,7 @@ class TransferProgress:
         self._waiting = frames
 
     def arrived(self, size_bytes: int, taken_s: Iterable[float] = ()) -> None:
-        """Records frames that the receiver has acknowledged. taken_s: seconds until the acknowledgement, per frame."""
+        """Records frames that arrived. taken_s: in an upload, seconds until the acknowledgement of each frame."""
         self._lanes._arrived(size_bytes, taken_s)
 
 
@@ -134,8 +134,10 @@ class ParallelConnections:
 
     @property
     def together(self) -> int:
-        """The number of frames per message: FRAMES_PER_MESSAGE on one quick connection, where the cost per message
-        matters, otherwise 1, so that all connections share the frames."""
+        """The number of frames per message: FRAMES_PER_MESSAGE on one quick connection, otherwise 1.
+
+        On a quick connection, the cost per message matters. Messages of one frame let all connections share the frames.
+        """
         quick = self._taken_s < QUICK_S and not self._width.far and self.count == MIN_CONNECTIONS
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 
@@ -156,7 +158,7 @@ class ParallelConnections:
         return self._taken_s + self._off_s
 
     async def take(self) -> Connection:
-        """Waits for a connection in first-come order. Return it with `give`. Raises LinkLost after `give_up`."""
+        """Waits for a connection, first come, first served. Return it with `give`. Raises LinkLost after `give_up`."""
         await self._turns.acquire()
         try:
             if self._given_up:

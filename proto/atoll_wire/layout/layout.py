@@ -63,7 +63,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole tensor, or a run of its flat elements. tensor: its number. offset: position in the fragment's vector."""
+    """A whole tensor, or a run of its flat elements.
+
+    tensor: the tensor's number. offset: position in the fragment's vector.
+    """
 
     tensor: int
     start: int
@@ -141,9 +144,9 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Returns a layout of these tensors. fragments: number of fragments; 0: 24, or as many as the tensors allow.
+    """Returns a layout of these tensors. fragments: number of fragments; 0: 24, or the most without an empty fragment.
 
-    Raises LayoutError if a fragment would be empty, and for missing tensors, duplicate names and other dtypes.
+    Raises LayoutError for too many fragments, a model without parameters, duplicate names, and dtypes not in DTYPES.
     """
     _check(tensors)
     if fragments > MAX_FRAGMENTS:

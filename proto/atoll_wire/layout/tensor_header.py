@@ -1,7 +1,7 @@
-"""The header of a safetensors file, and the names in a folder of such files. Needs no numpy.
+"""The header of a safetensors file, and the names of files in a model's folder. This module does not need NumPy.
 
 A file consists of an eight-byte length, a JSON header, and raw little-endian data. A large model is a folder of files
-with an index that maps each tensor's name to its file. Hugging Face's libraries use the same form.
+with an index that maps each tensor's name to its file. Hugging Face's libraries use the same format.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BYTES = {
     "C64": 8,
 }
 LENGTH_BYTES = 8  # a file begins with the header's length
-MAX_HEADER_BYTES = 100_000_000  # the library's limit
-MAX_DIMENSIONS = 64  # torch's limit
+MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
+MAX_DIMENSIONS = 64  # limit of torch
 SUFFIX = ".safetensors"
 WHOLE = "model.safetensors"  # the only file of a small model's folder
 INDEX = "model.safetensors.index.json"
@@ -47,7 +47,7 @@ class Sink(Protocol):
     """A target for a file's bytes."""
 
     def write(self, data: bytes | memoryview, /) -> object:
-        """Appends all of the data."""
+        """Appends all bytes of `data`."""
 
 
 class TensorFileError(UserError):
@@ -71,7 +71,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A checked header. base: offset of the data, which is the size of the header and its length."""
+    """A checked header. base: offset of the data, which is the size of the length and the header."""
 
     entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
 Both message types have `Frame`s as field 2. The sender encodes a frame once for all receivers, in protobuf's format.
-Encoded frames can be concatenated to one message. This module reads such messages as views of their bytes, and leaves
+Encoded frames can be concatenated into one message. This module reads such messages as views of their bytes, and leaves
 messages in any other form to protobuf.
 """
 
@@ -25,7 +25,7 @@ from atoll_wire.messages.message_parts import PART_BYTES, REPLY_BYTES, MessageAs
 
 TENSORS = 100_000  # limit on tensors in one JoinRequest
 FRAMES_PER_MESSAGE = 4  # limit on frames in one message; each message has a fixed cost
-FRAME = 0x12  # field 2, a message: `frame_messages` of PushRequest and FetchReply
+FRAME = 0x12  # field 2, a message: `frames` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"
 CHECKSUM = struct.Struct("<I")
@@ -245,7 +245,7 @@ class _Fetching:
 
 
 class FrameStub(rpc.OuterStub):
-    """The generated stub, with Push, Fetch and Join that support large messages."""
+    """The generated stub, with variants of Push, Fetch and Join for large messages."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         super().__init__(channel)  # type: ignore[no-untyped-call]

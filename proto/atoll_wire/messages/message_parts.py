@@ -1,6 +1,6 @@
 """Cuts large messages into small ones, so that incomplete messages take little memory.
 
-gRPC keeps the bytes of a message until the whole message has arrived. So no message to or from a server is larger than
+gRPC keeps the bytes of a message until the whole message has arrived. Servers therefore refuse messages larger than
 `MESSAGE_BYTES`. A larger JoinRequest, PushRequest or FetchReply is cut into pieces. Each piece is sent in the fields
 `part` and `more` of a message of the same type.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 PART_BYTES = 264 << 10  # one piece holds a frame in int4, the default codec
-MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts
+MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts by default
 REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame has 2 MiB
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true
 

@@ -1,4 +1,4 @@
-"""The clock of a process. All code that reads the time gets this object as an argument."""
+"""The clock of cores, fronts and agents. They get it as an argument, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock. Only this class reads it."""
+    """The machine's clock."""
 
     def monotonic(self) -> float:
         """Returns the seconds of CLOCK_MONOTONIC."""

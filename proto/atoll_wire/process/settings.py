@@ -32,7 +32,7 @@ REACH = "Certificates"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Overrides parts of a setting's option. An empty value keeps the default, which follows from field and class.
+    """Overrides parts of a setting's option. An empty value keeps the default of the field and its class.
 
     name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
     panel: the heading in help.
@@ -258,7 +258,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Ca
     all_of = [
         (each, isinstance(which, Given)) for which, cls in zip(taken, classes, strict=True) for each in declared(cls)
     ]
-    all_of.sort(key=lambda each: len(each[0].path))  # limits last
+    all_of.sort(key=lambda each: len(each[0].path))  # nested settings, such as limits, come last
     options = [_parameter(each, only_given=only) for each, only in all_of]
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in options}
@@ -266,7 +266,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Ca
 
 
 def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
-    """Returns a typer parameter: a string, or a bool for switches. only_given: no value means None, not the default."""
+    """Returns a typer parameter: a string, or a bool for switches. only_given: None replaces the default."""
     start: Any = None
     kind: Any = bool if of.switch else list[str] if of.several else str
     if of.info.is_required():

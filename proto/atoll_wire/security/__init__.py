@@ -1,4 +1,4 @@
-"""TLS or plain text of connections, and the identities in certificates.
+"""Connections with TLS or plain text, and the identities in certificates.
 
 May import: errors.
 """

@@ -1,4 +1,4 @@
-"""Reads the identity, `atoll://ROLE/NAME`, the hosts and the validity of a certificate."""
+"""Reads a certificate: identity (`atoll://ROLE/NAME`), hosts and validity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CertificateError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """The contents of a certificate. identity: "role/name", or a description without one. begins, ends: in UTC."""
+    """The contents of a certificate. identity: "role/name", or a description of the owner. begins, ends: in UTC."""
 
     identity: str
     hosts: tuple[str, ...]
@@ -50,7 +50,7 @@ class CertificateInfo:
 
 
 def read_certificate(path: Path) -> CertificateInfo:
-    """Reads a certificate. path: the file, or a directory of `atoll certs`. Raises CertificateError."""
+    """Reads a certificate. path: the file, or a directory that `atoll certs` created. Raises CertificateError."""
     file = path / CERTIFICATE if path.is_dir() and (path / CERTIFICATE).exists() else path
     file = file / AUTHORITY if file.is_dir() else file
     try:

@@ -1,4 +1,4 @@
-// The checkpoints view: snapshots on the core's disk, and buttons to take one and to download the model.
+// The checkpoints on the core's disk, and buttons to take a checkpoint and to download the model.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
