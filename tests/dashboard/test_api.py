@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from atoll_dashboard.models.api_models import Learner
+from atoll_dashboard.web.read_routes import in_order
 from atoll_dashboard.web.runbooks import render
 from atoll_wire import outer_pb2 as pb
 
@@ -53,6 +55,13 @@ def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
     total = wire["up_bytes"] + wire["down_bytes"] + wire["whole_bytes"]
     assert run["cost"]["total"] == pytest.approx(0.09e-9 * total)
     assert 2 < wire["up_bits"] < 8
+
+
+def test_a_learner_without_a_loss_comes_last_in_both_orders():
+    losses = {"none": None, "high": 3.0, "low": 1.0}
+    learners = [Learner.model_construct(learner=name, loss=loss) for name, loss in losses.items()]
+    for descending, expected in ((False, ["low", "high", "none"]), (True, ["high", "low", "none"])):
+        assert [each.learner for each in in_order(learners, "loss", descending=descending)] == expected
 
 
 def test_regions_learners_and_fragments(lived_in: House):

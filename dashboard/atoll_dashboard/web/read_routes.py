@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any, Literal
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import FATES, Fate, LearnerState
@@ -68,9 +68,8 @@ async def learners(
     offset: Offset = 0,
     limit: Limit = 50,
 ) -> Page[Learner]:
-    """One page of the list of learners."""
-    found = sorted(feed.learners(region, state or "", search), key=lambda each: each.learner)
-    found.sort(key=lambda each: _place(each, sort), reverse=descending)
+    """One page of the list of learners. Unknown values come last."""
+    found = in_order(feed.learners(region, state or "", search), sort, descending=descending)
     return Page[Learner](total=len(found), offset=offset, items=found[offset : offset + limit])
 
 
@@ -168,15 +167,21 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
         feed.watchers -= 1
 
 
-def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
-    """Returns a learner's sort key. Unknown values come last in ascending order."""
+def in_order(learners: Iterable[Learner], sort: SortBy, *, descending: bool) -> list[Learner]:
+    """Returns the learners in order of a value, then of their names. Unknown values come last in both orders."""
+    found = [(_value(each, sort), each) for each in sorted(learners, key=lambda each: each.learner)]
+    known = [(value, each) for value, each in found if value is not None]
+    known.sort(key=lambda pair: pair[0], reverse=descending)
+    return [each for _, each in known] + [each for value, each in found if value is None]
+
+
+def _value(each: Learner, sort: SortBy) -> Any:
     match sort:
         case "trouble":
-            return False, conversion.TROUBLE_FIRST[each.state]
+            return conversion.TROUBLE_FIRST[each.state]
         case "lost":
-            return False, each.lost_total_s
+            return each.lost_total_s
         case "heard":
-            return False, each.last_seen_age_s
+            return each.last_seen_age_s
         case _:
-            value: float | str | None = getattr(each, sort)
-            return value is None, 0.0 if value is None else value
+            return getattr(each, sort)
