@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Annotated, Any, Literal
+from operator import itemgetter
+from typing import Annotated, Literal
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import FATES, Fate, LearnerState
@@ -171,11 +172,11 @@ def in_order(learners: Iterable[Learner], sort: SortBy, *, descending: bool) -> 
     """Returns the learners in order of a value, then of their names. Unknown values come last in both orders."""
     found = [(_value(each, sort), each) for each in sorted(learners, key=lambda each: each.learner)]
     known = [(value, each) for value, each in found if value is not None]
-    known.sort(key=lambda pair: pair[0], reverse=descending)
+    known.sort(key=itemgetter(0), reverse=descending)
     return [each for _, each in known] + [each for value, each in found if value is None]
 
 
-def _value(each: Learner, sort: SortBy) -> Any:
+def _value(each: Learner, sort: SortBy) -> float | str | None:
     match sort:
         case "trouble":
             return conversion.TROUBLE_FIRST[each.state]
@@ -184,4 +185,5 @@ def _value(each: Learner, sort: SortBy) -> Any:
         case "heard":
             return each.last_seen_age_s
         case _:
-            return getattr(each, sort)
+            value: float | str | None = getattr(each, sort)
+            return value
