@@ -185,7 +185,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
 def test_a_first_message_comes_in_time_or_not_at_all():
     async def scene():
         async with served(first_message_s=0.05) as (stub, _, count):
-            await ends(stub.Push(), EXHAUSTED, "no message arrived")
+            await ends(stub.Push(), EXHAUSTED, "first message did not arrive")
             assert count("first_message") == 1
 
     asyncio.run(scene())

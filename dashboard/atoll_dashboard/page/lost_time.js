@@ -21,7 +21,7 @@ export function lostBar() {
         node_.hidden = !(part.seconds > 0);
       });
       const figures = ({ words, seconds }) => `${words} ${span(seconds)}, ${percent(seconds, provisioned)}`;
-      set(bar, "aria-label", `Of ${span(provisioned)} provisioned: ${all.map(figures).join("; ")}`);
+      set(bar, "aria-label", `${span(provisioned)} provisioned: ${all.map(figures).join("; ")}`);
       keyed(list, all, (part) => part.cause, causeRow, (row, part) => {
         text(row.children[1], part.words);
         text(row.children[2], span(part.seconds));

@@ -88,7 +88,8 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
-            "this version of Atoll computes another layout for the run's tensors: use the version that started the run"
+            "this version of Atoll computes a different layout for the run's tensors: "
+            "use the version that started the run"
         )
     return layout
 
