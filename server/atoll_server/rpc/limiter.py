@@ -253,11 +253,8 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             text = f"{len(pool)} {method.name} calls of this learner are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            most = len(pool) - 1
-            text = (
-                f"{most} {method.name} calls of this learner were open (the limit), so a new call ended the oldest one"
-            )
-            oldest.end(self.over("streams", f"{text}: keep fewer calls open"))
+            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per learner): keep fewer open"
+            oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
         """Waits until the bucket allows `cost`. Raises Refused if the wait would exceed `max_wait_s`."""
@@ -317,10 +314,9 @@ class _Inward:
             read = self._method.handler.request_deserializer
             return raw if read is None else read(raw)
         except DecodeError as error:
-            fix = "use the same version of Atoll on both sides"
-            if self._method.name == "Join":
-                fix += ", or raise --quota-joining-bytes for a model with many tensors"
-            text = f"the message is invalid for {self._method.name} ({error}): {fix}"
+            name = self._method.name
+            large = ", or raise --quota-joining-bytes for a large model" if name == "Join" else ""
+            text = f"the message is invalid for {name} ({error}): use the same version of Atoll on both sides{large}"
             raise Refused(Status.INVALID_ARGUMENT, text) from error
 
     async def _raw(self) -> bytes | None:

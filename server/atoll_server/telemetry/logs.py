@@ -63,9 +63,8 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.info("round lapsed", fragment=lapse.fragment, cycle=lapse.cycle, reason=lapse.reason)
         case entries.Published(merge):
             shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
-            log.debug(
-                "fragment merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares
-            )
+            place = {"fragment": merge.fragment, "version": merge.version}
+            log.debug("fragment merged", **place, reason=merge.reason, shares=shares)
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
             pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
