@@ -116,8 +116,8 @@ def of_crowd(report: Report) -> None:
     found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
-    report.rows.append(Row(f"{name}: CPU", found.cpu, 0.5, "of one", spread))
-    report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB each"))
+    report.rows.append(Row(f"{name}: CPU", found.cpu, 0.5, "CPUs", spread))
+    report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB per learner"))
 
 
 def of_wan(report: Report) -> None:
