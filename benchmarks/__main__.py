@@ -63,7 +63,7 @@ def of_syncs(report: Report) -> None:
             peers.add(report, mine, "124m")
     model = 4 * mine.parameters
     wire = mine.bytes_per_parameter
-    report.rows.append(Row("on the wire, both ways", wire, 0.85, "bytes/parameter and learner", "torchft 4 to 6"))
+    report.rows.append(Row("on the wire, both ways", wire, 0.85, "bytes per parameter per learner", "torchft 4 to 6"))
     most = 3.3 + 150e6 / model
     beside = f"{mine.core_bytes / 1e6:.0f} MB; the limit is 3.3 x plus 150 MB"
     report.rows.append(Row("core's peak memory, 4 learners", mine.core_bytes / model, most, "x float32 model", beside))
@@ -116,8 +116,8 @@ def of_crowd(report: Report) -> None:
     found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
-    report.rows.append(Row(f"{name}: CPU", found.cpu, 0.5, "of one", spread))
-    report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB each"))
+    report.rows.append(Row(f"{name}: CPU", found.cpu, 0.5, "CPUs", spread))
+    report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB per learner"))
 
 
 def of_wan(report: Report) -> None:

@@ -53,10 +53,10 @@ def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
     without = subprocess.run([binary / "atoll", "core", "--dir", "x"], capture_output=True, text=True, env=clean)
     assert without.stderr.startswith("error: atoll core needs numba and zstandard: run pip install '.[server]'")
     front = [binary / "atoll", "front", "--core", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
-    _serves(front, "atoll front serves 127.0.0.1:", clean)
+    _serves(front, "atoll front listens on 127.0.0.1:", clean)
     subprocess.run([*pip, f"{wheel}[server]"], check=True)
     command = [binary / "atoll", "core", "--dir", tmp_path / "run", "--listen", "127.0.0.1:0"]
-    _serves(command, "atoll core serves 127.0.0.1:", clean)
+    _serves(command, "atoll core listens on 127.0.0.1:", clean)
 
 
 def _serves(command: list, said: str, environment: dict) -> None:

@@ -90,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.seconds is None and options.tokens is None:
-        parser.error("the job has no end: give --seconds or --tokens")
+        parser.error("the job would never end: give --seconds or --tokens")
     if options.kills is not None and options.mtbf is not None:
         parser.error("--kills and --mtbf cannot be combined: give only one of them")
     if any(kill.rank >= options.ranks for kill in options.kills or ()):

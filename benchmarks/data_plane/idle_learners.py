@@ -159,7 +159,7 @@ def main() -> None:
         asyncio.run(crowd(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
     else:
         found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else COUNT)
-        print(f"{found.learners} learners: {found.cpu:.2f} CPUs, {found.bytes_each / 1e3:.0f} kB each")
+        print(f"{found.learners} learners: {found.cpu:.2f} CPUs, {found.bytes_each / 1e3:.0f} kB per learner")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,10 @@ def margins(rows: Sequence[Row], path: Path) -> None:
         left = factor < 1
         text = f" {row.value:.3g} {row.unit} "
         axes.text(factor, place, text, ha="right" if left else "left", va="center", fontsize=7)
-    axes.set_title(f"{sum(row.holds for row in rows)} of {len(rows)} figures keep their limit", loc="left", fontsize=10)
-    axes.set_xlabel("margin to the limit, as a ratio; above 1: limit kept")
+    axes.set_title(
+        f"{sum(row.holds for row in rows)} of {len(rows)} figures meet their limits", loc="left", fontsize=10
+    )
+    axes.set_xlabel("margin to the limit, as a ratio; above 1: limit met")
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path)
     plt.close(figure)

@@ -158,7 +158,7 @@ def main() -> None:
         parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
         print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s, of which {parts}")
     print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, CPU {measured.median(lambda s: s.cpu_s):.2f} s")
-    print(f"{measured.bytes_per_parameter:.3f} bytes per parameter and learner, both ways")
+    print(f"{measured.bytes_per_parameter:.3f} bytes per parameter per learner, both ways")
     print(f"core's peak memory {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
     print(f"learner's extra memory {measured.learner_bytes / 4 / measured.parameters:.2f} x")
     if arguments.json_path is not None:

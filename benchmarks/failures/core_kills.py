@@ -207,23 +207,25 @@ def holds(rows: list[dict[str, Any]]) -> bool:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """Returns a table of all figures, with one column per pair."""
-    shown = Table("what", *(f"seed {seed}" for seed in range(len(rows))), title="the core killed under four learners")
+    shown = Table(
+        "what", *(f"seed {seed}" for seed in range(len(rows))), title="core kills during training, four learners"
+    )
     for what, text in (
         ("core kills", lambda p: f"{p['killed']['struck']}"),
         ("longest step(), ms", lambda p: f"{1e3 * p['killed']['longest_step_s']:.1f}"),
-        ("  ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
+        ("  ... without kills", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
         ("  ... of CPU time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
         ("  ... of plain computation of the same length", lambda p: f"{1e3 * p['killed']['longest_plain_s']:.1f}"),
-        ("      ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_plain_s']:.1f}"),
+        ("      ... without kills", lambda p: f"{1e3 * p['undisturbed']['longest_plain_s']:.1f}"),
         ("longest gap between inner steps, ms", lambda p: f"{1e3 * p['killed']['longest_gap_s']:.0f}"),
-        ("  ... with an idle process", lambda p: f"{1e3 * p['undisturbed']['longest_gap_s']:.0f}"),
+        ("  ... without kills, with an idle process", lambda p: f"{1e3 * p['undisturbed']['longest_gap_s']:.0f}"),
         ("  ... ratio", lambda p: f"{ratio(p):.2f}"),
         ("longest start of the core, s", lambda p: f"{max(p['killed']['serving_s'], default=0):.2f}"),
         ("validation loss", lambda p: f"{p['killed']['validation_loss']:.4f}"),
-        ("  ... undisturbed", lambda p: f"{p['undisturbed']['validation_loss']:.4f}"),
+        ("  ... without kills", lambda p: f"{p['undisturbed']['validation_loss']:.4f}"),
         ("  ... change", lambda p: f"{100 * change(p):+.2f} %"),
         ("goodput", lambda p: f"{p['killed']['goodput']:.4f}"),
-        ("  ... undisturbed", lambda p: f"{p['undisturbed']['goodput']:.4f}"),
+        ("  ... without kills", lambda p: f"{p['undisturbed']['goodput']:.4f}"),
     ):
         shown.add_row(what, *(text(pair) for pair in rows))
     return shown

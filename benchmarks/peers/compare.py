@@ -31,7 +31,7 @@ def rows(peer: str, size: str, mine: Measured, theirs: PeerSync) -> list[Row]:
     wall, cpu = mine.median(lambda sync: sync.wall_s), mine.median(lambda sync: sync.cpu_s)
     wire = theirs.median_bytes / mine.learners / mine.parameters
     told = f"{wall:.2f} s vs. {theirs.median_wall_s:.2f} s"
-    told += f"; {mine.bytes_per_parameter:.2f} vs. {wire:.2f} bytes of loopback per parameter and learner"
+    told += f"; {mine.bytes_per_parameter:.2f} vs. {wire:.2f} bytes of loopback per parameter per learner"
     if theirs.server_bytes:
         told += f"; server's peak {mine.core_bytes / 1e9:.2f} vs. {theirs.server_bytes / 1e9:.2f} GB"
     spent = f"{cpu:.2f} s vs. {theirs.median_cpu_s:.2f} s"

@@ -68,7 +68,7 @@ def write(path: Path, records: Records) -> None:
 
 CITED = (("180k", 3000), ("180k", 1000))  # the README cites the gaps of these budgets: size, inner steps
 
-TITLE = "# Quality: what the records say\n"
+TITLE = "# Quality records\n"
 
 HEAD = """
 `make quality` writes this report. The folder `runs` has a file for each table, with the runs that no earlier table

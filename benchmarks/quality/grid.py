@@ -78,7 +78,7 @@ EAGER = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
 
 COST = Group(
     "cost",
-    "What decoupling and coding cost",
+    "The cost of decoupling and coding",
     "Decoupled training with int4 is level with synchronous float32 DiLoCo",
     (
         Variant("synchronous DiLoCo, float32", replace(BASE, method="synchronous")),
@@ -91,7 +91,7 @@ COST = Group(
 LEARNERS = Group(
     "learners",
     "Number of learners, equal tokens",
-    "More learners cost loss after 42 outer steps",
+    "More learners raise the loss after 42 outer steps",
     (
         Variant("data-parallel", DATA_PARALLEL),
         *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
@@ -102,7 +102,7 @@ LEARNERS = Group(
 SPEEDS = Group(
     "speeds",
     "Speeds of 0.5, 0.8, 1.2, 1.5",
-    "A small quorum costs loss only without a grace window",
+    "A small quorum raises the loss only without a grace window",
     (
         Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
         Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
@@ -110,9 +110,10 @@ SPEEDS = Group(
         Variant("K = 1, no grace", EAGER),
         Variant("the same, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
         Variant("the same, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
-        Variant("K = 1, no grace, the late wait for a round", replace(EAGER, policy="late-waits")),
+        Variant("K = 1, no grace, late work waits for a round", replace(EAGER, policy="late-waits")),
         Variant(
-            "the same, weights of those here: the paper's", replace(EAGER, policy="late-waits+weights-of-those-here")
+            "the same, weights relative to the merged work (the paper's)",
+            replace(EAGER, policy="late-waits+weights-of-those-here"),
         ),
     ),
 )
@@ -122,17 +123,17 @@ OUTER = Group(
     "Growing momentum and merging by direction lower the loss",
     (
         Variant("0.5, 0.85 (default)", BASE),
-        Variant("the momentum at once", run(BASE, outer_warm_up=0)),
-        Variant("no cool-down: the core was not told of an end", run(BASE, total_tokens=0)),
+        Variant("full momentum from the start", run(BASE, outer_warm_up=0)),
+        Variant("no cool-down (no --total-tokens)", run(BASE, total_tokens=0)),
         Variant("cool-down over 0.3 of the tokens", run(BASE, outer_cool_down=0.3)),
         Variant("0.4, 0.9", run(BASE, outer_lr=0.4, outer_momentum=0.9)),
         Variant("0.7, 0.7", run(BASE, outer_lr=0.7, outer_momentum=0.7)),
         Variant("0.7, 0.9: DiLoCo's", run(BASE, outer_lr=0.7, outer_momentum=0.9)),
         Variant("0.8, 0.8", run(BASE, outer_lr=0.8, outer_momentum=0.8)),
-        Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
-        Variant("merged by averages, 0.5, 0.85", average(BASE)),
-        Variant("merged by averages, 1, 0.7", average(BASE, outer_lr=1.0, outer_momentum=0.7)),
-        Variant("overwriting what was trained meanwhile", replace(BASE, adoption="overwrite")),
+        Variant("1, none: plain averages of the learners' parameters", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
+        Variant("merged by averaging, 0.5, 0.85", average(BASE)),
+        Variant("merged by averaging, 1, 0.7", average(BASE, outer_lr=1.0, outer_momentum=0.7)),
+        Variant("adoption overwrites outstanding work", replace(BASE, adoption="overwrite")),
     ),
 )
 INTERVAL = Group(
@@ -159,7 +160,7 @@ GROUPS = (
     Group(
         "learners-3000",
         "Number of learners, equal tokens, 3,000 steps",
-        "More learners cost less loss after 125 outer steps",
+        "More learners raise the loss less after 125 outer steps",
         (
             Variant("data-parallel", replace(DATA_PARALLEL, steps=3000, learning_rate=6e-3)),
             *(Variant(f"M = {count}", replace(LONGER, learners=count)) for count in (2, 4, 8)),

@@ -25,6 +25,8 @@ def _dashboard() -> lazy_commands.Command:
         from atoll_dashboard.web.server import serve
 
         logs.begin()
-        asyncio.run(serve(settings, announce=lambda address: print(f"atoll dashboard serves {address}", flush=True)))
+        asyncio.run(
+            serve(settings, announce=lambda address: print(f"atoll dashboard listens on {address}", flush=True))
+        )
 
     return command(dashboard, DashboardSettings, Logs)

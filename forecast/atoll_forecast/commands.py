@@ -42,7 +42,7 @@ def goodput_command(
     learners: Annotated[
         int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal shares [8].")
     ] = None,
-    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip and year.")] = 1.0,
+    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip per year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
     downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice fails.")] = 18.0,
     upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice returns.")] = 2.0,
@@ -77,7 +77,7 @@ def goodput_command(
                 f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips: give more --chips"
             )
         if plot is not None:
-            raise UserError("--plot draws Table 1, not one fleet: leave out --plot or --chips")
+            raise UserError("--plot draws Table 1, not one fleet: omit --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
         console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
         _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
@@ -146,7 +146,9 @@ def plan_command(
     import math
 
     if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
-        raise UserError("an option's value is nan: give a number")
+        raise UserError(
+            "--parameters, --step-s, --between-failures-h, --repair-min or --core-mbit is nan: give a number"
+        )
 
     from atoll_server.cli.tables import console
 
@@ -160,7 +162,7 @@ def plan_command(
     if sum(each.learners for each in regions) > MAX_LEARNERS:
         raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
     if len({each.name for each in regions}) < len(regions):
-        raise UserError("--region: two regions have the same name: give each its own")
+        raise UserError("--region: two regions have the same name: give each region its own name")
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
     with console().status("simulating the plan ..."):
         made = plan(job, fragments)

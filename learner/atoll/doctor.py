@@ -254,7 +254,7 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
     yield from _rates(stub, trip_s)
     _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
     large = f"messages of {FRAME_BYTES >> 10} KiB arrive"
-    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's message size limit")
+    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's --limit-message-bytes")
     if learner.tensors and told.fingerprint:
         yield from _model(learner, told)
     elif learner.tensors:

@@ -166,7 +166,7 @@ class RunSettings(Settings):
         if not isinstance(value, str):
             return value
         if value.upper() not in Codec.__members__:
-            raise ValueError("give int4, int8 or float32")
+            raise ValueError("not a codec: give float32, int8 or int4")
         return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401

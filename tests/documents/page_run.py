@@ -28,7 +28,7 @@ from tests.documents.fences import ROOT, Fence, fences
 from tests.documents.installed import PACKAGES
 
 LASTING = re.compile(r"atoll (core|front|dashboard|learner)\b(?!.*(--help|&))")
-THERE = re.compile(r"^atoll \w+ serves |standby: this core takes over|\bjoined\b", re.MULTILINE)
+THERE = re.compile(r"^atoll \w+ listens on |standby: this core takes over|\bjoined\b", re.MULTILINE)
 STOP = re.compile(r"[Pp]ress\s+Ctrl-C\s+in\s+terminals?\s+(\d)(?:\s+(?:to|and)\s+(\d))?")
 TERMINAL = re.compile(r"\b[Tt]erminal\s+(\d)\b")
 WAIT_S, END_S = 900.0, 120.0  # the demo takes four minutes on two idle CPUs

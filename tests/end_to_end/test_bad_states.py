@@ -177,7 +177,7 @@ def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
-@bad("of Atoll computes another layout for the run's tensors: use the version that started the run")
+@bad("of Atoll computes a different layout for the run's tensors: use the version that started the run")
 def layout_has_another_fingerprint(directory: Path) -> None:
     set_meta(directory, "fingerprint", "00")
 
@@ -414,7 +414,7 @@ def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(tem
     command = [sys.executable, "-m", "atoll.cli", "core", "--dir", str(directory), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        served = process.stdout.readline().startswith("atoll core serves")
+        served = process.stdout.readline().startswith("atoll core listens on")
         if served:
             process.terminate()
         _, said = process.communicate(timeout=30)

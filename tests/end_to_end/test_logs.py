@@ -38,7 +38,8 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
         ]
         assert lines(front.log, name)[0] == "forwarding a contribution"
         assert "the core sent a receipt" in lines(front.log, name)
-        assert [line for line in lines(core.child.log, name) if line != "upload"] == ["durable", "merged"]
+        stored = [line for line in lines(core.child.log, name) if line != "receiving a contribution"]
+        assert stored == ["contribution durable", "fragment merged"]
         for log in (learner.log, front.log, core.child.log):
             assert all(json.loads(line)["timestamp"] for line in log.read_text().splitlines() if line.startswith("{"))
 

@@ -59,7 +59,7 @@ def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_
         f"error: the front at {alone.address} answers, but the core at {address} does not answer the front ("
     )
     assert done.stderr.endswith(
-        f"): start it with `atoll core --listen {address} --dir DIR`, or correct the front's --core\n"
+        f"): start the core with `atoll core --listen {address} --dir DIR`, or correct the front's --core\n"
     )
 
 
@@ -69,7 +69,7 @@ def test_the_certificate_of_a_core_is_not_taken_for_a_missing_core(tmp_path):
     done = atoll("status", "--server", f"127.0.0.1:{free_port()}", "--tls", str(directory))
     assert done.returncode == 1
     said = f"--tls {directory} has the certificate of core/home, which cannot call a core"
-    assert done.stderr == f"error: {said}: use an operator's (atoll certs issue operator NAME)\n"
+    assert done.stderr == f"error: {said}: use an operator's certificate (atoll certs issue operator NAME)\n"
 
 
 def test_the_audit_log_has_the_outcome_of_an_action_that_failed(tmp_path):

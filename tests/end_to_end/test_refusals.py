@@ -334,5 +334,5 @@ def test_a_message_of_no_frames_or_of_too_many_is_refused(running, count):
         frames = [frame for message in messages for frame in message.frames]
         return [messages[0], pb.PushRequest(frames=(frames * count)[:count])]
 
-    with running.outer() as stub, refused(running, INVALID, f"a message has {count} frames"):
+    with running.outer() as stub, refused(running, INVALID, f"a Push message has {count} frames"):
         Hand(stub, f"crowded-{count}").push(sends=at_once)

@@ -185,10 +185,10 @@ def test_a_learners_certificate_cannot_serve(papers):
 
 def test_a_process_does_not_start_with_another_names_certificate(papers, tmp_path):
     for words, mine, wanted in (
-        (["core", "--dir", str(tmp_path)], papers.learner("a"), "core"),
-        (["front", "--core", "127.0.0.1:1"], papers.core, "front"),
-        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.learner("a"), "learner"),
-        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.core, "learner"),
+        (["core", "--dir", str(tmp_path)], papers.learner("a"), "certificate of core/NAME is needed"),
+        (["front", "--core", "127.0.0.1:1"], papers.core, "certificate of front/NAME is needed"),
+        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.learner("a"), "of learner/b is needed"),
+        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.core, "of learner/b is needed"),
         (["learner", "--name", "b", "--server", "core.example:1"], None, "--insecure-plaintext"),
         (["core", "--dir", str(tmp_path), "--listen", "0.0.0.0:0"], None, "--insecure-plaintext"),
         (["front", "--core", "core.example:1"], None, "--insecure-plaintext"),

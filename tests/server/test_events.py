@@ -60,7 +60,7 @@ def test_the_run_itself():
         ("paused", "", "paused by ann: night"),
         ("resumed", "", "resumed"),
         ("trouble", "", "the disk is full"),
-        ("joined", "a", "joined from no region"),
+        ("joined", "a", "joined"),
     ]
 
 

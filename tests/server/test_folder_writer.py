@@ -90,7 +90,7 @@ TWO = [("a", "F32", (2,)), ("b", "F32", (2,))]
     [
         (b"", "it ends too early"),
         (b"short", "it ends too early"),
-        (struct.pack("<Q", 1 << 60) + b"{}", "its header claims"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "its header has the invalid length"),
         (struct.pack("<Q", 50) + b"{}", "it ends too early"),
         (struct.pack("<Q", 4) + b"[[[[", "Expecting value"),
         (stream(TWO, bytes(15)), "it ends too early"),
@@ -137,7 +137,9 @@ def test_an_export_replaces_an_earlier_one_but_no_other_folder(tmp_path, whole):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "whole.safetensors"]
 
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ExportError, match=r"has files of another kind, such as 'config.json': give another path"):
+    with pytest.raises(
+        ExportError, match=r"contains files that are not part of an export, such as 'config.json': give another path"
+    ):
         split(content, folder, 700)
     assert len(list(folder.iterdir())) == 3
     with pytest.raises(ExportError, match="exists and is not a folder"):

@@ -157,7 +157,7 @@ def test_a_learners_newest_streams_run_and_its_oldest_end():
         async with served(pushes=3) as (stub, _, count):
             other = await push(stub, "b")
             mine = [await push(stub, "a") for _ in range(4)]
-            await ends(mine[0], EXHAUSTED, "a new call ended the oldest one")
+            await ends(mine[0], EXHAUSTED, "a newer Push call ended this one (limit: 3 per learner)")
             assert count("streams") == 1
             for call in (*mine[1:], other):
                 await call.write(frame_messages.encode(1, 1, b"x"))
@@ -185,7 +185,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
 def test_a_first_message_comes_in_time_or_not_at_all():
     async def scene():
         async with served(first_message_s=0.05) as (stub, _, count):
-            await ends(stub.Push(), EXHAUSTED, "no message arrived")
+            await ends(stub.Push(), EXHAUSTED, "first message did not arrive")
             assert count("first_message") == 1
 
     asyncio.run(scene())

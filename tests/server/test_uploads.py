@@ -164,7 +164,7 @@ def test_a_contribution_that_grows_ends_when_its_learner_is_fenced_and_a_whole_o
         growing = world.offer(incarnation=2)
         world.uploads.fence("a", 3)
         assert growing.state is UploadState.DROPPED
-        with pytest.raises(Refused, match="given up"):
+        with pytest.raises(Refused, match="was cancelled"):
             await world.intake.receipt(growing)
 
     asyncio.run(run())
@@ -234,7 +234,7 @@ def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
         world = World(tmp_path)
         upload = world.offer()
         world.uploads.expire(1e9)
-        with pytest.raises(Refused, match=r"given up; send it again.* kbit/s; .*--codec int4") as refused:
+        with pytest.raises(Refused, match=r"was cancelled: send it again.* kbit/s; .*--codec int4") as refused:
             await world.take(upload)
         assert refused.value.status is Status.UNAVAILABLE
         await world.take(world.offer())

@@ -382,7 +382,7 @@ def test_shards_that_do_not_have_each_fragment_once_are_refused_in_one_line(far)
 
 
 def test_a_shard_is_not_called_in_plain_text_over_a_network():
-    refused(FAR, "192.0.2.1:7070", "cannot connect to a shard that the core named")
+    refused(FAR, "192.0.2.1:7070", "cannot call a shard of the run")
 
 
 @pytest.mark.parametrize("address", ["\n192.0.2.1:7070", "localhost:1\u2028", "a" * 300 + ":7070"])

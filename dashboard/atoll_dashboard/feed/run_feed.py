@@ -123,7 +123,9 @@ class RunFeed:
             self._away("the connection to the core was closed: the dashboard reconnects")
         except Exception:
             log.exception("the core's answer is invalid")
-            self._away("the core's answer is invalid (the log has details): run one version of Atoll everywhere")
+            self._away(
+                "the core's answer is invalid (the log has details): use the same version of Atoll on both sides"
+            )
         else:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)

@@ -12,7 +12,8 @@ async function complaint(reply) {
   } catch {
     // The answer is not JSON, for example a proxy's error page.
   }
-  return `the dashboard answered ${reply.status} ${reply.statusText}`.trim();
+  const status = `${reply.status} ${reply.statusText}`.trim();
+  return `the dashboard answered ${status}: reload the page`;
 }
 
 async function ask(url, options) {
@@ -21,7 +22,7 @@ async function ask(url, options) {
     reply = await fetch(url, { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("the dashboard does not answer");
+    throw new Refused("the dashboard does not answer: check that it runs");
   }
   if (!reply.ok) throw new Refused(await complaint(reply));
   try {

@@ -32,7 +32,7 @@ export function makePicture() {
   const lagoon = makeCore();
   const islands = s("g");
   const drawing = s(
-    "svg", { class: "picture", role: "group", "aria-label": "The atoll: the core, its regions and their learners" },
+    "svg", { class: "picture", role: "group", "aria-label": "The core, the regions and their learners" },
     ...seas, ways, lagoon.node, islands,
   );
   const legend = h("ul", { class: "legend", "aria-label": "Learners by state" });

@@ -101,7 +101,7 @@ def operator_action(request: Request) -> OperatorAction:
     shown = request.headers.get(AUTHORIZATION, "")
     token = request.headers.get(HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
     if not token:
-        raise HTTPException(401, "this action needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
+        raise HTTPException(401, "this action needs an operator's token: create one with `atoll token NAME`", CHALLENGE)
     if not (token.isascii() and token.isprintable()):
         raise HTTPException(401, "the token contains invalid characters: give the token that `atoll token` printed")
     if problem := feed.actions_problem():

@@ -30,7 +30,7 @@ def _at_a_glance() -> list[Panel]:
               "State of the core. Learners keep training while the core is down, and wait while the run is paused.",
               "none",
               "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
-              mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
+              mappings=parts.words({0: ("down", RED), 1: ("up", GREEN), 2: ("paused", BLUE)})),
         value("Live learners", "Learners that make inner steps.", "none",
               'sum(atoll_learners{state="live"})', steps(RED, (1, GREEN))),
         value("Silent learners", "Learners that stopped making steps, but did not leave the run.", "none",
@@ -74,7 +74,7 @@ def _learners() -> Panel:
 def _alerts() -> Panel:
     """Returns the table of firing alerts."""
     text = "Alerts that are firing. The runbook_url of an alert opens the alert's runbook on the Atoll dashboard."
-    fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
+    fires = Column("firing", f"count by (alertname, severity, learner, instance) ({FIRING})")
     return rows(
         "Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires], span=8, height=9
     )

@@ -28,7 +28,7 @@ def goodput(ours: dict[str, list[float]], path: Path) -> None:
     axes.set_xticks(figures.CHIPS, [f"{chips / 1000:,.0f}k" for chips in figures.CHIPS], minor=False)
     axes.minorticks_off()
     axes.set_ylim(0, 100)
-    axes.set_xlabel("chips, one failure per chip and year")
+    axes.set_xlabel("number of chips, with one failure per chip per year")
     axes.set_ylabel("goodput, % (lines: ours; points: the paper's)")
     axes.set_title(_finding(ours), loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

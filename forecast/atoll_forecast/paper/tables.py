@@ -16,7 +16,7 @@ NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"
 def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
     """Returns Table 1 in %. Each cell has our value and the paper's. difference: the RMSE in percentage points."""
     title = (
-        f"Goodput in %, {failures_per_year:g} failures per chip and year: ours (paper's); RMSE {difference:.2f} points"
+        f"Goodput in %, {failures_per_year:g} failures per chip per year: ours (paper's); RMSE {difference:.2f} points"
     )
     table = Table(title=title)
     table.add_column("")

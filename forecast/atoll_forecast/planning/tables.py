@@ -129,7 +129,7 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 def _losses(plan: Plan) -> Table:
     table = Table(title="Loss of a region")
-    for column in ("region", "pace of the others", "rounds stop waiting for it after"):
+    for column in ("region", "remaining learners", "rounds stop waiting for it after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:
         table.add_row(escape(lost.region), f"{lost.pace:.0%}", f"{lost.silent_s:.3g} s")

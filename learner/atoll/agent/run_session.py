@@ -312,7 +312,7 @@ class RunSession:
         try:
             self._identity.security.check([address])
         except TransportSecurityError as error:
-            raise LearnerError(f"the learner cannot connect to a shard that the core named: {error}") from error
+            raise LearnerError(f"the learner cannot call a shard of the run: {error}") from error
         return self._dial(address, self._identity.security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll_wire.errors import UserError
 
 ATOLL = [sys.executable, "-m", "atoll.cli"]
-SERVING = re.compile(r"atoll (?:core|front|relay|dashboard) serves (\S+)")
+SERVING = re.compile(r"atoll (?:core|front|relay|dashboard) listens on (\S+)")
 START_S, STOP_S = 120.0, 40.0
 
 
@@ -123,7 +123,7 @@ class Children:
                 return found[1]
             if child.process.poll() is not None:
                 raise DemoError(f"{child.name} exited with status {child.process.returncode}: {child.tail()}")
-        raise DemoError(f"{child.name} did not serve within {START_S:.0f} s: see {child.log}")
+        raise DemoError(f"{child.name} did not start within {START_S:.0f} s: see {child.log}")
 
     def stop(self, child: Child) -> None:
         """Sends SIGTERM and waits. Sends SIGKILL after STOP_S seconds."""

@@ -132,7 +132,7 @@ async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
     loop.add_signal_handler(signal.SIGUSR1, relay.cut)
     loop.add_signal_handler(signal.SIGUSR2, relay.restore)
     host, port = server.sockets[0].getsockname()[:2]
-    print(f"atoll relay serves {host}:{port}", flush=True)
+    print(f"atoll relay listens on {host}:{port}", flush=True)
     while True:
         await asyncio.sleep(COUNT_S)
         if counts is not None:

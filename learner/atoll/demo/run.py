@@ -85,7 +85,7 @@ def _train(
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
     options += ["--record"] if settings.keep is not None else []
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
-    progress.note(f"the core serves {address}; starting {settings.count} learners")
+    progress.note(f"the core listens on {address}; starting {settings.count} learners")
     if find_spec("fastapi") is not None:  # the dashboard is an optional extra
         _, url = group.start_dashboard("127.0.0.1:0", address)
         progress.note(f"dashboard: {url}")

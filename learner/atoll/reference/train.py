@@ -91,7 +91,9 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
         batches = _batches(settings, corpus, joining.name, first)
         steps = 0
         if not learner.total_tokens:
-            log.warning("the core has no --total-tokens: training continues at the peak rate until it is stopped")
+            log.warning(
+                "the core has no --total-tokens: training continues at the peak learning rate until it is stopped"
+            )
         while (done := _done(learner)) < 1.0 and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
             rate = learning_rate(settings.learning_rate, done, steps)
@@ -106,7 +108,12 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
                 _say(joining.name, stats, loss)
     stats = learner.stats()
     log.info(
-        "done", learner=joining.name, steps=stats.steps, tokens=stats.tokens, merged=stats.merged, refused=stats.refused
+        "left the run",
+        learner=joining.name,
+        steps=stats.steps,
+        tokens=stats.tokens,
+        merged=stats.merged,
+        refused=stats.refused,
     )
 
 
@@ -167,7 +174,7 @@ def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.d
     corpus = data.load(settings.data, SIZES[settings.size].context)
     model = build(settings.size, settings.seed).to(device)
     log.info(
-        "prepared",
+        "loaded model and text",
         size=settings.size,
         parameters=sum(p.numel() for p in model.parameters()),
         device=str(device),

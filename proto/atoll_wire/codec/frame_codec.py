@@ -84,9 +84,9 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Conten
         found = frame_kernels.inspect(*_parts(content, span, codec), lengths(span), LEVELS[codec], squares)
     if found != frame_kernels.SOUND:
         wrong = {
-            frame_kernels.NOT_FINITE: "a value is not finite",
-            frame_kernels.BAD_SCALE: "a scale is NaN, infinite, negative, subnormal or too large",
-            frame_kernels.BAD_CODE: "a code is out of range",
+            frame_kernels.NOT_FINITE: "has a value that is not finite",
+            frame_kernels.BAD_SCALE: "has a scale that is NaN, infinite, negative, subnormal or too large",
+            frame_kernels.BAD_CODE: "has a code that is out of range",
         }
         raise (FrameError if found == frame_kernels.BAD_CODE else NotFiniteError)(wrong[found])
     return content, squares
@@ -150,9 +150,9 @@ def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
             raise FrameError(f"declares {declared} bytes of content instead of {expected}")
         content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise FrameError(f"is not a zstd frame: {error}") from error
+        raise FrameError(f"is not a zstd frame ({error})") from error
     if len(content) != expected:
-        raise FrameError(f"holds {len(content)} bytes of content instead of {expected}")
+        raise FrameError(f"has {len(content)} bytes of content instead of {expected}")
     return np.frombuffer(content, np.uint8)
 
 

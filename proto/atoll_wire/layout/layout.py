@@ -93,7 +93,8 @@ class FragmentLayout:
     def run(self, first: int, count: int) -> FrameRun:
         """Returns `count` frames from number `first` on. Raises IndexError for frames that do not exist."""
         if not (first >= 0 and 0 < count <= len(self.frames) - first):
-            raise IndexError(f"frames {first} to {first + count - 1} of {len(self.frames)}")
+            last = first + count - 1
+            raise IndexError(f"frames {first} to {last} do not exist: the fragment has {len(self.frames)} frames")
         frames = self.frames[first : first + count]
         start = frames[0].offset
         moved = tuple(frame.moved(-start) for frame in frames)

@@ -85,7 +85,7 @@ def header_length(head: bytes, size: float) -> int:
     """
     length = struct.unpack("<Q", head)[0] if len(head) == LENGTH_BYTES else 0
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
-        raise ValueError(f"its header claims {length} bytes of {size}")
+        raise ValueError(f"its header has the invalid length {length}")
     return int(length)
 
 

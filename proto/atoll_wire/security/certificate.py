@@ -88,5 +88,8 @@ def check_role(directory: Path | None, role: Role, name: str = "") -> None:
         return
     found, wanted = read_certificate(directory).identity, f"{role.value}/{name}"
     if "/" in found and not (allows_name(found, wanted) if name else found.startswith(wanted)):
-        text = f"--tls {directory} has the certificate of {found}, but a certificate of a {role.value} is needed"
-        raise CertificateError(f"{text}: run atoll certs issue {role.value} {name or 'NAME'}")
+        needed = name or "NAME"
+        text = (
+            f"--tls {directory} has the certificate of {found}, but the certificate of {role.value}/{needed} is needed"
+        )
+        raise CertificateError(f"{text}: create it with `atoll certs issue {role.value} {needed}`")

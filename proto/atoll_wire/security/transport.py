@@ -116,7 +116,8 @@ def read(directory: Path) -> CertificateFiles:
     except OSError as error:
         name = Path(error.filename).name if error.filename else AUTHORITY
         raise TransportSecurityError(
-            f"--tls {directory}: {name} cannot be read ({error.strerror}): create the file with `atoll certs issue`"
+            f"--tls {directory}: {name} cannot be read ({error.strerror}): create it with `atoll certs issue`, "
+            "or let this user read it"
         ) from error
     return found
 

@@ -102,7 +102,7 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
         if name is None:
             raise Refused(
-                Status.UNAUTHENTICATED, "the core does not know this token: use one made by `atoll token NAME`"
+                Status.UNAUTHENTICATED, "the core does not know this token: create one with `atoll token NAME`"
             )
         return name
     if caller.role is Role.OPERATOR:

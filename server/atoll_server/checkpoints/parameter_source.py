@@ -116,7 +116,8 @@ def _folder(path: Path) -> ParameterSource:
         header_total += header.base
         if header_total > MAX_HEADER_BYTES:
             raise TensorFileError(
-                f"the headers of the files in {path} have more than {MAX_HEADER_BYTES} bytes: use fewer tensors"
+                f"the headers of the files in {path} have more than {MAX_HEADER_BYTES} bytes: "
+                "use a model with fewer tensors"
             )
         _check_tensors(path, name, header, expected, tensors_of[name])
         metadata = _common(path, name, metadata, header.metadata)
@@ -132,7 +133,7 @@ def _read_index(path: Path) -> dict[str, str]:
     with closing(DISK.open(path)) as file:
         if file.size > MAX_INDEX_BYTES:
             raise TensorFileError(
-                f"{path} has {file.size} bytes, but at most {MAX_INDEX_BYTES} are read: {AGAIN}, with fewer tensors"
+                f"{path} has {file.size} bytes, but at most {MAX_INDEX_BYTES} are read: use a model with fewer tensors"
             )
         text = file.read_at(0, file.size)
     try:
@@ -153,7 +154,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"it has {_shown(twice)} twice")
+        raise ValueError(f"it names {_shown(twice)} twice")
     return found
 
 
@@ -211,7 +212,7 @@ def _common(path: Path, name: str, so_far: dict[str, str] | None, metadata: obje
         return dict(metadata)
     if differing := [key for key, _ in so_far.items() ^ metadata.items() if key.startswith(OURS)]:
         raise TensorFileError(
-            f"{_shown(name)} in {path} is from another export than the earlier files ({_shown(min(differing))} "
+            f"{_shown(name)} in {path} comes from a different export than the earlier files ({_shown(min(differing))} "
             "differs): export the model again"
         )
     return {key: value for key, value in so_far.items() if metadata.get(key) == value}

@@ -88,7 +88,8 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
-            "this version of Atoll computes another layout for the run's tensors: use the version that started the run"
+            "this version of Atoll computes a different layout for the run's tensors: "
+            "use the version that started the run"
         )
     return layout
 
@@ -221,7 +222,7 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
     if found != logged:
         raise LedgerError(
             f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, but the ledger has "
-            f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
+            f"{logged}: the disk or the CPU is faulty; restore a backup on another machine"
         )
 
 

@@ -57,7 +57,10 @@ class RunVerifier:
             except DAMAGE as error:
                 text = str(error) if isinstance(error, UserError) else f"{self._directory} is damaged ({error})"
                 self._say(text)
-                log.error("a file is damaged: training continues, but a restart may fail", error=text)
+                log.error(
+                    "a file is damaged: training continues, but a restart may fail; export the model, check the disk",
+                    error=text,
+                )
 
     def _rows(self) -> None:
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:

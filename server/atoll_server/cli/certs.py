@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
     """Adds `atoll certs` and its subcommands."""
     certs = typer.Typer(
         no_args_is_help=True,
-        help="Make and show certificates, which give processes and operators their roles in a run.",
+        help="Create and show certificates, which give processes and operators their roles in a run.",
     )
     certs.command("init")(init_command)
     certs.command("issue")(issue_command)
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init_command(directory: Folder = Path("certs")) -> None:
-    """Make a certificate authority. Keep its key, ca-key.pem, secret, since it can sign certificates for any name and role."""
+    """Create a certificate authority. Keep its key, ca-key.pem, secret: it can sign certificates for any name and role."""
     from atoll_server.access.certificates import init
 
     print(f"wrote the certificate authority {init(directory)}; issue certificates with `atoll certs issue`")
@@ -51,7 +51,7 @@ def issue_command(
     days: Annotated[float, typer.Option(help="Days until the certificate expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
 ) -> None:
-    """Make or renew the certificate directory of a process. Give the process this directory as --tls."""
+    """Create or renew the certificate directory of a process. Give the process this directory as --tls."""
     from atoll_wire.security.certificate import Role, read_certificate
 
     from atoll_server.access.certificates import issue

@@ -66,7 +66,9 @@ def _start_core() -> lazy_commands.Command:
         logs.begin()
         if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
             crash_points.watch(crash_points.kill_at(wanted))
-        asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
+        asyncio.run(
+            serve(settings, given, announce=lambda address: print(f"atoll core listens on {address}", flush=True))
+        )
 
     return command(core, CoreSettings, Given(RunSettings), Logs)
 
@@ -149,7 +151,9 @@ def evict_command(
     undo: Annotated[bool, typer.Option("--undo", help="Let the learner join again.")] = False,
     tokens: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of the learner's reported tokens to keep if the reports were false."),
+        typer.Option(
+            min=0, help="Number of the learner's reported tokens that still count, if its reports were false."
+        ),
     ] = None,
 ) -> None:
     """Evict a learner. The learner stops and cannot join again, and the core refuses its pending contributions."""
@@ -164,7 +168,7 @@ def token_command(
         "operator-tokens"
     ),
 ) -> None:
-    """Make an operator's token, which replaces the earlier token. Start the core with --operator-tokens FILE."""
+    """Create an operator's token, which replaces an earlier token with this name. Start the core with --operator-tokens FILE."""
     from atoll_server.access.tokens import new
 
     print(new(file, name))
@@ -201,7 +205,7 @@ def checkpoint_verify(
         Path,
         typer.Option(
             "--dir",
-            help="Directory of the run, or a copy. No core may be using this directory.",
+            help="Directory of the run, or a copy of it. No core may use the directory at the same time.",
             envvar="ATOLL_CHECKPOINT_VERIFY_DIR",
         ),
     ],
@@ -252,7 +256,7 @@ def checkpoint_take(
 
 
 def checkpoint_export(
-    out: Annotated[Path, typer.Argument(help="Safetensors file to write; with --max-file-size, the folder.")],
+    out: Annotated[Path, typer.Argument(help="Safetensors file to write; with --max-file-size, the folder to write.")],
     server: Server = "127.0.0.1:7070",
     tls: Tls = None,
     token: Token = "",

@@ -90,7 +90,9 @@ def _check_replaceable(folder: Path) -> None:
         raise ExportError(f"{folder} exists and is not a folder: give another path, or omit --max-file-size")
     others = [each.name for each in folder.iterdir() if not _is_ours(each)] if folder.exists() else []
     if others:
-        raise ExportError(f"{folder} has files of another kind, such as {min(others)!r}: give another path")
+        raise ExportError(
+            f"{folder} contains files that are not part of an export, such as {min(others)!r}: give another path"
+        )
 
 
 def _is_ours(path: Path) -> bool:

@@ -58,7 +58,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
             if core := core_away(error):
-                fix = f"start it with `atoll core --listen {core} --dir DIR`, or correct the front's --core"
+                fix = f"start the core with `atoll core --listen {core} --dir DIR`, or correct the front's --core"
                 text = f"the front at {address} answers, but {error.details()}"
                 raise OperatorError(f"{text}: {fix}") from error
             if is_unreachable(error):
@@ -72,7 +72,7 @@ def _check_caller(tls: Path | None) -> None:
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which cannot call a core"
-        raise OperatorError(f"{text}: use an operator's (atoll certs issue operator NAME)")
+        raise OperatorError(f"{text}: use an operator's certificate (atoll certs issue operator NAME)")
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):

@@ -26,7 +26,7 @@ def console() -> Console:
 
 def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
     """Prints checkpoints as a table, oldest first."""
-    table = Table("id", "taken", "merges", "size MB", "generation")
+    table = Table("id", "taken", "merges", "size (MB)", "generation")
     for each in checkpoints:
         table.add_row(*checkpoint_row(each))
     console().print(table)
@@ -86,7 +86,7 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
         "steps",
         "tokens",
         "loss",
-        "step s",
+        "s/step",
         "goodput",
         "lost",
         "blocked",

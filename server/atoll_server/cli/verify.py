@@ -100,14 +100,14 @@ class _Check:
     def _snapshots(self) -> None:
         fragments = stored_layout(run_ledger.get_meta(self._db)).fragments
         rows = shard_ledger.snapshots(self._db)
-        sound = 0
+        intact = 0
         for row in rows:
             try:
                 load_snapshot(snapshot_path(self._directory, row.id), fragments, row)
-                sound += 1
+                intact += 1
             except SnapshotError as error:
                 self._warn(f"checkpoint {row.id} is damaged ({error}) and cannot be restored: keep another backup")
-        print(f"snapshots: {'ok' if sound == len(rows) else 'damaged'} ({sound} of {len(rows)} sound)")
+        print(f"snapshots: {'ok' if intact == len(rows) else 'damaged'} ({intact} of {len(rows)} intact)")
 
     def _payloads(self, start: TrialStart) -> None:
         """Reads each frame of the payloads.
@@ -128,7 +128,7 @@ class _Check:
             except (SpoolError, OSError) as error:
                 damaged += 1
                 self._warn(f"{error} (only a start from an older checkpoint needs this payload)")
-        print(f"payloads: {'damaged' if damaged else 'ok'} ({read - damaged} of {read} sound)")
+        print(f"payloads: {'damaged' if damaged else 'ok'} ({read - damaged} of {read} intact)")
 
     def _rows(self) -> None:
         """Reads the rows and indices that a starting core does not read."""

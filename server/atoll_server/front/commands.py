@@ -23,6 +23,6 @@ def _front() -> lazy_commands.Command:
         from atoll_server.front.server import serve
 
         logs.begin()
-        asyncio.run(serve(settings, announce=lambda address: print(f"atoll front serves {address}", flush=True)))
+        asyncio.run(serve(settings, announce=lambda address: print(f"atoll front listens on {address}", flush=True)))
 
     return command(front, FrontSettings, Logs)

@@ -69,7 +69,8 @@ class RegionFetches:
                         raise Refused(Status.UNAVAILABLE, text) from error
                 except CacheFullError as error:
                     if begun:
-                        text = "this front has no free memory for this fetch: try again later"
+                        why = f"this front has no free memory for fragment {request.fragment}"
+                        text = f"{why}: try again later, or raise --cache-mib"
                         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                     break
         async for reply in self._relay(request):
@@ -154,8 +155,9 @@ class RegionFetches:
             item.failed(claimed, LinkLost)
             raise
         except Exception as error:
-            log.exception("a fetch from the core failed", fragment=request.fragment)
-            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front could not fetch: {error!r}"))
+            log.exception("a fetch from the core failed: report this bug", fragment=request.fragment)
+            text = f"this front failed to fetch fragment {request.fragment} ({error!r}): try again, and report this bug"
+            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, text))
         finally:
             if not item.header.frames:  # no frame arrived, so the item may not exist at the core
                 self.cache.drop(item)

@@ -73,7 +73,7 @@ class Routes:
             try:
                 self._security.check([address])
             except TransportSecurityError as error:
-                text = f"this front cannot call the run's shard at {address} ({error})"
+                text = f"this front cannot call a shard of the run: {error}"
                 raise Refused(Status.UNAVAILABLE, text) from error
             known[address] = CoreConnection(address, self._security, self.clock, self._dial)
         return known[address]

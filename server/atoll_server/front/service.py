@@ -270,7 +270,9 @@ class FrontService(rpc.OuterServicer):
             if is_atoll_status(error):
                 route.shard.core_connection.answered(route.link)
             else:  # from gRPC or another server on the core's port; this status must not stop a learner
-                code, details = grpc.StatusCode.UNAVAILABLE, f"a call to the core at {route.address} failed: {details}"
+                fix = "check the core and any proxy in front of it"
+                text = f"a call to the core at {route.address} failed ({details}): {fix}"
+                code, details = grpc.StatusCode.UNAVAILABLE, text
             if session is not None:
                 route.shard.sessions.refused(session)
         except LinkLost:

@@ -117,7 +117,8 @@ class RoundState:
             staleness = self.staleness(waiting.base_version)
             if staleness > settings.max_staleness:
                 text = (
-                    f"staleness {staleness:.3g} is above the limit {settings.max_staleness}: adopt the whole fragment"
+                    f"staleness {staleness:.3g} is above the limit {settings.max_staleness} (--max-staleness): "
+                    "the learner drops this work and fetches the whole fragment"
                 )
                 refusals.append(Refusal(key, text, True))
                 continue

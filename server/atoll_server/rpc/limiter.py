@@ -183,7 +183,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             except TimeoutError as error:
                 if call.why is not None:
                     raise
-                text = f"no message arrived within {self.quotas.first_message_s:.0f} s of the call: call again"
+                text = f"the call's first message did not arrive within {self.quotas.first_message_s:.0f} s: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
             raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one message")
@@ -193,7 +193,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
         """Returns a context manager that occupies one of the peer's slots for calls without a first message."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} calls of this caller already wait (the limit): call later, or open fewer streams"
+            text = f"{peer.waiting} calls of this caller already wait to start (the limit): call later, or less often"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -253,7 +253,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             text = f"{len(pool)} {method.name} calls of this learner are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            text = f"{len(pool) - 1} {method.name} calls of this learner were open, so a new call ended the oldest one"
+            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per learner): keep fewer open"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
@@ -314,9 +314,10 @@ class _Inward:
             read = self._method.handler.request_deserializer
             return raw if read is None else read(raw)
         except DecodeError as error:
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"the message is invalid for {self._method.name}: {error}"
-            ) from error
+            name = self._method.name
+            large = ", or raise --quota-joining-bytes for a large model" if name == "Join" else ""
+            text = f"the message is invalid for {name} ({error}): use the same version of Atoll on both sides{large}"
+            raise Refused(Status.INVALID_ARGUMENT, text) from error
 
     async def _raw(self) -> bytes | None:
         raw = await self._next()

@@ -275,7 +275,8 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
     """Returns the trainable tensors that a learner declares. Raises Refused if any is invalid or exceeds a limit."""
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(
-            Status.INVALID_ARGUMENT, f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted"
+            Status.INVALID_ARGUMENT,
+            f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted (--limit-tensors)",
         )
     if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
         raise Refused(

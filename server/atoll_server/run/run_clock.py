@@ -46,7 +46,7 @@ class RunClock:
             self._jumped_s = -behind_s
         if behind_s > JUMP_S:
             log.warning(
-                "this machine's clock is behind the run's: the run continues from its last saved time",
+                "this machine's clock is behind the run's: the run continues from its last saved time; check NTP",
                 behind_s=behind_s,
             )
 
@@ -55,7 +55,7 @@ class RunClock:
         jumped_s = self._machine.wall() - self.wall()
         if abs(jumped_s - self._jumped_s) > JUMP_S:
             log.warning(
-                "this machine's clock jumped: the run keeps its own time",
+                "this machine's clock jumped: the run keeps its own time; check NTP",
                 jumped_s=round(jumped_s - self._jumped_s),
             )
             self._jumped_s = jumped_s

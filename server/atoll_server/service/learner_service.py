@@ -165,7 +165,8 @@ class OuterService(rpc.OuterServicer):
                     "frames arrived over a stream that was declared control_only: send them over another stream",
                 )
             if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-                text = f"a message has {len(brought)} frames: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
+                most = frame_messages.FRAMES_PER_MESSAGE
+                text = f"a Push message has {len(brought)} frames: send 1 to {most} per message"
                 raise Refused(Status.INVALID_ARGUMENT, text)
             await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)

@@ -70,7 +70,7 @@ class OperatorService(rpc.OperatorServicer):
             acted = replace(acted, status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except (asyncio.CancelledError, GeneratorExit):
-            acted = replace(acted, status="cancelled", detail="the caller did not wait for the result")
+            acted = replace(acted, status="cancelled", detail="the call ended before the action had a result")
             raise
         except Exception as error:
             acted = replace(acted, status="unknown", detail=str(error))
@@ -109,7 +109,7 @@ class OperatorService(rpc.OperatorServicer):
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
-        act = "evict" if reason else "let in again"
+        act = "evict" if reason else "readmit"
         async with self._acting(context, act, learner=request.learner[:80], reason=reason, **what):
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
             await asyncio.shield(evicting)  # continues even if the operator disconnects

@@ -77,7 +77,7 @@ class Intake:
         except NotFiniteError as error:
             new, whole = True, uploads.came_bad(upload, f"{error}: {DIVERGED}")
         except FrameError as error:
-            return uploads.drop(upload, Refused(Status.INVALID_ARGUMENT, f"{upload.key}: {error}"))
+            return uploads.drop(upload, Refused(Status.INVALID_ARGUMENT, str(error)))
         except OSError as error:
             text = f"the spool cannot be written ({error.strerror}): free space on the core's disk"
             return uploads.drop(upload, Refused(Status.RESOURCE_EXHAUSTED, text))

@@ -151,7 +151,10 @@ class Snapshotter:
         try:
             return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # raised before the first write
-            log.error("the ledger is damaged: training continues, but a restart may fail", error=str(error))
+            log.error(
+                "the ledger is damaged: training continues, but a restart may fail; export the model, check the disk",
+                error=str(error),
+            )
             return False
 
     async def _write(self, writer: SnapshotWriter) -> None:

@@ -33,7 +33,7 @@ class UploadEvent(Enum):
 
     ALL_FRAMES = "all its frames arrived, as declared"
     BAD_VALUES = "values arrived that are not finite"
-    GIVEN_UP = "it was given up"  # after invalid or missing frames, a full disk, or a newer contribution or incarnation
+    GIVEN_UP = "it was cancelled"  # after bad or missing frames, a full disk, or a newer contribution or incarnation
     KEPT = "its row was committed"
     REFUSED = "its refusal was committed"
 

@@ -79,7 +79,7 @@ class Upload:
     def refused(self) -> Refused:
         """Returns a new copy of the error for a stream of this upload, which has no receipt."""
         if self.error is None:
-            return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
+            return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was cancelled: send it again")
         return Refused(self.error.status, self.error.detail)
 
 
@@ -264,9 +264,9 @@ class Uploads:
                 frame_bytes = upload.part.size_bytes // upload.part.frames
                 kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
-                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s: the upload was given up; send it again. "
-                    f"A frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run with "
-                    "--codec int4"
+                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, so the upload was cancelled: send it "
+                    f"again. A frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run "
+                    "with --codec int4"
                 )
                 self.drop(upload, Refused(Status.UNAVAILABLE, text))
 

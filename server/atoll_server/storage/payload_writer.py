@@ -17,7 +17,7 @@ import numpy as np
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import Payload, crc32c
-from atoll_wire.codec.frame_codec import Content, FrameError
+from atoll_wire.codec.frame_codec import Content, FrameError, NotFiniteError
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import FragmentLayout
 from atoll_wire.messages.frame_messages import WireFrame
@@ -83,14 +83,19 @@ class PayloadWriter:
             raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
         try:
             content, squares = frame_codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        except NotFiniteError as error:
+            raise NotFiniteError(f"frame {index} {error}") from error
         except FrameError as error:
-            raise type(error)(f"frame {index}: {error}") from error
+            raise FrameError(
+                f"frame {index} of {self.key} {error}: use the same version of Atoll on both sides"
+            ) from error
         with self._lock:
             if index in self.received or self._closed:
                 return False
             if self.received_bytes + len(payload) > self.size_bytes:
                 raise FrameError(
-                    f"{self.key} sends more than its declared {self.size_bytes} bytes: send it again with a new seq"
+                    f"contribution {self.key} sends more than its declared {self.size_bytes} bytes: "
+                    "send it again with a new seq"
                 )
             if self._file is None:
                 self._file = self.disk.create(self.path)
@@ -118,7 +123,8 @@ class PayloadWriter:
         table = [self.received[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
             raise FrameError(
-                f"the frames of {self.key} differ from the size or digest in its header: send it again with a new seq"
+                f"the frames of contribution {self.key} differ from the size or digest in its header: "
+                "send it again with a new seq"
             )
 
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:

@@ -125,7 +125,10 @@ class Spool:
         """Reserves space for a contribution before its first frame. Raises SpoolFull if there is no space."""
         with self._room:
             if self.used_bytes + size_bytes > self.limit_bytes:
-                raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
+                raise SpoolFull(
+                    f"the spool has no space for {size_bytes} bytes ({self.used_bytes} of {self.limit_bytes} bytes are "
+                    "used): try again later, or raise --limit-spool-bytes"
+                )
             if self.room_bytes is not None:
                 if size_bytes > self.room_bytes:
                     raise SpoolFull("the core's disk is nearly full: free space there; senders wait until then")

@@ -121,7 +121,8 @@ class EventLog:
     def _joined(self, entry: entries.Joined, now: float) -> None:
         match entry.arrival:
             case Arrival.NEW:
-                self._add(Kind.JOINED, f"joined from {entry.region or 'no region'}", now, entry.learner)
+                text = f"joined from {entry.region}" if entry.region else "joined"
+                self._add(Kind.JOINED, text, now, entry.learner)
             case Arrival.RESTARTED:
                 text = f"restarted as incarnation {entry.incarnation} after {entry.down_s:.1f} s down"
                 self._add(Kind.BACK, text, now, entry.learner)

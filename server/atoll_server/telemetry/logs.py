@@ -28,7 +28,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             say = log.error if by_disk else log.warning
             say("initial parameters refused", detail=detail)
         case entries.PauseChanged(reason):
-            log.warning("paused" if reason else "resumed", reason=reason)
+            log.warning("run paused" if reason else "run resumed", reason=reason)
         case entries.SnapshotTaken(number, merges, size_bytes):
             log.info("snapshot taken", id=number, merges=merges, size_bytes=size_bytes)
         case entries.SnapshotFailed(error):
@@ -47,7 +47,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.OperatorActed(action, operator, _, what):
             log.info(action, operator=operator, **what, **entry.outcome)
         case entries.UploadBegan(key, cycle, received):
-            log.debug("upload", contribution=str(key), cycle=cycle, received=received)
+            log.debug("receiving a contribution", contribution=str(key), cycle=cycle, received=received)
         case entries.TurnedAway(learner, refused):
             told = {"learner": learner[:LONGEST_NAME], "status": refused.status.value, "detail": refused.detail}
             log.warning("contribution turned away", **told)
@@ -56,14 +56,15 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             text = "a contribution declares more work than its learner can have trained"
             log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
         case entries.Acknowledged(key):
-            log.debug("durable", contribution=str(key))
+            log.debug("contribution durable", contribution=str(key))
         case entries.ArrivalRefused(fate):
             log.warning("contribution refused", contribution=str(fate.key), reason=fate.reason)
         case entries.RoundLapsed(lapse):
             log.info("round lapsed", fragment=lapse.fragment, cycle=lapse.cycle, reason=lapse.reason)
         case entries.Published(merge):
             shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
-            log.debug("merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares)
+            place = {"fragment": merge.fragment, "version": merge.version}
+            log.debug("fragment merged", **place, reason=merge.reason, shares=shares)
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
             pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
