@@ -16,9 +16,9 @@ help: ## show this list
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": give another with PYTHON=...")'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "installing torch (the CPU build where one is at hand) ..."
+	@echo "installing torch (the CPU build, if pip finds it) ..."
 	@$(PIP) torch==2.13.0
-	@echo "installing atoll and what it is developed with ..."
+	@echo "installing atoll and its development tools ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
