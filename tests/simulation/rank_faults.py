@@ -39,6 +39,10 @@ class RankFaults:
         self._second: set[tuple[str, int, int, int]] = set()  # contributions with streams of two ranks
         world.network.began = self._began
 
+    def plan_none(self) -> None:
+        """Leaves all faults out."""
+        self._slow = self._dies = self._fails = False
+
     def slow_rank(self, size: int) -> int | None:
         """Returns the slow rank of a new process, if it has one. size: its number of ranks."""
         return self._rng.randrange(size) if self._slow and size > 1 else None
