@@ -93,7 +93,12 @@ def main() -> None:
             note()
         stats = learner.stats()
     said = {"anchors": anchors, "losses": losses, "run_tokens": run_tokens, "tokens": learner.stats().tokens}
-    said |= {"merged": learner.stats().merged, "mismatches": stats.mismatches, "versions": stats.versions}
+    said |= {
+        "fingerprint": boundary._layout.fingerprint.hex(),
+        "merged": learner.stats().merged,
+        "mismatches": stats.mismatches,
+        "versions": stats.versions,
+    }
     (Path(folder) / f"{name}-{rank}.json").write_text(json.dumps(said))
     if kind != "one":
         dist.destroy_process_group()
@@ -103,4 +108,5 @@ def checked(track: Track) -> tuple[int, int]:
     return frame_codec.vector_crc32c(track.anchor), track.anchor.nbytes
 
 
-main()
+if __name__ == "__main__":
+    main()

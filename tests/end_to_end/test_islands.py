@@ -10,16 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from atoll.boundary.parameters import Parameters
+from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint
+from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined
+from atoll_wire.layout.layout import Layout, plan
+from safetensors import safe_open
 from torch import nn
 
-from tests.end_to_end.world import core, eventually
+from tests.end_to_end.island_rank import model_of
+from tests.end_to_end.world import Core, core, eventually
 
 SCRIPT = Path(__file__).with_name("island_rank.py")
 LOCKSTEP = Path(__file__).with_name("lockstep_rank.py")
-STEPS = 80
+STEPS, FRAGMENTS = 80, 2
 KINDS, MORE = [("fsdp", 2), ("tp", 2)], [("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
 
 
@@ -45,6 +52,32 @@ def versions(ranks: list[dict[str, Any]]) -> dict[str, int]:
     return found
 
 
+def planned() -> Layout:
+    """Returns the run's layout, from the model of one process."""
+    model, *_ = model_of("one")
+    return plan(Parameters(model, torch.optim.AdamW(model.parameters())).tensors, FRAGMENTS)
+
+
+def exported(running: Core, path: Path) -> dict[str, int]:
+    """Exports the run's current parameters. Returns the checksum of each fragment, by fragment and version."""
+    export_checkpoint(OperatorTarget(running.address), path, initial=False)
+    layout, found = planned(), {}
+    with safe_open(path, "pt") as file:
+        versions = file.metadata()["atoll.versions"].split(",")
+        values = {number: file.get_tensor(each.name).numpy().ravel() for number, each in enumerate(layout.tensors)}
+    for fragment, version in zip(layout.fragments, versions, strict=True):
+        pieces = [values[each.tensor][each.start : each.start + each.length] for each in fragment.pieces]
+        found[f"{fragment.index}/{version}"] = frame_codec.vector_crc32c(np.concatenate(pieces))
+    return found
+
+
+def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> None:
+    """Checks that anchors of equal versions are equal, and that at least so many versions are in both."""
+    both = one.keys() & other.keys()
+    assert len(both) >= at_least
+    assert {key: one[key] for key in both} == {key: other[key] for key in both}
+
+
 @pytest.mark.parametrize(("kind", "count"), [*KINDS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)])
 def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, count):
     with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
@@ -52,6 +85,8 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
         one = started("one", 1, running.address, "one", tmp_path)
         eventually(lambda: len(running.status().learners) == 2, 100)
         (tmp_path / "go").touch()
+        eventually(lambda: running.status().contributions.merged > 4, 100)
+        export = exported(running, tmp_path / "export.safetensors")
         for learner in (island, one):
             _, errors = learner.communicate(timeout=200)
             assert learner.returncode == 0, errors[-6000:]
@@ -59,10 +94,8 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
         status = running.status()
     island, one = said(tmp_path, "island", count), said(tmp_path, "one", 1)
     assert all(rank["anchors"].keys() == island[0]["anchors"].keys() for rank in island), "all ranks adopt together"
-    mine, theirs = versions(island), versions(one)
-    both = mine.keys() & theirs.keys()
-    assert len(both) > 4
-    assert {key: mine[key] for key in both} == {key: theirs[key] for key in both}
+    assert_same(versions(island), versions(one), 5)
+    assert_same(versions(island), export, 1)
     assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
     assert all(rank["run_tokens"] == island[0]["run_tokens"] for rank in island)
     assert island[0]["merged"] > 2
@@ -71,6 +104,37 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
     assert tokens == {"island": 32 * STEPS, "one": 32 * STEPS}
     for ranks in (island, one):
         assert sum(ranks[0]["losses"][-10:]) < sum(ranks[0]["losses"][:10])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_process_and_islands_of_two_and_four_ranks_have_the_same_anchors_in_one_run(tmp_path):
+    ranks = {"one": 1, "ddp": 2, "fsdp": 4}
+    with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
+        learners = [started(kind, count, running.address, kind, tmp_path) for kind, count in ranks.items()]
+        eventually(lambda: len(running.status().learners) == len(ranks), 200)
+        (tmp_path / "go").touch()
+        eventually(lambda: running.status().contributions.merged > 6, 200)
+        export = exported(running, tmp_path / "export.safetensors")
+        for learner in learners:
+            _, errors = learner.communicate(timeout=300)
+            assert learner.returncode == 0, errors[-6000:]
+        eventually(lambda: running.status().contributions.pending == 0)
+        status = running.status()
+    found = {kind: said(tmp_path, kind, count) for kind, count in ranks.items()}
+    every = [rank for island in found.values() for rank in island]
+    assert {rank["fingerprint"] for rank in every} == {planned().fingerprint.hex()}
+    assert all(rank["anchors"].keys() == island[0]["anchors"].keys() for island in found.values() for rank in island)
+    anchors = {kind: versions(island) for kind, island in found.items()}
+    for kind in ("ddp", "fsdp"):
+        assert_same(anchors[kind], anchors["one"], 5)
+    assert_same(anchors["ddp"], anchors["fsdp"], 5)
+    assert_same({key: crc for mine in anchors.values() for key, crc in mine.items()}, export, FRAGMENTS)
+    assert not any(rank["mismatches"] for rank in every)
+    assert {each.learner: each.tokens for each in status.learners} == dict.fromkeys(ranks, 32 * STEPS)
+    for island in found.values():
+        assert island[0]["merged"] > 2
+        assert sum(island[0]["losses"][-10:]) < sum(island[0]["losses"][:10])
 
 
 @pytest.mark.slow
@@ -97,10 +161,7 @@ def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_pat
         eventually(lambda: running.status().contributions.pending == 0)
         status = running.status()
     island, one = said(tmp_path, "island", count), said(tmp_path, "one", 1)
-    mine, theirs = versions(island), versions(one)
-    both = mine.keys() & theirs.keys()
-    assert len(both) > 4
-    assert {key: mine[key] for key in both} == {key: theirs[key] for key in both}
+    assert_same(versions(island), versions(one), 5)
     assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
     assert island[0]["merged"] > 2
     assert {each.learner: each.incarnation for each in status.learners} == {"island": 2, "one": 1}

@@ -14,7 +14,7 @@ import numpy as np
 from atoll_server.checkpoints.rollback import RolledBack
 from atoll_server.rounds.round_state import Phase
 from atoll_server.rounds.syncer import Syncer
-from atoll_server.rounds.syncer_events import Cause
+from atoll_server.rounds.syncer_events import Cause, ContributionKey
 from atoll_server.run.core import Core
 from atoll_server.storage.lineage import Line
 from atoll_wire import outer_pb2 as pb
@@ -58,6 +58,7 @@ class Checks:
         self.restored_to: RolledBack | None = None  # the result that an operator received
         self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # version, checksum of the last adopted anchor
         self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor from which it was measured
+        self.coded: dict[Name, bytes] = {}  # digest of the frames that its ranks coded
         self.newest: dict[int, int] = {}  # fragment -> newest announced version
         self.incarnations: dict[tuple[str, int], int] = {}  # by name and nonce
         self.highest: dict[str, int] = {}  # name -> newest announced incarnation
@@ -117,6 +118,7 @@ class Checks:
         if pushed and name not in self.acknowledged:
             self.acknowledged[name] = None
             self.note(f"acknowledged {name}")
+            self._is_whole(name)
             fenced = self.fenced_at.get(name[:2])
             if fenced is not None and self._loop.now > fenced + SLOW_DISK_S:
                 raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
@@ -138,6 +140,16 @@ class Checks:
             raise Violation(7, f"{name} was merged at staleness {told.staleness}")
         if not 0 <= told.weight <= 1.0000001:
             raise Violation(7, f"{name} has weight {told.weight}")
+
+    def _is_whole(self, name: Name) -> None:
+        """Checks that the core stored the frames that all ranks coded, unless they are merged already."""
+        shard, (learner, incarnation, fragment, seq) = shard_of(self.core), name
+        key = ContributionKey(learner, incarnation, fragment, seq)
+        if shard is None or name not in self.coded or key not in shard.fragments[fragment].held:
+            return
+        places = shard.held(key).stored.places
+        if frame_codec.frames_digest([places[index][1:] for index in sorted(places)]) != self.coded[name]:
+            raise Violation(1, f"{name} was acknowledged with {len(places)} frames that are not what its ranks coded")
 
     def _notification(self, notification: pb.Notification) -> None:
         match notification.WhichOneof("what"):
@@ -176,9 +188,10 @@ class Checks:
             raise Violation(4, f"{island.process.name} adopted another {fragment}/{version} than was published")
         self.anchors[island, fragment] = (version, found)
 
-    def taken(self, island: Island, name: Name) -> None:
-        """Records that a learner sends its work since the adopted anchor."""
+    def taken(self, island: Island, name: Name, digest: bytes) -> None:
+        """Records that a learner sends its work since the adopted anchor. digest: of the frames of all its ranks."""
         self.took[name] = self.anchors[island, name[2]]
+        self.coded[name] = digest
 
     def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:
         """Checks that work counts from an anchor in the run's history, and not from an undone one."""

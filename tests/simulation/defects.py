@@ -23,7 +23,7 @@ from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll.agent import partial_fetch, run_session, sending, shard_session
+from atoll.agent import coordination, fetching, partial_fetch, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
@@ -39,7 +39,7 @@ from atoll_server.rounds import syncer
 from atoll_server.rounds.syncer_events import Merge
 from atoll_server.run import core, initial_parameters, joining, registrar
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
+from atoll_server.storage import database, ledger_writer, lineage, payload_writer, rows, run_ledger, shard_ledger
 from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
@@ -593,6 +593,91 @@ def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
 def silent_learners_hold_what_is_pending() -> Iterator[None]:
     """A round waits for a learner that reports but no longer trains (found in the first hundred seeds)."""
     with patch(syncer.LearnerLiveness, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- several ranks
+
+
+@defect
+def frames_of_some_ranks_are_a_contribution() -> Iterator[None]:
+    """An upload counts as complete as soon as it has frames. Missing frames count as zeros."""
+
+    def fill(self: payload_writer.PayloadWriter) -> None:
+        for span in self.fragment.frames:
+            self.squares.setdefault(span.index, np.zeros(len(span.segments)))
+
+    with (
+        patch(payload_writer.PayloadWriter, "complete", property(lambda self: bool(self.received))),
+        patch(payload_writer.PayloadWriter, "check", fill),
+    ):
+        yield
+
+
+@defect
+def frames_are_numbered_as_they_arrive() -> Iterator[None]:
+    """The core expects the ranks' streams in the order of their frames."""
+    finish = payload_writer.PayloadWriter.finish
+
+    def renumbered(self: payload_writer.PayloadWriter, norms_sq: Any, scale: float) -> Any:
+        stored = finish(self, norms_sq, scale)
+        return dataclasses.replace(stored, places=dict(enumerate(stored.places.values())))
+
+    with patch(payload_writer.PayloadWriter, "finish", renumbered):
+        yield
+
+
+@defect
+def a_version_is_adopted_before_all_ranks_have_verified_it() -> Iterator[None]:
+    """Rank 0 confirms a version as soon as one rank has prepared its part."""
+    record = coordination.Leading._part
+
+    def confirmed(self: coordination.Leading, rank: int, part: Any) -> None:
+        record(self, rank, part)
+        if part.generation == self._core.session.generation:
+            self._confirm(part.fragment, part.version, part.published)
+
+    with patch(coordination.Leading, "_part", confirmed):
+        yield
+
+
+@defect
+def a_rank_does_not_fetch_again_what_it_failed_to_fetch() -> Iterator[None]:
+    """A rank other than 0 treats the fragment as fetched."""
+    begin, given_up = fetching.Fetcher.begin, set[int]()
+
+    def failed(self: fetching.Fetcher, track: Any, failure: Any) -> bool:
+        if not self._coordination.owners.rank:
+            return had_failed(self, track, failure)
+        given_up.add(id(track))
+        track.target, track.whole = track.version, False
+        return True
+
+    def unless_given_up(self: fetching.Fetcher, track: Any) -> None:
+        if id(track) not in given_up:
+            begin(self, track)
+
+    had_failed = fetching.Fetcher._failed
+    with patch(fetching.Fetcher, "_failed", failed), patch(fetching.Fetcher, "begin", unless_given_up):
+        yield
+
+
+@defect
+def a_slow_rank_is_left_behind() -> Iterator[None]:
+    """Rank 0 confirms a version after 0.15 s, although a rank has not prepared its part."""
+    record = coordination.Leading._part
+
+    def impatient(self: coordination.Leading, rank: int, part: Any) -> None:
+        record(self, rank, part)
+        name = (part.fragment, part.version, part.published)
+
+        def confirm() -> None:
+            if name in self._parts:
+                self._confirm(*name)
+
+        asyncio.get_running_loop().call_later(0.15, confirm)
+
+    with patch(coordination.Leading, "_part", impatient):
         yield
 
 

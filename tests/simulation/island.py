@@ -33,6 +33,7 @@ from atoll.ranks.division import Division
 from atoll.ranks.rank_group import ALONE, RankGroup
 from atoll.stats import Counters
 from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
 
@@ -44,6 +45,7 @@ from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divis
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
+SLOW_CALLS_S = 0.1  # additional delay of each message between a slow rank and the core
 MAX_UNDONE = 8  # number of adoptions after which an undoing optimizer must be detected
 
 
@@ -96,6 +98,7 @@ class Island:
     """A learner of one or several processes, and its name. process, counters, session, tracks: of rank 0.
 
     error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`. size: number of ranks.
+    slow: number of the rank whose messages are all late, if any.
     """
 
     answers: Callable[..., RoundAnswers] = RoundAnswers  # how its ranks answer rounds
@@ -103,6 +106,7 @@ class Island:
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
         seed: int, masters: Masters = Masters.NONE, *, watched: bool = False, size: int = 1,
+        slow: int | None = None,
     ) -> None:  # fmt: skip
         self.name, self.life, self.network, self._checks, self._step_s = name, life, network, checks, step_s
         self._addresses = addresses
@@ -134,6 +138,8 @@ class Island:
         self.due_again = False  # another start of it waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
         messages = self._connected(dice)
+        if slow is not None:
+            messages[slow].slow, network.late_s[self.ranks[slow].process] = True, SLOW_CALLS_S
         for rank in self.ranks[1:]:
             self.process.on_death.append(rank.process.kill)
             rank.process.start(self._follow(rank, messages[rank.number]), name=rank.process.name)
@@ -382,7 +388,16 @@ class Island:
         in_flight = core.tracks[taken.fragment].in_flight
         if rank.number == 0 and in_flight is not None and in_flight.taken is taken:
             name = (self.name, core.session.incarnation, taken.fragment, in_flight.seq)
-            self._checks.taken(self, name)
+            self._checks.taken(self, name, self._digest(taken.fragment))
+
+    def _digest(self, fragment: int) -> bytes:
+        """Returns the digest of the payloads that all ranks send together, in the order of their frames."""
+        contents: list[tuple[int, bytes]] = []
+        for rank in self.ranks:
+            (mine,) = [each for each in rank.submitted if each.fragment == fragment]
+            coded = zip(self._run(rank, fragment).frames, mine.outstanding.coded.contents, strict=True)
+            contents += [(span.index, frame_codec.compress(content)) for span, content in coded]
+        return frame_codec.frames_digest([(len(payload), crc32c(payload)) for _, payload in sorted(contents)])
 
     def _check(self, taken: Submission) -> None:
         """Checks that a contribution is what was trained. All ranks have taken their parts of it."""

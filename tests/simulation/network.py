@@ -82,6 +82,7 @@ class Network:
         self.late_s: dict[Process, float] = {}  # additional delay of this learner's messages
         self.held: list[tuple[Process, Callable[[], None]]] = []
         self.events = self.cuts = self.replays = self.changes = 0
+        self.began: Callable[[Call], None] = lambda _: None  # called when a call's first message reaches its server
 
     def delay_s(self) -> float:
         if self.rng.random() < self.weather.long_delay:
@@ -241,6 +242,16 @@ class Call:
     def done(self) -> bool:
         return self._status.done()
 
+    @property
+    def first(self) -> Any:
+        """The first message that its server received."""
+        return self._first
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended for its caller because its connection was lost."""
+        return self._status.done() and not self._cancelled and self._status.result()[0] is LOST[0]
+
     def add_done_callback(self, callback: Callable[[Call], None]) -> None:
         self._told.append(callback)
         if self.done():
@@ -345,6 +356,7 @@ class Call:
         if self._server is None:
             self._first = message
             self._server = server[1].start(self._serve(server[0]), name=self.method)
+            self.network.began(self)
         self._server_inbox.put(message)
 
     async def _serve(self, service: Any) -> None:

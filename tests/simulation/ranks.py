@@ -23,7 +23,8 @@ from atoll_wire.layout.layout import Layout, TensorSpec
 from tests.simulation.loop import Process, VirtualLoop
 
 START_S = 10.0  # limit on the wait of a starting rank, in real time
-SLOW_S = 0.003  # mean delay of a message between ranks; some are much slower
+MEAN_S = 0.003  # mean delay of a message between ranks
+LATE_S = (0.2, 1.0)  # bounds on the delay of a few messages, and of all messages of a slow rank
 
 
 class Hub:
@@ -100,6 +101,7 @@ class SimulatedMessages:
         """others: filled in by the island, by rank."""
         self._loop, self._rng, self._processes = loop, rng, processes
         self.rank, self.size = rank, len(processes)
+        self.slow = False  # whether all its messages are late
         self.others: list[SimulatedMessages] = []
         self._arrived: Callable[[bytes], None] | None = None
         self._context: contextvars.Context | None = None
@@ -108,7 +110,8 @@ class SimulatedMessages:
 
     def send(self, to: int, message: bytes) -> None:
         """See RankMessages."""
-        delay_s = self._rng.uniform(0.2, 1.0) if self._rng.random() < 0.02 else self._rng.expovariate(1 / SLOW_S)
+        late = self.slow or self._rng.random() < 0.02
+        delay_s = self._rng.uniform(*LATE_S) if late else self._rng.expovariate(1 / MEAN_S)
         self._last[to] = at = max(self._last[to] + 1e-6, self._loop.now + delay_s)
         self._loop.after(at - self._loop.now, self.others[to].deliver, message)
 

@@ -20,6 +20,7 @@ from atoll_server.rounds.liveness import LiveLearners
 from atoll_server.rounds.round_state import CloseNow
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.rounds.syncer_events import Cause, Effect, Merge
+from atoll_server.shard.uploads import Upload, Uploads
 from atoll_server.storage import crash_points
 from atoll_wire.layout import layout
 from atoll_wire.process import allocator
@@ -90,6 +91,14 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
             return effects
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))
+        came = Uploads.came
+
+        def frames_came(uploads: Uploads, upload: Upload, now: float, *, new: bool) -> bool:
+            whole = came(uploads, upload, now, new=new)
+            world.rank_faults.frames_came(upload)
+            return whole
+
+        stack.enter_context(mock.patch.object(Uploads, "came", frames_came))
         try:
             loop.run_until_complete(world.run())
         except Violation as violation:

@@ -32,6 +32,7 @@ from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
+from tests.simulation.rank_faults import RankFaults
 from tests.simulation.restoring import Restoring
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
 from tests.simulation.training import Masters
@@ -89,6 +90,7 @@ class World:
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)
+        self.rank_faults = RankFaults(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -121,7 +123,7 @@ class World:
             self.loop.after(at, self._caller_comes, self.harm)
         long = self.rotting or self.harmed or isinstance(self.harm, Lie)
         storm_s = ROTTING_STORM_S if long else STRANGE_STORM_S if self.weights.strange is not None else STORM_S
-        await self._watch(lambda: self.loop.now >= storm_s)
+        await self._watch(lambda: self.loop.now >= storm_s and not self.rank_faults.awaited())
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
@@ -443,11 +445,13 @@ class World:
         masters, watched = self.weights.masters(name), self.weights.watched
         several = random.Random(f"{seed} several").choice((1, 1, 1, 2, 3))
         size = several if masters is Masters.NONE and not watched else 1
+        slow = self.rank_faults.slow_rank(size)
         island = Island(
             self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters,
-            watched=watched, size=size,
+            watched=watched, size=size, slow=slow,
         )  # fmt: skip
         self.counts["islands of several ranks"] += size > 1
+        self.counts["islands with a slow rank"] += slow is not None
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
 
@@ -490,6 +494,7 @@ class World:
 
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")
+        self.counts["islands that died between their ranks' uploads"] += self.rank_faults.between_uploads(island)
         self._hang_up(island.process)
         if island.due_again:  # its leave took longer than its planned absence
             self.counts["started as soon as they had left"] += 1
