@@ -103,4 +103,5 @@ def checked(track: Track) -> tuple[int, int]:
     return frame_codec.vector_crc32c(track.anchor), track.anchor.nbytes
 
 
-main()
+if __name__ == "__main__":
+    main()

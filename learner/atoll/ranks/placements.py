@@ -24,7 +24,7 @@ def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 
-def part_of(name: str, parameter: nn.Parameter) -> TensorPart:
+def part_of(name: str, parameter: torch.Tensor) -> TensorPart:
     """Returns the part of a parameter that this rank holds. Raises LearnerError for an unsupported placement."""
     if not isinstance(parameter, DTensor):
         return TensorPart.whole(parameter.shape)
