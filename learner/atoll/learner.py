@@ -255,6 +255,8 @@ class Learner:
             self._boundary.local.forget()
         if kind is None:
             self._mine(self._ranks).leave()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.

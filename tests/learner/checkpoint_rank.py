@@ -2,7 +2,7 @@
 
 python -m tests.learner.checkpoint_rank KIND RANK SIZE ADDRESS FOLDER NAME [die]
 
-Rank 0 writes what the learner began with, and what it saved, to FOLDER/NAME.pt.
+It writes what the learner began with, and what it saved, to FOLDER/NAME-RANK.pt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from tests.end_to_end.island_rank import WORDS, model_of
 from tests.learner.loops import BREATH
 
+End = Callable[[dict[str, Any]], None]
 STEPS = 3
 SLOW_S = 1.0
 
@@ -59,8 +61,8 @@ class Average:
             value.copy_(state["values"][name])
 
 
-def live(kind: str, rank: int, size: int, address: str, folder: Path) -> dict[str, Any]:
-    """Trains and saves a checkpoint. Returns what the learner began with, and what it saved."""
+def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) -> None:
+    """Trains and saves a checkpoint. end: called in the block with what the learner began with, and what it saved."""
     model, options, number, _ = model_of(kind)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -102,7 +104,7 @@ def live(kind: str, rank: int, size: int, address: str, folder: Path) -> dict[st
             blocked_s = learner.stats().blocked_s
             learner.step(tokens=0)
             steps_s.append(learner.stats().blocked_s - blocked_s)
-        return {"begun": begun, "saved": state(), "steps_s": steps_s}
+        end({"begun": begun, "saved": state(), "steps_s": steps_s})
 
 
 def saved_by_all(mine: int, size: int) -> bool:
@@ -139,11 +141,14 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/{name}.store", rank=int(rank), world_size=int(size))
     if int(rank) == int(size) - 1:
         slow_down()
-    found = live(kind, int(rank), int(size), address, folder)
-    torch.save(found, folder / f"{name}-{rank}.pt")
-    dist.barrier()
-    if end:
-        os.kill(os.getpid(), signal.SIGKILL)
+
+    def report(found: dict[str, Any]) -> None:
+        torch.save(found, folder / f"{name}-{rank}.pt")
+        dist.barrier()
+        if end:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    live(kind, int(rank), int(size), address, folder, report)
     dist.destroy_process_group()
 
 

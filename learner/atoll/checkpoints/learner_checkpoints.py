@@ -140,6 +140,8 @@ class LearnerCheckpoints:
             restored = self._state.read(storage.SavedTensors(folder), facts)
         except StateError as error:
             problem = str(error)
+        except Exception as error:  # all ranks must learn of it, because they would wait for this one
+            problem = f"it cannot be read ({type(error).__name__}: {storage.first_line(error)})"
         if self._is_a_problem(folder, problem) or restored is None:
             return False
         self._state.apply(restored, facts)
@@ -214,6 +216,12 @@ class LearnerCheckpoints:
                 log.warning("a checkpoint is still being written after the learner left", learner=self._learner)
         if self._requested:
             log.warning("the learner left before it saved the requested checkpoint", learner=self._learner)
+
+    def close(self) -> None:
+        """Frees what the saves used, unless one is still running. Call this after all ranks have called `end`."""
+        if self._group is not None and self._running is None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def _ended(self, save: RunningSave) -> None:
         """Counts a save that has ended, and logs it on rank 0."""

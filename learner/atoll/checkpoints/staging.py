@@ -41,7 +41,7 @@ class Staging:
         kept.clear()
         with torch.no_grad():
             for key, source in sources.items():
-                copies[key].copy_(source, non_blocking=True)
+                copies[key].copy_(source, non_blocking=source.is_cuda)
         for device in {source.device for source in sources.values() if source.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return {key: HeldPart(held.part, copies[key]) for key, held in tensors.items()}
