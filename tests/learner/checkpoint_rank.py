@@ -1,6 +1,6 @@
 """One rank of a learner that saves checkpoints, for `test_checkpoints_of_ranks`.
 
-python -m tests.learner.checkpoint_rank KIND RANK SIZE ADDRESS FOLDER NAME [die]
+python -m tests.learner.checkpoint_rank KIND[/OPTIMIZER] RANK SIZE ADDRESS FOLDER NAME [die]
 
 It writes what the learner began with, and what it saved, to FOLDER/NAME-RANK.pt.
 """
@@ -61,10 +61,26 @@ class Average:
             value.copy_(state["values"][name])
 
 
+class Rows(torch.optim.SGD):
+    """Has state of other shapes: an average of each row's gradients, and a plain tensor that all ranks have."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            rows = parameter.grad.square().mean(-1, keepdim=True) if parameter.dim() > 1 else parameter.grad.square()
+            state = self.state[parameter]
+            state.setdefault("rows", torch.zeros_like(rows)).lerp_(rows, 0.1)
+            state.setdefault("seen", torch.zeros(3)).add_(1)
+            parameter.add_(parameter.grad / (state["rows"].sqrt() + 1e-3), alpha=-1e-3)
+
+
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "rows": Rows}
+
+
 def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) -> None:
     """Trains and saves a checkpoint. end: called in the block with what the learner began with, and what it saved."""
-    model, options, number, _ = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, options, number, _ = model_of(kind.partition("/")[0])
+    optimizer = OPTIMIZERS[kind.partition("/")[2] or "adamw"](model.parameters(), 1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     position, average = Position(), Average(model)
     extra = {"position": position, "scheduler": scheduler, "average": average, "random": atoll.RandomState()}
@@ -105,6 +121,9 @@ def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) 
             learner.step(tokens=0)
             steps_s.append(learner.stats().blocked_s - blocked_s)
         end({"begun": begun, "saved": state(), "steps_s": steps_s})
+        if rank == size - 1:
+            learner.save_checkpoint()
+    assert learner.stats().checkpoints == 2, "leaving saves a checkpoint that was asked for"
 
 
 def saved_by_all(mine: int, size: int) -> bool:

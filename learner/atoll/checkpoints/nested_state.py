@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from atoll.ranks.placements import local_tensor
 
@@ -55,7 +56,8 @@ def take_apart(state: object, key_of: Callable[[Path, torch.Tensor], str], tenso
             return [rest(each, (*path, index)) for index, each in enumerate(value)]
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
-        if not value.dim() or not _is_plain(local_tensor(value)):
+        scalar = not value.dim() and not isinstance(value, DTensor)
+        if scalar or not _is_plain(local_tensor(value)):
             return local_tensor(value).to("cpu", copy=True)
         key = key_of(path, value)
         while key in tensors:
