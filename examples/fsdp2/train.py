@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, help="HOST:PORT of a core or front")
     parser.add_argument("--name", required=True, help="this island's name, unique in the run")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--checkpoints", help="directory for the optimizer's state, the same for all ranks")
     parser.add_argument("--tls", help="directory of certificates from `atoll certs`")
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
@@ -78,7 +79,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     generator = torch.Generator().manual_seed(zlib.crc32(f"{options.name} {dist.get_rank()}".encode()))
-    with atoll.Learner(model, optimizer, server=options.server, name=options.name, tls=options.tls) as learner:
+    where = {"server": options.server, "name": options.name, "tls": options.tls}
+    with atoll.Learner(model, optimizer, **where, checkpoint_dir=options.checkpoints) as learner:
         for step in range(1, options.steps + 1):
             tokens = text(8, generator).to(device)
             loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())

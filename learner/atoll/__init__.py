@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import atoll_wire as atoll_wire  # must come before any import of grpc: see `atoll_wire.forking`
 
 if TYPE_CHECKING:
+    from atoll.checkpoints.random_state import RandomState as RandomState
     from atoll.errors import LearnerError as LearnerError
     from atoll.learner import Learner as Learner
 
-__all__ = ["Learner", "LearnerError", "__version__"]
+__all__ = ["Learner", "LearnerError", "RandomState", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> object:
         from atoll.learner import Learner  # noqa: PLC0415 - lazy, see above
 
         return Learner
+    if name == "RandomState":
+        from atoll.checkpoints.random_state import RandomState  # noqa: PLC0415 - lazy, see above
+
+        return RandomState
     if name == "LearnerError":
         from atoll.errors import LearnerError  # noqa: PLC0415
 

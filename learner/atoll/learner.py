@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,6 +26,9 @@ from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
+from atoll.checkpoints.directory import RunFacts
+from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, CheckpointSettings, LearnerCheckpoints
+from atoll.checkpoints.learner_state import HasState
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
@@ -70,6 +73,11 @@ class Learner:
             outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
+        checkpoint_dir: directory for this learner's checkpoints. Entering restores the optimizers and extra_state from
+            the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
+        checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
+        extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
+            load_state_dict(). `atoll.RandomState()` holds the random generators.
         metrics_listen: HOST:PORT of the Prometheus endpoint.
         metrics_plaintext: allow addresses other than loopback for metrics, over plain HTTP.
         tls: directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
@@ -90,6 +98,9 @@ class Learner:
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
         same_batch: DeviceMesh | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every_s: float | None = 600.0,
+        extra_state: Mapping[str, HasState] | None = None,
         metrics_listen: str | None = None,
         metrics_plaintext: bool = False,
         tls: str | Path | None = None,
@@ -112,6 +123,11 @@ class Learner:
         self._clock = SYSTEM
         self._counters = Counters()
         self._exchange = ThreadExchange(self._clock)
+        directory = None if checkpoint_dir is None else Path(checkpoint_dir)
+        settings = CheckpointSettings(directory, checkpoint_every_s, dict(extra_state or {}))
+        self._checkpoints: LearnerCheckpoints | None = None
+        if directory is not None:
+            self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
         self._ranks: RankGroup | None = None
         self._agent: Agent | None = None
@@ -135,6 +151,8 @@ class Learner:
         try:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._join(self._parameters, self._ranks)
+            if self._checkpoints is not None:
+                self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
         except BaseException:
             self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
             raise
@@ -206,9 +224,15 @@ class Learner:
             ranks,
             self._clock,
             self._agent_failure,
+            self._checkpoints,
         )
         self._boundary.seen(range(len(layout.fragments)))
         self._boundary.agree_on_tokens()
+
+    def _run_facts(self) -> RunFacts:
+        agent = self._mine(self._agent)
+        run, generation = agent.run
+        return RunFacts(run, agent.layout.fingerprint.hex(), generation)
 
     def _agent_failure(self) -> LearnerError | None:
         if os.getpid() != self._process:
@@ -225,10 +249,14 @@ class Learner:
         with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
             if kind is None and self._boundary is not None and self._boundary.failure() is None:
                 self._boundary.drain(self._drain_s)
+        if self._checkpoints is not None:
+            self._checkpoints.end(self._drain_s if kind is None else 0.0)
         if self._boundary is not None:
             self._boundary.local.forget()
         if kind is None:
             self._mine(self._ranks).leave()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
@@ -281,6 +309,16 @@ class Learner:
     def leave_soon(self) -> None:
         """Makes `step` return even while the run is paused. Call this in a signal handler, then end the loop."""
         self._exchange.excused = True
+
+    def save_checkpoint(self) -> None:
+        """Asks for a checkpoint at the end of the next `step`, or of a later one while another is being written.
+
+        That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
+        the ranks agree on the step. Leaving also saves a checkpoint that was asked for before.
+        """
+        if self._checkpoints is None:
+            raise LearnerError(NO_DIRECTORY)
+        self._checkpoints.request()
 
     @property
     def run_tokens(self) -> int:

@@ -53,6 +53,8 @@ class Stats:
     connected: bool
     last_error: str
     paused_by: str
+    checkpoints: int
+    checkpoints_failed: int
 
 
 @dataclass(slots=True)
@@ -85,6 +87,8 @@ class Counters:
     connected: bool = False
     last_error: str = ""
     paused_by: str = ""
+    checkpoints: int = 0
+    checkpoints_failed: int = 0
     run_tokens: int = 0
     run_tokens_at: int = 0  # this learner's tokens that run_tokens includes
     voided_tokens: int = -1  # tokens that operators or a restore removed from the run; -1: not known yet
@@ -218,6 +222,8 @@ class LearnerMetrics(Collector):
             ("atoll_local_merged", "Contributions merged", c.merged),
             ("atoll_local_refused", "Contributions refused", c.refused),
             ("atoll_local_reconnects", "Lost connections to the core", c.reconnects),
+            ("atoll_local_checkpoints", "Checkpoints saved", c.checkpoints),
+            ("atoll_local_failed_checkpoints", "Checkpoints that could not be saved", c.checkpoints_failed),
         ):
             yield self._counter(name, text, {"": value})
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}

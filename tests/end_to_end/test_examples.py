@@ -16,6 +16,7 @@ def test_the_example_of_fsdp2_trains_on_two_ranks(tmp_path):
     with core(tmp_path, "--inner-steps", "8") as running:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         options = ["--server", running.address, "--name", "eu-west", "--steps", "60"]
+        options += ["--checkpoints", str(tmp_path / "checkpoints")]
         command = [*launch, str(EXAMPLES / "fsdp2/train.py"), *options]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr[-4000:]

@@ -40,6 +40,7 @@ with atoll.Learner(model, optimizer, **options) as learner:
             learner.step(tokens=8)
 ended(learner)
 """
+SAVING = PLAIN.replace("**options", "checkpoint_dir=sys.argv[2] + '/saved', checkpoint_every_s=0.05, **options")
 REFUSED = """
 model = Model(); optimizer = torch.optim.SGD(model.parameters(), 0.01)
 with atoll.Learner(model, optimizer, **options) as learner:
@@ -115,6 +116,14 @@ def merged(done: subprocess.CompletedProcess[str]) -> int:
 
 def test_data_loaders_may_fork_inside_the_block(tmp_path):
     assert merged(ran(tmp_path, BEGIN + PLAIN)) > 5
+
+
+@pytest.mark.slow
+def test_data_loaders_may_fork_while_a_checkpoint_is_written(tmp_path):
+    done = ran(tmp_path, BEGIN + SAVING + 'print("saved", learner.stats().checkpoints)\n')
+    assert merged(done) > 5
+    assert int(done.stdout.split("saved ")[-1]) > 5
+    assert "could not save" not in done.stderr
 
 
 def test_where_grpc_came_before_atoll_a_fork_is_refused_in_one_line_and_the_learner_lives(tmp_path):

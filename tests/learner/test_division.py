@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from atoll.ranks.division import Division, Moves, divide, owned_runs
-from atoll.ranks.tensor_part import TensorPart, chunk
+from atoll.ranks.tensor_part import Block, TensorPart, chunk
 from atoll_wire.layout import layout
 from atoll_wire.layout.layout import FragmentLayout, Layout, MergeKind, TensorSpec
 from hypothesis import given, settings
@@ -130,3 +130,29 @@ def test_chunks_are_those_of_torch(size, chunks):
     cut = [tuple(each.tolist()) for each in torch.chunk(torch.arange(size), chunks)]
     mine = [tuple(i for r in chunk([(0, size)], number, chunks) for i in range(*r)) for number in range(chunks)]
     assert mine == cut + [()] * (chunks - len(cut))
+
+
+@given(shape=st.lists(st.integers(0, 7), max_size=3), cuts=st.lists(st.tuples(cut, cut, cut), min_size=3, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_blocks_hold_the_values_of_the_part(shape, cuts):
+    ranges = [chunk(chunk(((0, n),), a % 2, 2), b % 3, 1 + c % 4) for n, (a, b, c) in zip(shape, cuts, strict=False)]
+    holed = [(*each, (n + 1, n + 3)) for each, n in zip(ranges, shape, strict=True)]  # as of a strided shard
+    mine = TensorPart(tuple(n + 3 for n in shape), tuple(holed))
+    whole = np.arange(np.prod(mine.shape, dtype=int)).reshape(mine.shape)
+    found = np.full(mine.local_shape, -1)
+    for block in mine.blocks():
+        place, source = (
+            tuple(slice(start, start + n) for start, n in zip(starts, block.sizes, strict=True))
+            for starts in (block.at, block.offsets)
+        )
+        found[place] = whole[source]
+    expected = np.full(whole.size, -1)
+    for start, at, length in zip(*mine.runs(0, whole.size), strict=True):
+        expected[at : at + length] = whole.reshape(-1)[start : start + length]
+    assert found.reshape(-1).tolist() == expected[: mine.size].tolist()
+
+
+def test_an_empty_tensor_has_a_block_but_an_empty_part_has_none():
+    assert TensorPart.whole((3, 0)).blocks() == [Block((0, 0), (3, 0), (0, 0))]
+    assert TensorPart((3, 2), ((), ((0, 2),))).blocks() == []
+    assert TensorPart.whole(()).blocks() == [Block((), (), ())]

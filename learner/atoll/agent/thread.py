@@ -90,6 +90,13 @@ class Agent:
         assert self._session is not None, "call wait_ready first"
         return Codec(self._session.core.settings.codec)
 
+    @property
+    def run(self) -> tuple[str, int]:
+        """The run's id and generation. Available after `wait_ready`."""
+        assert self._session is not None, "call wait_ready first"
+        session = self._session.core.session
+        return session.run, session.generation
+
     def submit(self, taken: Submission) -> None:
         """Passes a pseudo-gradient to the agent, which sends it. Idempotent."""
         assert self._session is not None, "call wait_ready first"

@@ -8,7 +8,7 @@ Users must name other copies.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,6 +49,16 @@ class OptimizerCopies:
                     copy.copy_(parameter)
                 else:
                     copy.add_(parameter.to(copy.device, copy.dtype) - old.to(copy.device, copy.dtype))
+
+    def found(self, parameters: Sequence[torch.Tensor]) -> set[tuple[int, str]]:
+        """Returns (id of the parameter, state key) of each copy in the optimizers' state."""
+        self._of(parameters)
+        return {place for place, is_copy in self._known.items() if is_copy}
+
+    def told(self, parameters: Sequence[torch.Tensor], copies: Collection[tuple[int, str]]) -> None:
+        """Replaces all judgements. copies: the result of `found` when the present state was saved."""
+        states = [(p, optimizer.state.get(p, {})) for optimizer in self.optimizers for p in parameters]
+        self._known = {(id(p), key): (id(p), key) in copies for p, state in states for key in state}
 
     def _of(self, parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         wanted = {id(parameter) for parameter in parameters}

@@ -44,8 +44,8 @@ class Parameters:
         self, model: nn.Module, optimizers: Optimizers, unshared: Collection[str] = (), copies: Pairs = tuple
     ) -> None:
         self.model = model
-        self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-        self.copies = OptimizerCopies(self._optimizers, copies)
+        self.optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self.copies = OptimizerCopies(self.optimizers, copies)
         _refuse_fsdp1(model)
         reshard(model)
         self._names = _names(model)
@@ -104,12 +104,12 @@ class Parameters:
         self._size = self._optimizers_size()
 
     def _updated(self) -> list[nn.Parameter]:
-        stepped = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        stepped = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         owners = {id(copy): parameter for parameter, copy in self.copies.named()}
         return [owners.get(id(p), p) for p in stepped]
 
     def _optimizers_size(self) -> int:
-        return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        return sum(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups)
 
     def _refuse_shared_memory(self) -> None:
         places: dict[tuple[torch.device, int], str] = {}
@@ -156,6 +156,19 @@ class Parameters:
         if path is not None:
             tensor_stream.write(path, tensors, wholes, metadata)
         deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed
+
+    def not_shared(self) -> dict[str, torch.Tensor]:
+        """Returns what the run does not hold, by name: unshared parameters, and buffers that a state_dict contains."""
+        own = {given[0]: p.detach() for p, given in self._names.items() if id(p) in self._unshared}
+        saved = {_plain(name) for name in self.model.state_dict()}
+        buffers = {_plain(name): buffer for name, buffer in self.model.named_buffers()}
+        return own | {name: buffer for name, buffer in buffers.items() if name in saved}
+
+    def names_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """Returns the name of each parameter, and for a named copy its parameter's name. "" for other tensors."""
+        owners = {id(copy): owner for owner, copy in self.copies.named()}
+        names = {id(parameter): given[0] for parameter, given in self._names.items()}
+        return [names.get(id(owners.get(id(tensor), tensor)), "") for tensor in tensors]
 
     def warn(self, learner: str) -> None:
         """Logs a warning for trained values that are not shared. learner: the learner's name."""

@@ -8,6 +8,7 @@ line, and the next boundary completes the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -22,7 +23,7 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
 from atoll.fragments.exchange import AT_ONCE, BoundaryWork, DueRound, ThreadExchange
-from atoll.ranks.rank_group import END, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
+from atoll.ranks.rank_group import END, FAILED, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -34,8 +35,21 @@ STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
 
 
+class Saving(Protocol):
+    """Saves checkpoints of the learner, on all ranks at the same step."""
+
+    def flags(self) -> int:
+        """Returns SAVE if this rank asks for a checkpoint, SAVING while it writes one, else 0."""
+
+    def save(self, run_tokens: int) -> None:
+        """Copies this rank's state, and begins to write it in the background. Does not raise for failures."""
+
+
 class StepBoundary:
-    """One rank's step boundaries. watch: None except on rank 0. failure: returns the agent's error, or None."""
+    """One rank's step boundaries. watch: None except on rank 0. failure: returns the agent's error, or None.
+
+    saving: None if the learner saves no checkpoints.
+    """
 
     def __init__(
         self,
@@ -50,6 +64,7 @@ class StepBoundary:
         ranks: RankGroup,
         clock: Clock,
         failure: Callable[[], LearnerError | None],
+        saving: Saving | None = None,
     ) -> None:
         self._name = name
         self._layout = layout
@@ -62,6 +77,7 @@ class StepBoundary:
         self._ranks = ranks
         self._clock = clock
         self._agent_failure = failure
+        self._saving = saving
         self._undone: LearnerError | None = None
         self._to_restore = False
         self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
@@ -72,7 +88,7 @@ class StepBoundary:
     def agree_on_tokens(self) -> None:
         """Tells all ranks the run's token counts before the first step."""
         known = self._counters
-        first = self._ranks.agree(lambda: Decision(GO_ON, known.run_tokens, known.total_tokens), self._failed)
+        first = self._ranks.agree(lambda: Decision(GO_ON, known.run_tokens, known.total_tokens), self._flags)
         self._count(first)
 
     # ------------------------------------------------------------------------------ between two inner steps
@@ -90,7 +106,7 @@ class StepBoundary:
         if self._broken:
             raise LearnerError(TORN)
         self._broken = self._ranks.size > 1
-        self._ranks.step(tokens, self._decide, self._carry_out, self._failed)
+        self._ranks.step(tokens, self._decide, self._carry_out, self._flags)
         self._broken = False
         return self._stood_s
 
@@ -100,6 +116,10 @@ class StepBoundary:
 
     def _failed(self) -> bool:
         return self.failure() is not None
+
+    def _flags(self) -> int:
+        """Returns this rank's flags for the next agreement."""
+        return (FAILED if self._failed() else 0) | (self._saving.flags() if self._saving is not None else 0)
 
     def _decide(self) -> Decision:
         """Returns rank 0's decision. It contains pending work, unless training must first wait, stop or be reset."""
@@ -146,7 +166,7 @@ class StepBoundary:
         self._count(agreed)
         while agreed.decision.request == STAND and not agreed.failed:
             self._stand()
-            agreed = self._ranks.agree(self._decide, self._failed)
+            agreed = self._ranks.agree(self._decide, self._flags)
             self._count(agreed)
         self._counters.paused = False
         self._stop_if_failed(agreed)
@@ -163,6 +183,11 @@ class StepBoundary:
         else:
             self._finish_adoptions()
         self._rounds.answer()
+        self._save(agreed)
+
+    def _save(self, agreed: Agreed) -> None:
+        if self._saving is not None and agreed.save:
+            self._saving.save(self.run_tokens)
 
     def _count(self, agreed: Agreed) -> None:
         """Counts tokens and steps since the last agreement. Schedules read the same counts on all ranks."""
@@ -247,11 +272,12 @@ class StepBoundary:
         strange = self._watch is not None and self._watch.leave() is not Movement.FINE
         if strange:
             log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
-        agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._failed)
+        agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._flags)
         while not agreed.failed and agreed.decision.request != END:
+            self._save(agreed)
             self._counters.trained(agreed.tokens, agreed.steps)
             self._carry_out_last(agreed.decision)
-            agreed = self._ranks.agree(lambda: self._last_decision(deadline, min(late, deadline)), self._failed)
+            agreed = self._ranks.agree(lambda: self._last_decision(deadline, min(late, deadline)), self._flags)
 
     def _last_decision(self, deadline: float, late: float) -> Decision:
         """Returns rank 0's next decision after the last step: pseudo-gradients that can now be taken, or END."""

@@ -30,7 +30,7 @@ def addresses(parameters: Iterable[torch.Tensor]) -> list[int]:
         return [(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in parameters]
 
 
-def part_of(name: str, parameter: nn.Parameter) -> TensorPart:
+def part_of(name: str, parameter: torch.Tensor) -> TensorPart:
     """Returns the part of a parameter that this rank holds. Raises LearnerError for an unsupported placement."""
     if not isinstance(parameter, DTensor):
         return TensorPart.whole(parameter.shape)

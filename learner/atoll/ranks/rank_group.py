@@ -30,6 +30,8 @@ RESTORE = 2
 STOP = 3
 END = 4
 
+FAILED, SAVE, SAVING = 1, 2, 4  # flags of a rank: see RankGroup.step
+
 AGREED_S = 0.01  # seconds between agreements, because each takes about 0.1 ms of the training thread
 MOST_STEPS = 64  # limit on the steps between two agreements
 WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torchrun ends the job if a rank dies
@@ -61,17 +63,19 @@ class Agreed:
     """The result of an agreement of all ranks.
 
     tokens: the tokens of all ranks since the last agreement. steps: each rank's steps since then.
-    decision: rank 0's decision. failed: ranks that cannot continue.
+    decision: rank 0's decision. failed: ranks that cannot continue. save: whether all ranks save a checkpoint.
     """
 
     tokens: int
     steps: int
     decision: Decision
     failed: tuple[int, ...] = ()
+    save: bool = False
 
 
 Decide: TypeAlias = Callable[[], Decision]
 CarryOut: TypeAlias = Callable[[Agreed], None]
+Flags: TypeAlias = Callable[[], int]
 
 
 class RankGroup(Protocol):
@@ -81,19 +85,20 @@ class RankGroup(Protocol):
     rank: int
     size: int
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Counts an inner step, and begins and ends agreements. All ranks call this once per step.
 
         tokens: tokens that this rank trained in the step.
         decide: called on rank 0 when an agreement begins; returns the decision.
         carry_out: called when an agreement has ended, at the same step on all ranks.
-        failed: returns whether this rank cannot continue.
+        flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it asks for a checkpoint, and SAVING
+            while it writes one. The ranks save a checkpoint if any rank asks for it and no rank writes one.
         """
 
     def finish(self, carry_out: CarryOut) -> None:
         """Waits for the current agreement, if any, and carries it out. All ranks call this together."""
 
-    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
+    def agree(self, decide: Decide, flags: Flags) -> Agreed:
         """Begins an agreement and waits for its result. No other agreement may be running. All ranks call this
         together."""
 
@@ -119,15 +124,15 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Carries out the decision at this step."""
-        carry_out(Agreed(tokens, 1, decide(), (0,) if failed() else ()))
+        carry_out(_agreed(tokens, 1, decide(), [flags()]))
 
     def finish(self, carry_out: CarryOut) -> None:
         """Does nothing, because every agreement is already complete."""
 
-    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
-        return Agreed(0, 0, decide(), (0,) if failed() else ())
+    def agree(self, decide: Decide, flags: Flags) -> Agreed:
+        return _agreed(0, 0, decide(), [flags()])
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
         """Returns a function that returns the given values, because there are no other ranks."""
@@ -163,29 +168,29 @@ class TorchRanks:
         self._interval = 1  # steps from the start of one agreement to the start of the next
         self._running: tuple[torch.Tensor, int, Any] | None = None  # message, steps, all-reduce
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Ends the current agreement and begins the next, once per `_interval` steps."""
         self._tokens += tokens if self._counts else 0
         self._steps += 1
         if self._steps >= self._interval:
             self.finish(carry_out)
-            self._begin(decide, failed=failed())
+            self._begin(decide, flags())
 
     def finish(self, carry_out: CarryOut) -> None:
         if self._running is not None:
             carry_out(self._end())
 
-    def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
+    def agree(self, decide: Decide, flags: Flags) -> Agreed:
         assert self._running is None, "an agreement is running: call finish first"
-        self._begin(decide, failed=failed())
+        self._begin(decide, flags())
         return self._end()
 
-    def _begin(self, decide: Decide, *, failed: bool) -> None:
+    def _begin(self, decide: Decide, flags: int) -> None:
         message = torch.zeros(_LENGTH + self.size, dtype=torch.int64)
         message[0] = self._tokens
         if self.is_leader:
             message[1:_LENGTH] = torch.tensor(_encoded(decide()), dtype=torch.int64)
-        message[_LENGTH + self.rank] = failed
+        message[_LENGTH + self.rank] = flags
         work = dist.all_reduce(message, group=self._group, async_op=True)
         self._running = message, self._steps, work
         self._tokens = self._steps = 0
@@ -197,10 +202,9 @@ class TorchRanks:
         self._running = None
         tokens, *numbers = message.tolist()
         decision = _decoded(numbers[: _LENGTH - 1])
-        failed = tuple(rank for rank, flag in enumerate(numbers[_LENGTH - 1 :]) if flag)
         if decision.step_s:
             self._interval = min(MOST_STEPS, math.ceil(AGREED_S / decision.step_s))
-        return Agreed(tokens, steps, decision, failed)
+        return _agreed(tokens, steps, decision, numbers[_LENGTH - 1 :])
 
     def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
         """Transfers the values on gloo's threads."""
@@ -237,6 +241,13 @@ def rank_group(*, counts: bool = True) -> RankGroup:
         group = dist.new_group(backend="gloo", timeout=WAIT)
         return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()
+
+
+def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -> Agreed:
+    """Returns an agreement's result. flags: by rank."""
+    failed = tuple(rank for rank, mine in enumerate(flags) if mine & FAILED)
+    save = any(mine & SAVE for mine in flags) and not any(mine & SAVING for mine in flags)
+    return Agreed(tokens, steps, decision, failed, save)
 
 
 _LENGTH = 5 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, then a decision

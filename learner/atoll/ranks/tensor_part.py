@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,15 @@ from numpy.typing import NDArray
 
 I64: TypeAlias = NDArray[np.int64]
 Range: TypeAlias = tuple[int, int]  # half-open
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rectangular block of a part. offsets: its first index in the whole tensor. at: its first index in the part."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    at: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,18 @@ class TensorPart:
         kept = low < high
         moved = low - whole
         return low[kept], (part + moved)[kept], (high - low)[kept]
+
+    def blocks(self) -> list[Block]:
+        """Returns the rectangular blocks of the part. There are none if only the part is empty, but not the tensor."""
+        if self.size == 0 < math.prod(self.shape):
+            return []
+        located = []
+        for ranges in self.ranges:
+            lengths = [stop - start for start, stop in ranges]
+            ats = itertools.accumulate(lengths[:-1], initial=0)
+            located.append([(start, n, at) for (start, _), n, at in zip(ranges, lengths, ats, strict=True)])
+        rows = [tuple(zip(*each, strict=True)) or ((), (), ()) for each in itertools.product(*located)]
+        return [Block(*row) for row in rows]
 
     def _all_runs(self) -> tuple[I64, I64, I64]:
         dimensions = enumerate(zip(self.shape, self.ranges, strict=True))

@@ -1,0 +1,8 @@
+"""A learner's checkpoints: its parameters, its optimizers' state, and state that the user registers.
+
+`learner_checkpoints` decides when to save, and restores. `learner_state` collects and applies the state. `staging`
+copies it, and `nested_state` takes nested states apart. `storage` writes and reads tensors with
+torch.distributed.checkpoint, and `directory` names and checks folders.
+
+May import: boundary, errors, ranks, stats.
+"""

@@ -1,0 +1,203 @@
+"""The folders of one learner's checkpoints: names, completeness, which run they belong to, and pruning."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+from atoll_wire.codec.checksums import crc32c
+from pydantic import TypeAdapter, ValidationError
+
+log = structlog.get_logger()
+
+FORMAT = 1  # version of a checkpoint's contents
+KEPT = 2  # number of complete checkpoints of a run that are kept
+SUMS = "__{}.sums"  # of one rank, until rank 0 has put them into FACTS
+FACTS = "atoll.json"  # written last: a folder without it is not complete
+PART, DELETED = ".part", ".deleted"  # suffixes of folders that are being written or deleted
+NAMED = re.compile(r"checkpoint-(\d{8,18})(\.part|\.deleted)?")
+MAX_FACTS_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The run that a checkpoint belongs to. layout: the layout's fingerprint in hexadecimal digits."""
+
+    run: str
+    layout: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What Atoll stores with a checkpoint as JSON.
+
+    copies: (parameter, state key) of each copy of a parameter in the optimizers' state. run_tokens: the run's tokens at
+    that step. steps: this learner's steps, including those before earlier restarts. saved_at: seconds since 1970.
+    files: size in bytes, and CRC-32C, of each file.
+    """
+
+    run: RunFacts
+    learner: str
+    ranks: int
+    run_tokens: int
+    steps: int
+    saved_at: float
+    copies: list[tuple[str, str]]
+    atoll: str
+    torch: str
+    format: int = FORMAT
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class CheckpointDirectory:
+    """The folders of one learner in a directory that several learners may share."""
+
+    def __init__(self, root: Path, learner: str) -> None:
+        self._learner = learner
+        self._ignored = set[Path]()
+        self.path = root / quote(learner, safe="").replace(".", "%2E", learner.startswith("."))
+
+    def last_number(self) -> int:
+        """Returns the largest number of any folder, complete or not, or 0."""
+        return max((number for number, _ in self._folders()), default=0)
+
+    def folder(self, number: int) -> Path:
+        """Returns the folder of a complete checkpoint. Names sort by age."""
+        return self.path / f"checkpoint-{number:08}"
+
+    def part(self, number: int) -> Path:
+        """Returns the folder in which a checkpoint is written."""
+        return self.path / f"checkpoint-{number:08}{PART}"
+
+    def candidates(self, run: RunFacts) -> list[tuple[int, Facts]]:
+        """Returns this run's complete checkpoints, newest first. Logs a warning for each other folder."""
+        found = []
+        for number, suffix in sorted(self._folders(), reverse=True):
+            if suffix == DELETED:
+                continue
+            facts = "it is not complete" if suffix else self._read(number)
+            reason = facts if isinstance(facts, str) else _of_another_run(facts, run)
+            if isinstance(facts, Facts) and not reason:
+                found.append((number, facts))
+            else:
+                self.ignore(self.part(number) if suffix else self.folder(number), reason)
+        return found
+
+    def damage(self, number: int, facts: Facts, rank: int, ranks: int) -> str:
+        """Returns which file of a checkpoint is damaged, or "". Each of the ranks checks its share of the files."""
+        try:
+            for name in sorted(facts.files)[rank::ranks]:
+                if _checksum(self.folder(number) / name) != facts.files[name][1]:
+                    return f"{name} does not match its checksum: check the disk"
+        except OSError as error:
+            return f"it cannot be read ({error})"
+        return ""
+
+    def ignore(self, folder: Path, reason: str) -> None:
+        """Logs that a checkpoint is not used. It is never deleted."""
+        self._ignored.add(folder)
+        log.warning("ignoring a checkpoint", learner=self._learner, folder=str(folder), reason=reason)
+
+    def record_sums(self, number: int, rank: int) -> None:
+        """Writes the size and checksum of each file that a rank has written. Raises OSError."""
+        part = self.part(number)
+        found = {each.name: (each.stat().st_size, _checksum(each)) for each in part.glob(f"__{rank}_*")}
+        (part / SUMS.format(rank)).write_bytes(FILES_JSON.dump_json(found))
+
+    def publish(self, number: int, facts: Facts) -> None:
+        """Completes a written checkpoint, then deletes older ones of the same run. Raises OSError."""
+        part = self.part(number)
+        for rank in range(facts.ranks):
+            sums = part / SUMS.format(rank)
+            if not sums.exists():
+                raise OSError(f"{part} lacks the files of rank {rank}: give all ranks one shared checkpoint_dir")
+            facts.files.update(FILES_JSON.validate_json(sums.read_bytes()))
+            sums.unlink()
+        others = (each for each in part.iterdir() if each.name not in facts.files)
+        facts.files.update({each.name: (each.stat().st_size, _checksum(each)) for each in others})
+        with (part / FACTS).open("wb") as file:
+            file.write(FACTS_JSON.dump_json(facts, indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(part)
+        part.rename(self.folder(number))
+        _sync(self.path)
+        self._prune(facts.run)
+
+    def discard(self, number: int) -> None:
+        """Deletes what this process wrote of a checkpoint that failed."""
+        shutil.rmtree(self.part(number), ignore_errors=True)
+
+    def _prune(self, run: RunFacts) -> None:
+        mine = []
+        for number, suffix in sorted(self._folders(), reverse=True):
+            if suffix == DELETED:
+                shutil.rmtree(self.path / f"checkpoint-{number:08}{DELETED}", ignore_errors=True)
+            elif not suffix and isinstance(facts := self._read(number), Facts) and not _of_another_run(facts, run):
+                mine.append(self.folder(number))
+        for folder in (each for each in mine[KEPT:] if each not in self._ignored):
+            dying = folder.with_name(folder.name + DELETED)
+            folder.rename(dying)  # so that a process that dies here leaves no torn checkpoint
+            shutil.rmtree(dying, ignore_errors=True)
+
+    def _folders(self) -> Iterator[tuple[int, str]]:
+        """Yields (number, suffix) of each folder."""
+        names = [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
+        for name in names:
+            if match := NAMED.fullmatch(name):
+                yield int(match[1]), match[2] or ""
+
+    def _read(self, number: int) -> Facts | str:
+        """Returns a folder's facts, or why it cannot be used."""
+        folder = self.folder(number)
+        try:
+            if (folder / FACTS).stat().st_size > MAX_FACTS_BYTES:
+                return f"{FACTS} is too large"
+            facts = FACTS_JSON.validate_json((folder / FACTS).read_bytes())
+            for name, (size, _) in facts.files.items():
+                if Path(name).name != name or (folder / name).stat().st_size != size:
+                    return f"the size of {name} differs from {FACTS}"
+        except FileNotFoundError:
+            return "it is not complete"
+        except (OSError, ValidationError) as error:
+            return f"{FACTS} cannot be read ({str(error).splitlines()[0]})"
+        return facts
+
+
+def _of_another_run(facts: Facts, run: RunFacts) -> str:
+    """Returns why a checkpoint does not belong to a run, or ""."""
+    if facts.format != FORMAT:
+        return f"it has format {facts.format}, but this version reads {FORMAT}: use the version that wrote it"
+    if facts.run.run != run.run:
+        return f'it belongs to the run "{facts.run.run}", and this run is "{run.run}"'
+    return "" if facts.run.layout == run.layout else "it belongs to a run with another layout"
+
+
+def _checksum(path: Path) -> int:
+    """Returns a file's CRC-32C."""
+    crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            crc = crc32c(piece, crc)
+    return crc
+
+
+def _sync(directory: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+FACTS_JSON = TypeAdapter(Facts)
+FILES_JSON = TypeAdapter(dict[str, tuple[int, int]])
+FOUND_JSON = TypeAdapter(list[tuple[int, Facts]])

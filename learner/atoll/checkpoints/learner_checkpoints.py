@@ -1,0 +1,255 @@
+"""When a learner saves checkpoints, and which one it restores. All ranks save and restore the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import structlog
+import torch
+import torch.distributed as dist
+from atoll_wire.process.clock import Clock
+
+from atoll.boundary.parameters import Parameters
+from atoll.checkpoints.directory import FOUND_JSON, CheckpointDirectory, Facts, RunFacts
+from atoll.checkpoints.learner_state import HasState, LearnerState
+from atoll.checkpoints.nested_state import StateError
+from atoll.checkpoints.staging import Staged
+from atoll.errors import LearnerError
+from atoll.ranks.rank_group import ALONE, SAVE, SAVING, WAIT, RankGroup
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+NO_DIRECTORY = "this learner saves no checkpoints: pass checkpoint_dir= to the Learner"
+Run: TypeAlias = Callable[[], RunFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Where and when a learner saves. every_s: None saves only on request. extra: see Learner's `extra_state`.
+
+    Raises LearnerError for values that cannot work.
+    """
+
+    directory: Path | None
+    every_s: float | None
+    extra: Mapping[str, HasState]
+
+    def __post_init__(self) -> None:
+        if self.every_s is not None and not self.every_s > 0:
+            raise LearnerError(f"checkpoint_every_s={self.every_s} is not positive: use None to save only on request")
+        if self.extra and self.directory is None:
+            raise LearnerError("extra_state is saved only in checkpoints: pass checkpoint_dir= too")
+        for name, each in self.extra.items():
+            if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
+                raise LearnerError(
+                    f'extra_state["{name}"] is a {type(each).__name__} without state_dict() and load_state_dict(): '
+                    "wrap it in an object with both methods"
+                )
+
+
+@dataclass(slots=True)
+class RunningSave:
+    """A checkpoint that is being written. staged: the copied state, or the error that prevented the copy.
+
+    ended: done when the save is, successful or not. staged_s: seconds that the copy took.
+    """
+
+    number: int
+    staged: Staged | Exception
+    ended: Future[Any]
+    began: float
+    staged_s: float
+
+
+class LearnerCheckpoints:
+    """The checkpoints of one learner. Every rank calls `begin`, `save` and `end` together with the others."""
+
+    def __init__(self, settings: CheckpointSettings, learner: str, counters: Counters, clock: Clock) -> None:
+        assert settings.directory is not None, "settings for a learner that saves"
+        self._settings, self._root = settings, settings.directory
+        self._learner = learner
+        self._counters = counters
+        self._clock = clock
+        self._ranks: RankGroup = ALONE
+        self._run: Run
+        self._group: dist.ProcessGroup | None = None
+        self._directory = CheckpointDirectory(self._root, learner)
+        self._state: LearnerState
+        self._next = 1  # number of the next checkpoint, equal on all ranks
+        self._steps = 0  # steps of this learner before its last restart
+        self._requested = False
+        self._last_at = math.inf  # when the last checkpoint or training began
+        self._running: RunningSave | None = None
+        self._version = version("atoll")
+
+    def begin(self, parameters: Parameters, ranks: RankGroup, run: Run) -> None:
+        """Restores the newest checkpoint of this run that can be read. Call after the parameters are the run's.
+
+        run: returns the present run; only used on rank 0. Raises LearnerError if a user's object cannot load its state.
+        """
+        from atoll.checkpoints import storage  # noqa: F401, PLC0415 - slow to import, so not at the first save
+
+        self._ranks, self._run = ranks, run
+        if dist.is_available() and dist.is_initialized():
+            # Only the background thread of a save uses this group, so its calls do not mix with those of training.
+            self._group = dist.new_group(backend="gloo", timeout=WAIT)
+        self._state = LearnerState(parameters, self._settings.extra, ranks.rank, ranks.size)
+        told = json.loads(ranks.gathered(json.dumps(self._look() if ranks.is_leader else []).encode())[0])
+        name, problem, last, found = told
+        if problem:
+            raise LearnerError(problem)
+        self._directory, self._next = CheckpointDirectory(self._root, name), last + 1
+        candidates = FOUND_JSON.validate_python(found)
+        if not any(self._restored(number, facts) for number, facts in candidates) and ranks.is_leader:
+            log.info(
+                "no checkpoint was restored: the optimizer starts as it was passed",
+                learner=self._learner,
+                directory=str(self._directory.path),
+            )
+        self._last_at = self._clock.monotonic()
+
+    def _look(self) -> list[Any]:
+        """Returns the learner's name, a problem or "", the number of the last folder, and the checkpoints to try."""
+        try:
+            self._directory.path.mkdir(parents=True, exist_ok=True)
+            found = FOUND_JSON.dump_python(self._directory.candidates(self._run()), mode="json")
+            return [self._learner, "", self._directory.last_number(), found]
+        except OSError as error:
+            place = self._directory.path
+            problem = f"checkpoint_dir: {place} cannot be used ({error.strerror}): give a directory that can"
+            return [self._learner, problem, 0, []]
+
+    def _restored(self, number: int, facts: Facts) -> bool:
+        """Restores a checkpoint on all ranks. Returns whether all could read it."""
+        from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
+
+        folder = self._directory.folder(number)
+        problem = self._directory.damage(number, facts, self._ranks.rank, self._ranks.size)
+        if self._is_a_problem(folder, problem):
+            return False
+        restored = None
+        try:
+            restored = self._state.read(storage.SavedTensors(folder), facts)
+        except StateError as error:
+            problem = str(error)
+        except Exception as error:  # all ranks must learn of it, because they would wait for this one
+            problem = f"it cannot be read ({type(error).__name__}: {storage.first_line(error)})"
+        if self._is_a_problem(folder, problem) or restored is None:
+            return False
+        self._state.apply(restored, facts)
+        self._steps = facts.steps
+        if self._ranks.is_leader:
+            log.info(
+                "restored a checkpoint: the optimizer continues",
+                learner=self._learner,
+                folder=str(folder),
+                steps=facts.steps,
+                generation=facts.run.generation,
+            )
+        return True
+
+    def _is_a_problem(self, folder: Path, mine: str) -> bool:
+        """Returns whether any rank has a problem with a checkpoint. Rank 0 then logs the first problem."""
+        said = [json.loads(each) for each in self._ranks.gathered(json.dumps(mine).encode())]
+        problems = [f"rank {rank}: {each}" if rank else each for rank, each in enumerate(said) if each]
+        if problems and self._ranks.is_leader:
+            self._directory.ignore(folder, problems[0])
+        return bool(problems)
+
+    def request(self) -> None:
+        """Asks for a checkpoint at the next step."""
+        self._requested = True
+
+    def flags(self) -> int:
+        """Returns SAVE if this rank asks for a checkpoint, SAVING while it writes one, else 0."""
+        if self._running is not None:
+            if not self._running.ended.done():
+                return SAVING
+            self._ended(self._running)
+        every_s = self._settings.every_s if self._ranks.is_leader else None
+        is_due = every_s is not None and self._clock.monotonic() - self._last_at >= every_s
+        return SAVE if self._requested or is_due else 0
+
+    def save(self, run_tokens: int) -> None:
+        """Copies the state, and begins to write it in a background thread."""
+        from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
+
+        began = self._clock.monotonic()
+        number, self._next = self._next, self._next + 1
+        staged: Staged | Exception
+        try:
+            staged = self._state.stage()
+        except Exception as error:
+            staged = error
+        staged_s = self._clock.monotonic() - began
+        ended: Future[Any]
+        try:
+            facts = self._facts(run_tokens) if self._ranks.is_leader else None
+            ended = storage.start_save(staged, self._directory, number, facts, self._ranks.rank, self._group)
+        except Exception as error:
+            ended = Future()
+            ended.set_exception(error)
+        self._running = RunningSave(number, staged, ended, began, staged_s)
+        self._last_at, self._requested = began, False
+
+    def _facts(self, run_tokens: int) -> Facts:
+        steps = self._steps + self._counters.steps
+        copies, saved_at = self._state.copies(), self._clock.wall()
+        made_by = self._version, torch.__version__
+        return Facts(self._run(), self._learner, self._ranks.size, run_tokens, steps, saved_at, copies, *made_by)
+
+    def end(self, timeout_s: float) -> None:
+        """Waits up to `timeout_s` seconds for a running save. A longer save continues until the process exits."""
+        if self._running is not None:
+            wait((self._running.ended,), timeout_s)
+            if self._running.ended.done():
+                self._ended(self._running)
+            elif self._ranks.is_leader:
+                log.warning("a checkpoint is still being written after the learner left", learner=self._learner)
+        if self._requested:
+            log.warning("the learner left before it saved the requested checkpoint", learner=self._learner)
+
+    def close(self) -> None:
+        """Frees what the saves used, unless one is still running. Call this after all ranks have called `end`."""
+        if self._group is not None and self._running is None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _ended(self, save: RunningSave) -> None:
+        """Counts a save that has ended, and logs it on rank 0."""
+        from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
+
+        self._running = None
+        if isinstance(save.staged, Staged):
+            self._state.staging.returned(save.staged.tensors)
+        error = save.ended.exception()
+        if error is None:
+            self._counters.checkpoints += 1
+        else:
+            self._counters.checkpoints_failed += 1
+        if not self._ranks.is_leader:
+            return
+        if error is None:
+            log.info(
+                "saved a checkpoint",
+                learner=self._learner,
+                folder=str(self._directory.folder(save.number)),
+                staged_s=round(save.staged_s, 3),
+                took_s=round(self._clock.monotonic() - save.began, 3),
+            )
+            return
+        self._directory.discard(save.number)
+        log.warning(
+            "could not save a checkpoint: training continues",
+            learner=self._learner,
+            directory=str(self._directory.path),
+            error=storage.cause(error),
+        )

@@ -1,0 +1,322 @@
+"""The state of one rank that a checkpoint holds: collects it at a step boundary, and applies it after a restart.
+
+Keys of tensors: model.NAME, copies.NAME.NUMBER (copies that the user named), optimizer.NUMBER.PATH, extra.NAME.PATH.
+A tensor under such a key is one tensor of all ranks: each rank has a part, or all have the same values. A rank's own
+tensors are under rank.NUMBER.KEY. Optimizers' state is keyed by parameter names, so that their order may change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import structlog
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from atoll.boundary.parameters import Parameters
+from atoll.checkpoints import optimizer_state as optimizers
+from atoll.checkpoints.directory import Facts
+from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, join, take_apart
+from atoll.checkpoints.staging import HeldPart, Staged, Staging
+from atoll.checkpoints.storage import SavedTensors
+from atoll.errors import LearnerError
+from atoll.ranks.placements import local_tensor, part_of
+
+log = structlog.get_logger()
+
+Like: TypeAlias = Callable[[Path], object]  # returns the present value at a path
+
+
+class HasState(Protocol):
+    """An object whose state can be saved, such as a scheduler or a data loader."""
+
+    def state_dict(self) -> Any:  # noqa: ANN401
+        """Returns the state: tensors and plain values, possibly nested."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:  # noqa: ANN401
+        """Sets the state."""
+
+
+@dataclass(slots=True)
+class Restored:
+    """The values read from a checkpoint. unused: reason why the extra state of this name is not restored."""
+
+    model: dict[str, torch.Tensor] = field(default_factory=dict)
+    copies: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizers: list[Any] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+
+
+class LearnerState:
+    """One rank's state. extra: the user's objects by name. rank, ranks: number of this rank, and of all ranks."""
+
+    def __init__(self, parameters: Parameters, extra: Mapping[str, HasState], rank: int, ranks: int) -> None:
+        self._parameters = parameters
+        self._extra = extra
+        self._rank, self._ranks = rank, ranks
+        self._names = [tensor.name for tensor in parameters.tensors]
+        self.staging = Staging()
+
+    # ------------------------------------------------------------------------------ saving
+
+    def stage(self) -> Staged:
+        """Returns a copy of the state. Makes no collective calls. Raises the errors of users' objects."""
+        self._parameters.reshard()
+        held = self._of_model() | {f"copies.{key}": each for key, each in self._named_copies().items()}
+        tensors: dict[str, torch.Tensor] = {}
+        objects = {}
+        for number, optimizer in enumerate(self._parameters.optimizers):
+            like = self._like_of(optimizer)
+            state = optimizers.by_name(optimizer.state_dict(), self._groups(optimizer))
+            name = f"optimizer.{number}"
+            objects[self._mine(name)] = take_apart(state, self._key_of(name, like), tensors)
+        for name, each in self._extra.items():
+            key_of = self._key_of(f"extra.{name}", lambda _: None)
+            objects[self._mine(f"extra.{name}")] = take_apart(each.state_dict(), key_of, tensors)
+        held |= {key: _held(key, tensor) for key, tensor in tensors.items()}
+        return Staged(self.staging.copy(held), objects)
+
+    def copies(self) -> list[tuple[str, str]]:
+        """Returns (parameter, state key) of each copy in the optimizers' state."""
+        names = {id(value): name for name, value in zip(self._names, self._parameters.values, strict=True)}
+        found = self._parameters.copies.found(self._parameters.values)
+        return sorted((names[parameter], key) for parameter, key in found if parameter in names)
+
+    def _of_model(self) -> dict[str, HeldPart]:
+        rows = zip(self._names, self._parameters.values, self._parameters.parts, strict=True)
+        held = {f"model.{name}": HeldPart(part, local_tensor(value)) for name, value, part in rows}
+        buffers = {id(buffer) for buffer in self._parameters.model.buffers()}
+        for name, value in self._parameters.not_shared().items():
+            if not self._rank or isinstance(value, DTensor) or id(value) not in buffers:  # ranks' buffers may differ
+                held[f"model.{name}"] = _held(name, value)
+        return held
+
+    def _key_of(self, name: str, like: Like) -> Callable[[Path, torch.Tensor], str]:
+        """Returns a function that names tensors. like: returns the parameter whose state a tensor is, or None."""
+
+        def key(path: Path, tensor: torch.Tensor) -> str:
+            inside = ".".join(map(str, (name, *path)))
+            owner = like(path)
+            whole = isinstance(tensor, DTensor) or (owner is not None and not isinstance(owner, DTensor))
+            return inside if whole else self._mine(inside)
+
+        return key
+
+    def _mine(self, name: str) -> str:
+        return f"rank.{self._rank}.{name}"
+
+    # ------------------------------------------------------------------------------ restoring
+
+    def read(self, saved: SavedTensors, facts: Facts) -> Restored:
+        """Reads what this rank needs. Raises StateError if the checkpoint does not fit the model or its optimizers."""
+        saved.open()
+        reading, restored = _Reading(saved), Restored()
+        self._read_model(reading, restored, facts)
+        count = sum(key.startswith("objects.rank.0.optimizer.") for key in saved.described)
+        if count != len(self._parameters.optimizers):
+            raise StateError(f"it has {count} optimizers, and this learner has {len(self._parameters.optimizers)}")
+        of_optimizers, of_extra = [], {}
+        for number, optimizer in enumerate(self._parameters.optimizers):
+            apart, reason = self._apart(saved, f"optimizer.{number}", facts.ranks)
+            if apart is None:
+                raise StateError(f"the state of optimizer {number} {reason}")
+            optimizers.by_number(apart.state, self._groups(optimizer))  # raises if it does not fit
+            of_optimizers.append((apart, reading.of(apart, self._like_of(optimizer), own_too=False)))
+        for name, each in self._extra.items():
+            apart, reason = self._apart(saved, f"extra.{name}", facts.ranks)
+            if apart is None:
+                restored.unused[name] = reason
+                continue
+            of_extra[name] = apart, reading.of(apart, self._like_present(each, apart, saved), own_too=True)
+        saved.read(reading.wanted)
+        restored.optimizers = [join(apart, tensors) for apart, tensors in of_optimizers]
+        restored.extra = {name: join(apart, tensors) for name, (apart, tensors) in of_extra.items()}
+        return restored
+
+    def _like_present(self, each: HasState, apart: Apart, saved: SavedTensors) -> Like:
+        """Returns a function that returns the present value at a path in a user's object, which may be a DTensor.
+
+        Calls state_dict() only if the object may have DTensors, because some data loaders start workers then.
+        """
+        is_sharded = any(isinstance(value, DTensor) for value in self._parameters.values)
+        if is_sharded and any(saved.dtype(key).is_floating_point for _, key in apart.tensors):
+            return partial(at, each.state_dict())
+        return lambda _: None
+
+    def _read_model(self, reading: _Reading, restored: Restored, facts: Facts) -> None:
+        """Asks for the tensors of the model. Trainable parameters are only needed to move their copies."""
+        described, named = reading.saved.described, self._named_copies()
+        for name, value in zip(self._names, self._parameters.values, strict=True):
+            shape, _ = described.get(f"model.{name}", (None, None))
+            if shape != tuple(value.shape):
+                raise StateError(f'it lacks "{name}", or has it with another shape')
+            if named or facts.copies:
+                restored.model[name] = reading.want(f"model.{name}", value)
+        for name, other in self._parameters.not_shared().items():
+            shape, _ = described.get(f"model.{name}", (None, None))
+            if shape == tuple(other.shape):
+                restored.model[name] = reading.want(f"model.{name}", other)
+        for name, held in named.items():
+            key = f"copies.{name}"
+            if described.get(key, (None, None))[0] == held.part.shape:
+                restored.copies[name] = reading.want_part(key, held)
+
+    def _apart(self, saved: SavedTensors, name: str, ranks: int) -> tuple[Apart | None, str]:
+        """Returns this rank's nested state, or None and the reason why there is none. ranks: of the checkpoint."""
+        if f"objects.rank.0.{name}" not in saved.described:
+            return None, "is not in the checkpoint"
+        if ranks == self._ranks:
+            return saved.read_object(self._mine(name)), ""
+        first = saved.read_object(f"rank.0.{name}")
+        for rank in range(1, ranks):
+            if not _same(saved, first, saved.read_object(f"rank.{rank}.{name}"), rank):
+                return None, f"differs by rank, and the checkpoint has {ranks} ranks instead of {self._ranks}"
+        return first, ""
+
+    def apply(self, restored: Restored, facts: Facts) -> None:
+        """Sets the optimizers' state, extra state and local values. The trainable parameters keep their values.
+
+        Copies of the parameters were saved with the checkpoint's parameters. They therefore move by the same change as
+        the parameters, from the checkpoint's to the present values. Raises LearnerError.
+        """
+        self._parameters.reshard()
+        values, copies = self._parameters.values, self._parameters.copies
+        self._apply_not_shared(restored)
+        for number, optimizer in enumerate(self._parameters.optimizers):
+            try:
+                optimizers.load(optimizer, restored.optimizers[number], self._groups(optimizer))
+            except Exception as error:
+                raise LearnerError(_not_loaded(f"optimizer {number}", error)) from error
+        for name, each in self._extra.items():
+            if reason := restored.unused.get(name):
+                log.warning("this extra state is not restored", name=name, reason=f"it {reason}")
+                continue
+            try:
+                each.load_state_dict(restored.extra[name])
+            except Exception as error:
+                raise LearnerError(_not_loaded(f'extra_state["{name}"]', error)) from error
+        with torch.no_grad():
+            for key, held in self._named_copies().items():
+                if key in restored.copies:
+                    held.values.copy_(restored.copies[key])
+        ids = {name: id(value) for name, value in zip(self._names, values, strict=True)}
+        copies.told(values, {(ids[name], key) for name, key in facts.copies if name in ids})
+        if not all(name in restored.model for name in self._names):
+            return
+        local = [local_tensor(value) for value in values]
+        present = [each.clone() for each in local]
+        with torch.no_grad():
+            for mine, name in zip(local, self._names, strict=True):
+                mine.copy_(local_tensor(restored.model[name]))
+            with copies.following(values):
+                for mine, now in zip(local, present, strict=True):
+                    mine.copy_(now)
+
+    def _apply_not_shared(self, restored: Restored) -> None:
+        missing = []
+        for name, value in self._parameters.not_shared().items():
+            if name in restored.model:
+                local_tensor(value).copy_(local_tensor(restored.model[name]))
+            else:
+                missing.append(name)
+        if missing:
+            log.warning(
+                "the checkpoint lacks some buffers or unshared parameters", first=missing[0], count=len(missing)
+            )
+
+    # ------------------------------------------------------------------------------ both
+
+    def _named_copies(self) -> dict[str, HeldPart]:
+        """Returns the copies that the user named, by NAME.NUMBER. A copy is the same part as its parameter."""
+        pairs, numbers = list(self._parameters.copies.named()), Counter[str]()
+        found = {}
+        for name, (owner, copy) in zip(self._parameters.names_of([owner for owner, _ in pairs]), pairs, strict=True):
+            if name:
+                found[f"{name}.{numbers[name]}"] = HeldPart(part_of(name, owner), local_tensor(copy))
+                numbers[name] += 1
+        return found
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Returns the names of the parameters in each of an optimizer's groups."""
+        return optimizers.groups(optimizer, self._parameters.names_of(optimizers.parameters(optimizer)))
+
+    def _like_of(self, optimizer: torch.optim.Optimizer) -> Like:
+        """Returns a function that returns the parameter to whose state a path leads, or None."""
+        names = (name for group in self._groups(optimizer) for name in group)
+        owners = dict(zip(names, optimizers.parameters(optimizer), strict=True))
+        return lambda path: owners.get(path[1]) if path[0] == optimizers.STATE and len(path) > 1 else None
+
+
+class _Reading:
+    """The parts that this rank wants of a checkpoint, to read them all at once."""
+
+    def __init__(self, saved: SavedTensors) -> None:
+        self.saved = saved
+        self.wanted: dict[str, HeldPart] = {}
+
+    def of(self, apart: Apart, like: Like, *, own_too: bool) -> dict[str, torch.Tensor]:
+        """Returns the tensors of a nested state, not read yet, by key.
+
+        own_too: whether tensors of which each rank had its own may become parts of one tensor.
+        """
+        found = {}
+        for path, key in apart.tensors:
+            present = like(path) if own_too or not key.startswith("rank.") else None
+            found[key] = self.want(key, present)
+        return found
+
+    def want(self, key: str, like: object) -> torch.Tensor:
+        """Returns a tensor, not read yet. If `like` is a DTensor, it has the same placements, or is replicated if its
+        shape is another. Otherwise, it is whole, in host memory."""
+        if key not in self.saved.described:
+            raise StateError(f'it lacks "{key}"')
+        shape, dtype = self.saved.described[key]
+        made = torch.empty(shape, dtype=dtype) if not isinstance(like, DTensor) else _placed(like, shape, dtype)
+        self.wanted[key] = _held(key, made)
+        return made
+
+    def want_part(self, key: str, held: HeldPart) -> torch.Tensor:
+        """Returns a part, not read yet, in host memory. held: which part."""
+        _, dtype = self.saved.described[key]
+        made = torch.empty(held.part.local_shape, dtype=dtype)
+        self.wanted[key] = HeldPart(held.part, made)
+        return made
+
+
+def _placed(like: DTensor, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
+    """Returns an empty DTensor on the mesh of `like`."""
+    if tuple(like.shape) == shape:
+        made = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        assert isinstance(made, DTensor), "empty_like keeps the type"
+        return made
+    mesh = like.device_mesh
+    local = torch.empty(shape, dtype=dtype, device=local_tensor(like).device)
+    return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _held(name: str, tensor: torch.Tensor) -> HeldPart:
+    return HeldPart(part_of(name, tensor), local_tensor(tensor))
+
+
+def _same(saved: SavedTensors, first: Apart, other: Apart, rank: int) -> bool:
+    """Returns whether the nested state of rank 0 and that of another rank are equal."""
+    if not equal(first.state, other.state) or len(first.tensors) != len(other.tensors):
+        return False
+    for (path, key), (other_path, other_key) in zip(first.tensors, other.tensors, strict=True):
+        if path != other_path or key.removeprefix("rank.0.") != other_key.removeprefix(f"rank.{rank}."):
+            return False
+        if key != other_key and not equal(saved.read_whole(key), saved.read_whole(other_key)):
+            return False
+    return True
+
+
+def _not_loaded(what: str, error: Exception) -> str:
+    return (
+        f"{what} could not load its state from a checkpoint ({type(error).__name__}: {error}): correct its "
+        "load_state_dict, or move the checkpoint away to start without it"
+    )

@@ -1,0 +1,50 @@
+"""The state of the process's random generators, as an object to register with a learner's checkpoints."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+import torch.distributed as dist
+
+log = structlog.get_logger()
+
+
+class RandomState:
+    """The random generators of Python, NumPy and torch. Pass it as `extra_state={"random": atoll.RandomState()}`.
+
+    After a restart with another number of ranks, the generators stay as they are.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of all generators. It includes the GPUs that this process uses."""
+        numpy = dict(np.random.get_state(legacy=False))
+        inner = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in numpy["state"].items()
+        }
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return {
+            "ranks": _ranks(),
+            "python": random.getstate(),
+            "numpy": {**numpy, "state": inner},
+            "torch": torch.get_rng_state(),
+            "cuda": devices,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets all generators. Ranks of another number would share one state, so they keep their own."""
+        if state["ranks"] != _ranks():
+            log.warning("the random generators are not restored", saved_ranks=state["ranks"], ranks=_ranks())
+            return
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
