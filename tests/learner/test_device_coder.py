@@ -26,6 +26,7 @@ def fragment(*sizes: int) -> FragmentLayout:
 
 
 LENGTHS = fragment(*range(1, 18), *range(BLOCK - 3, BLOCK + 4), 2 * BLOCK, 5 * BLOCK + 77)
+WHOLE = fragment(BLOCK, 4 * BLOCK)  # no block is short
 FRAMES = fragment(FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, 300)
 
 
@@ -91,11 +92,12 @@ def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed):
     same_bits(flat(CODER.change(nothing, nothing, device, device, shape), shape), added)
 
 
+@pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
 @pytest.mark.parametrize("kind", Codec)
-def test_work_and_changes_of_several_frames_are_as_on_the_host(kind, monkeypatch):
+def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch):
     monkeypatch.setattr(device_coder, "AT_ONCE", 100)
-    random, shape = np.random.default_rng(1), FragmentShape.of(FRAMES.whole, kind)
-    anchor, values, newer = (random.standard_normal(FRAMES.length).astype(np.float32) for _ in range(3))
+    random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
+    anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
     host, device = segments.code(anchor, values, shape), CODER.code(anchor, CODER.whole(values, shape), shape)
     same(device, host)
     for update in (None, segments.code(newer, anchor, shape)):

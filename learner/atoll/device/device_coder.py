@@ -63,8 +63,8 @@ class DeviceCoder:
             values.ready.wait(self._stream)
             difference = self._moved(anchor, shape, layout)
             torch.sub(difference, values.blocks, out=difference)
-            after_segments = difference.view(-1).split(layout.values)[1::2]
-            torch._foreach_zero_([space for space in after_segments if len(space)])
+            if spaces := [space for space in difference.view(-1).split(layout.values)[1::2] if len(space)]:
+                torch._foreach_zero_(spaces)
             contents = self._coded(difference, shape.levels, layout)
             there = torch.empty(contents.shape, dtype=torch.uint8, pin_memory=self._pins)
             there.copy_(contents, non_blocking=True)
