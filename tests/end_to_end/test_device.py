@@ -19,22 +19,24 @@ OUTER_STEPS, INNER_STEPS, WIDTH = 8, 4, 48
 
 
 class Counted(DeviceCoder):
-    """Counts what it codes."""
+    """Notes what it codes."""
 
-    coded = known = 0
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.coded, self.updates = [], []  # lists, because several threads append
 
-    def code(self, *args):
-        self.coded += 1
-        return super().code(*args)
+    def code(self, anchor, values, shape):
+        self.coded.append(shape)
+        return super().code(anchor, values, shape)
 
     def change(self, old, new, update, q, shape):
-        self.known += update is not None
+        self.updates.append(update)
         return super().change(old, new, update, q, shape)
 
 
 def device(monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Makes learners code as on a device, and returns their coder."""
-    coder = Counted(torch.device("cpu"))
+    coder = Counted()
     monkeypatch.setattr(public, "coder_for", lambda *_: coder)
     return coder
 
@@ -73,7 +75,8 @@ def test_training_through_a_core_is_bit_identical_on_a_device(tmp_path, codec, d
     host, host_anchor = trained(tmp_path / "host", codec, dtype)
     coder = device(monkeypatch)
     model, anchor = trained(tmp_path / "device", codec, dtype)
-    assert coder.coded == coder.known == OUTER_STEPS
+    assert len(coder.coded) == len(coder.updates) == OUTER_STEPS
+    assert None not in coder.updates
     assert np.array_equal(anchor, host_anchor)
     assert all(map(torch.equal, model.parameters(), host.parameters()))
 
@@ -86,5 +89,5 @@ def test_learners_on_devices_train_one_model(tmp_path, monkeypatch):
         counts = running.status().contributions
     assert np.mean(first.losses[-10:]) < 0.6 * first.losses[0]
     assert counts.refused == 0
-    assert coder.coded == counts.merged > 10
+    assert len(coder.coded) == counts.merged > 10
     assert [trainee.learner.stats().mismatches for trainee in (first, second)] == [0, 0]

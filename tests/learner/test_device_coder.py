@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.parameters import Parameters
 from atoll.device import block_kernels, device_coder
 from atoll.device.block_layout import BlockLayout
 from atoll.device.device_coder import DeviceCoder, OnDevice, coder_for
 from atoll.fragments import segments
+from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coded, FragmentShape
+from atoll.ranks.division import undivided
 from atoll_wire.codec.frame_codec import LEVELS, CodecError
 from atoll_wire.codec.quantising import SMALLEST
 from atoll_wire.layout.frame_spans import BLOCK, Codec
@@ -129,5 +135,94 @@ def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind):
         assert torch.equal(alone[1], scales[one])
 
 
-def test_parameters_on_the_host_are_coded_on_the_host():
-    assert coder_for([nn.Parameter(torch.zeros(2))], ranks=1) is None
+def test_the_defaults_of_a_training_script_change_nothing():
+    shape, values = FragmentShape.of(LENGTHS.whole, Codec.INT4), difficult(np.random.default_rng(3), LENGTHS.length)
+    nothing = np.zeros_like(values)
+    host = segments.code(values, nothing, shape)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            same(CODER.code(values, CODER.whole(nothing, shape), shape), host)
+            for update in (None, host):
+                found = flat(CODER.change(nothing, values, update, host, shape), shape)
+                same_bits(found, segments.change(nothing, values, update, host, shape))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_parameters_of_one_process_on_one_gpu_are_coded_there(monkeypatch):
+    class Placed(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+    class Elsewhere(Placed):
+        device = torch.device("cuda", 1)
+
+    monkeypatch.setattr(device_coder, "DeviceCoder", lambda device: device)
+    host, without_streams = torch.zeros(2), torch.zeros(2, device="meta")
+    one, other = torch.zeros(2).as_subclass(Placed), torch.zeros(2).as_subclass(Elsewhere)
+    assert coder_for([one, one], ranks=1) == torch.device("cuda", 0)
+    for values, ranks in (([host], 1), ([without_streams], 1), ([one, other], 1), ([one, host], 1), ([one], 2)):
+        assert coder_for(values, ranks) is None
+
+
+class Module:
+    """Stands for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+        self.watched = torch.zeros(1)
+        module = self
+
+        class Stream:
+            def __init__(self, *_: object) -> None:
+                self.name = "coder" if _ else "training"
+
+            def wait_stream(self, other: Stream) -> None:
+                module.said.append((self.name, "waits for", other.name, module.watched.item()))
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                self.of = stream.name
+                module.said.append((stream.name, "records", module.watched.item()))
+
+            def wait(self, stream: Stream) -> None:
+                module.said.append((stream.name, "waits for", self.of, module.watched.item()))
+
+            def synchronize(self) -> None:
+                module.said.append(("this thread", "waits for", self.of))
+
+        self.Stream, self.Event, self._training = Stream, Event, Stream()
+
+    def current_stream(self, _: torch.device) -> object:
+        return self._training
+
+    def stream(self, _: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_streams_wait_for_each_other_and_the_training_thread_for_none(monkeypatch):
+    module = Module()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    coder, model = DeviceCoder(torch.device("cpu")), nn.Linear(1, 1, bias=False)
+    parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
+    layout = plan(parameters.tensors, 1)
+    anchor, module.watched = np.ones(1, np.float32), model.weight
+    first = PreparedAnchor(0, 1, anchor, Fate())
+    local = LocalParameters(parameters.values, undivided(layout), Codec.FLOAT32, [first], keep=True, coder=coder)
+    with torch.no_grad():
+        model.weight.fill_(3)
+    module.said.clear()
+    taken = local.take(0, 1, 1)
+    assert module.said == [("training", "records", 3.0)]
+    with torch.no_grad():
+        model.weight.fill_(4)
+    q, shape = taken.coded, local.tracks[0].shape
+    assert module.said[1:] == [
+        ("coder", "waits for", "training", 4.0),
+        ("coder", "records", 4.0),
+        ("this thread", "waits for", "coder"),
+    ]
+    change = Change(anchor, q, coder.change(anchor, anchor - 2, q, q, shape))
+    module.said.clear()
+    local.adopt(PreparedAnchor(0, 2, anchor - 2, Fate(q), change), 1, 1)
+    assert module.said == [("training", "waits for", "coder", 4.0), ("coder", "waits for", "training", 0.0)]

@@ -76,7 +76,7 @@ class DeviceValues:
         return blocks.add_(self._lost[number]) if number in self._lost else blocks
 
     def _stored(self, number: int) -> torch.Tensor:
-        blocks = torch.empty(self._layouts[number].blocks, BLOCK, device=self.coder.device)
+        blocks = torch.empty(self._layouts[number].blocks, BLOCK, dtype=torch.float32, device=self.coder.device)
         self._views.of(number).load(segment_values(blocks, self._layouts[number]))
         return blocks
 

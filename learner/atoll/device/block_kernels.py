@@ -10,6 +10,9 @@ because torch is built without fast math. Two rules follow:
 - No division by a Python number, and no Python number divided by a tensor. On a GPU, torch multiplies by a reciprocal
   instead, which rounds twice. Constants in divisions are therefore tensors on the device.
 - Sums are sums of integers, because the order of a sum differs between devices.
+
+Learners compute anchors and their checksums on the host. A device that rounds otherwise could therefore change the
+codes of its own contributions, but no anchor.
 """
 
 from __future__ import annotations

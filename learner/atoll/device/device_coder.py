@@ -54,7 +54,6 @@ class DeviceCoder:
         self.device = device
         self._torch: Any = torch.get_device_module(device)
         self._stream = self._torch.Stream(device)
-        self._pins = device.type != "cpu"  # copies to or from pinned memory do not block other streams
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
         """Encodes anchor - values, and waits for the contents. Raises CodecError if a value is not finite."""
@@ -66,13 +65,13 @@ class DeviceCoder:
             if spaces := [space for space in difference.view(-1).split(layout.values)[1::2] if len(space)]:
                 torch._foreach_zero_(spaces)
             contents = self._coded(difference, shape.levels, layout)
-            there = torch.empty(contents.shape, dtype=torch.uint8, pin_memory=self._pins)
+            there = self._host(len(contents), torch.uint8)
             there.copy_(contents, non_blocking=True)
             self._event().synchronize()
-        *contents_bytes, finite = there.split([layout.content_bytes, 1])
-        if not finite.item():
+        found = there.numpy()
+        if not found[-1]:
             raise CodecError("a value is not finite")
-        return Coded.of(_frames(contents_bytes[0].numpy(), shape))
+        return Coded.of(_frames(found, shape))
 
     def change(self, old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> OnDevice:
         """Begins to compute what an adoption adds to the parameters. The arguments are those of `segments.change`."""
@@ -81,7 +80,7 @@ class DeviceCoder:
             if update is None:
                 total = self._moved(segments.change(old, new, None, None, shape), shape, layout)
             else:
-                total = torch.zeros(layout.blocks, BLOCK, device=self.device)
+                total = torch.zeros(layout.blocks, BLOCK, dtype=torch.float32, device=self.device)
                 self._add(update, shape, layout, total)
             if q is not None:
                 self._add(q, shape, layout, total)
@@ -120,9 +119,14 @@ class DeviceCoder:
 
     def _moved(self, values: F32, shape: FragmentShape, layout: BlockLayout) -> torch.Tensor:
         """Returns a run's values as blocks on the device."""
-        host = torch.empty(layout.blocks, BLOCK, pin_memory=self._pins)
-        segments.gather(values.ctypes.data + 4 * shape.rows[:, 0], layout.rows, host.view(-1).numpy())
-        return host.to(self.device, non_blocking=True)
+        host = self._host(layout.blocks * BLOCK, torch.float32)
+        segments.gather(values.ctypes.data + 4 * shape.rows[:, 0], layout.rows, host.numpy())
+        return host.to(self.device, non_blocking=True).view(-1, BLOCK)
+
+    def _host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns an uninitialised vector in host memory, from which or to which copies do not block other streams."""
+        # All types and devices are explicit, because a training script may change torch's defaults.
+        return torch.empty(length, dtype=dtype, device="cpu", pin_memory=self.device.type != "cpu")
 
     def _coded(self, blocks: torch.Tensor, levels: int, layout: BlockLayout) -> torch.Tensor:
         """Returns the contents of all frames in one piece, and a last byte: whether all values are finite."""
@@ -140,7 +144,7 @@ class DeviceCoder:
     def _add(self, coded: Coded, shape: FragmentShape, layout: BlockLayout, out: torch.Tensor) -> None:
         """Adds coded values to blocks, each with a single rounding."""
         levels = shape.levels
-        host = torch.empty(layout.content_bytes, dtype=torch.uint8, pin_memory=self._pins)
+        host = self._host(layout.content_bytes, torch.uint8)
         for place, content in zip(_frames(host.numpy(), shape), coded.contents, strict=True):
             np.copyto(place, content)
         contents = host.to(self.device, non_blocking=True)
