@@ -23,7 +23,11 @@ class Counted(DeviceCoder):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.coded, self.updates = [], []  # lists, because several threads append
+        self.coded, self.updates, self.opened = [], [], []  # lists, because several threads append
+
+    def ahead(self, anchor, shape):
+        self.opened.append(anchor)
+        return super().ahead(anchor, shape)
 
     def code(self, anchor, values, shape):
         self.coded.append(shape)
@@ -77,6 +81,7 @@ def test_training_through_a_core_is_bit_identical_on_a_device(tmp_path, codec, d
     model, anchor = trained(tmp_path / "device", codec, dtype)
     assert len(coder.coded) == len(coder.updates) == OUTER_STEPS
     assert None not in coder.updates
+    assert len(coder.opened) >= OUTER_STEPS - 1, "the first round may open before the first anchor arrives"
     assert np.array_equal(anchor, host_anchor)
     assert all(map(torch.equal, model.parameters(), host.parameters()))
 

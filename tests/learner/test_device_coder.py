@@ -165,6 +165,32 @@ def test_parameters_of_one_process_on_one_gpu_are_coded_there(monkeypatch):
         assert coder_for(values, ranks) is None
 
 
+class Moving(DeviceCoder):
+    """Counts the vectors that it copies to the device."""
+
+    moved = 0
+
+    def _moved(self, values, shape, layout):
+        self.moved += 1
+        return super()._moved(values, shape, layout)
+
+
+def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
+    shape, coder = FragmentShape.of(LENGTHS.whole, Codec.INT4), Moving(torch.device("cpu"))
+    anchors = [difficult(np.random.default_rng(seed), LENGTHS.length) for seed in range(3)]
+    nothing = np.zeros(LENGTHS.length, np.float32)
+    values = coder.whole(nothing, shape)
+    for anchor in anchors:
+        coder.ahead(anchor, shape)()
+    for anchor, copies in zip(anchors, (1, 0, 0), strict=True):  # only two copies are kept
+        coder.moved = 0
+        same(coder.code(anchor, values, shape), segments.code(anchor, nothing, shape))
+        assert coder.moved == copies
+    coder.ahead(anchors[0], shape)()
+    same(coder.code(anchors[1], values, shape), segments.code(anchors[1], nothing, shape))
+    assert segments.ahead(anchors[0], shape) is None
+
+
 class Module:
     """Stands for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
 

@@ -85,6 +85,19 @@ class Fetcher:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
+    def opened(self, track: FragmentTrack) -> None:
+        """Starts work that can be done before a step boundary answers the fragment's round."""
+        has_anchor = len(track.anchor) == track.run.length > 0
+        work = self._coder.ahead(track.anchor, self._shape(track)) if has_anchor else None
+        if work is not None:
+            track.copying = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
+            track.copying.add_done_callback(self._ended)
+
+    def _shape(self, track: FragmentTrack) -> FragmentShape:
+        if track.fragment not in self._shapes:
+            self._shapes[track.fragment] = FragmentShape.of(track.run, Codec(self._core.settings.codec))
+        return self._shapes[track.fragment]
+
     async def all_here(self) -> None:
         """Waits until all fetches have ended. Raises a fetch's error. Cancelling this does not stop the fetches."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
@@ -194,10 +207,8 @@ class Fetcher:
         decoded = incoming.decoded(old if incoming.version else None)
         if decoded is None or len(decoded.values) != len(old):
             return decoded, None  # invalid, or the first anchor
-        if track.fragment not in self._shapes:
-            self._shapes[track.fragment] = FragmentShape.of(track.run, Codec(self._core.settings.codec))
-        shape = self._shapes[track.fragment]
-        return decoded, Change(old, q, self._coder.change(old, decoded.values, decoded.update, q, shape))
+        values = self._coder.change(old, decoded.values, decoded.update, q, self._shape(track))
+        return decoded, Change(old, q, values)
 
     def _merged(self, track: FragmentTrack, header: pb.FetchHeader) -> InFlight | None:
         """Returns the contribution in flight if the header says that it was merged."""

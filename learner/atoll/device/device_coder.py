@@ -1,8 +1,8 @@
 """Encodes and decodes on the device that holds the parameters, on a stream that runs in parallel with training.
 
 The training thread only queues a copy of the local parameters within the device. Worker threads do the rest, while the
-model trains: they copy anchors to the device, compute and quantise D = A - L there, and copy the coded bytes to the
-host. To adopt an update, they copy coded bytes to the device and decode them there.
+model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there,
+and copy the coded bytes to the host. To adopt an update, they copy coded bytes to the device and decode them there.
 
 The parameters are copied on training's own stream. The next optimizer step may then change them at once. If this
 module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
@@ -13,8 +13,11 @@ runs on CPU tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from atoll.device.block_layout import BlockLayout
 from atoll.fragments import segments
 from atoll.fragments.segments import Coded, FragmentShape
 
+AHEAD = 2  # limit on anchors that are copied ahead; a learner may decline a round, and then does not need the copy
 AT_ONCE = 1 << 13  # blocks per call of a kernel, which limits temporary memory on the device to about 100 MB
 
 
@@ -54,13 +58,21 @@ class DeviceCoder:
         self.device = device
         self._torch: Any = torch.get_device_module(device)
         self._stream = self._torch.Stream(device)
+        self._lock = threading.Lock()
+        self._ahead: deque[tuple[F32, torch.Tensor]] = deque(maxlen=AHEAD)  # anchors, and their copies on the device
+
+    def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None]:
+        """Returns work that copies an anchor to the device before its pseudo-gradient is taken."""
+        return partial(self._copy_ahead, anchor, shape)
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
         """Encodes anchor - values, and waits for the contents. Raises CodecError if a value is not finite."""
         layout = BlockLayout.of(shape)
         with self._torch.stream(self._stream):
             values.ready.wait(self._stream)
-            difference = self._moved(anchor, shape, layout)
+            difference = self._copied_ahead(anchor)
+            if difference is None:
+                difference = self._moved(anchor, shape, layout)
             torch.sub(difference, values.blocks, out=difference)
             if spaces := [space for space in difference.view(-1).split(layout.values)[1::2] if len(space)]:
                 torch._foreach_zero_(spaces)
@@ -116,6 +128,21 @@ class DeviceCoder:
         event = self._torch.Event()
         event.record(self._stream)
         return event
+
+    def _copy_ahead(self, anchor: F32, shape: FragmentShape) -> None:
+        with self._torch.stream(self._stream):
+            blocks = self._moved(anchor, shape, BlockLayout.of(shape))
+        with self._lock:
+            self._ahead.append((anchor, blocks))
+
+    def _copied_ahead(self, anchor: F32) -> torch.Tensor | None:
+        """Removes and returns an anchor's copy on the device, or returns None if there is none."""
+        with self._lock:
+            for place, (known, blocks) in enumerate(self._ahead):
+                if known is anchor:
+                    del self._ahead[place]
+                    return blocks
+        return None
 
     def _moved(self, values: F32, shape: FragmentShape, layout: BlockLayout) -> torch.Tensor:
         """Returns a run's values as blocks on the device."""

@@ -7,7 +7,7 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,6 +101,9 @@ class Coder(Protocol):
     The results of all coders are bit-identical. The type of values depends on the coder.
     """
 
+    def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None] | None:
+        """Returns work that makes a later `code` with this anchor faster, or None. Worker threads do such work."""
+
     def code(self, anchor: F32, values: Any, shape: FragmentShape) -> Coded:  # noqa: ANN401
         """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
 
@@ -110,6 +113,10 @@ class Coder(Protocol):
         old, new: anchors, float32 (shape.length,). update: coded values with new = old + update, or None.
         q: coded values, or None for zero.
         """
+
+
+def ahead(anchor: F32, shape: FragmentShape) -> None:
+    """Returns None, because anchors already are in host memory."""
 
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
