@@ -29,7 +29,9 @@ from atoll.boundary.step_boundary import StepBoundary
 from atoll.checkpoints.directory import RunFacts
 from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, CheckpointSettings, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
+from atoll.device.device_coder import DeviceCoder, coder_for
 from atoll.errors import LearnerError
+from atoll.fragments import segments
 from atoll.fragments.adoption import PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
 from atoll.ranks.division import Division, divide
@@ -130,6 +132,7 @@ class Learner:
             self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
         self._ranks: RankGroup | None = None
+        self._coder: DeviceCoder | None = None
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
         self._boundary: StepBoundary | None = None
@@ -162,6 +165,7 @@ class Learner:
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
         """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError on failure."""
+        self._coder = coder_for(parameters.values, ranks.size)
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
         file = FirstFile(parameters, ranks)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)
@@ -192,7 +196,8 @@ class Learner:
             return problem
         self._leaving.callback(lambda: self._counters.left(self._exchange.unsettled))
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
-        self._agent = Agent(self._identity, model, self._exchange, self._counters, self._clock, between)
+        coder = self._coder or segments
+        self._agent = Agent(self._identity, model, self._exchange, self._counters, self._clock, between, coder)
         self._leaving.callback(self._agent.leave)
         self._agent.start()
         return self._agent
@@ -210,7 +215,9 @@ class Learner:
         if ranks.is_leader:
             self._watch = MovementWatch(ParameterSamples(parameters.values, divisions))
             self._leaving.callback(self._watch.end)
-        local = LocalParameters(parameters.values, divisions, agent.run_codec, anchors, keep=self._keep, ranks=ranks)
+        local = LocalParameters(
+            parameters.values, divisions, agent.run_codec, anchors, keep=self._keep, ranks=ranks, coder=self._coder
+        )
         rounds = RoundAnswers(local, self._exchange, self._counters, agent.submit)
         self._boundary = StepBoundary(
             self._identity.name,

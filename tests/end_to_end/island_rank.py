@@ -71,7 +71,9 @@ def main() -> None:
         assert boundary is not None
 
         def note() -> None:
-            for fragment, (track, routes) in enumerate(zip(boundary.local.tracks, boundary.local._routes, strict=True)):
+            for fragment, (track, routes) in enumerate(
+                zip(boundary.local.tracks, boundary.local._values._routes, strict=True)
+            ):
                 key = f"{fragment}/{track.version}"
                 if key not in anchors:
                     anchors[key] = [routes.division.run.first, *checked(track)]

@@ -233,4 +233,5 @@ def _decoded(track: FragmentTrack, right: PartialFetch, kind: Codec, frames: lis
             right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)
     except UnsoundError:
         return None, 0
-    return right.decoded(None if track.whole else track.anchor)
+    decoded = right.decoded(None if track.whole else track.anchor)
+    return (None, 0) if decoded is None else (decoded.values, decoded.checksum)

@@ -116,4 +116,4 @@ class Merging:
 
 def values(zero: np.ndarray, coded: Coded, shape: FragmentShape) -> np.ndarray:
     """Returns the values of a coded contribution."""
-    return change(zero, zero, coded, shape)
+    return change(zero, zero, None, coded, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient, Track
-from atoll.fragments.segments import Coded, FragmentShape
+from atoll.fragments.segments import Coded, FragmentShape, change
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from hypothesis import example, given, settings
@@ -74,7 +74,8 @@ class Island:
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
         """Adopts an anchor, and stores the values. Returns the given-up tokens."""
         keep = self.keep and not fate.drop
-        ahead = Change.of(self.track.anchor, anchor, fate.q, SHAPE) if self.random.random() < 0.5 else None
+        old = self.track.anchor
+        ahead = Change(old, fate.q, change(old, anchor, None, fate.q, SHAPE)) if self.random.random() < 0.5 else None
         newer = PreparedAnchor(0, version, anchor, fate, ahead)
         self.write(self.local + self.lost + self.track.change_to(newer) if keep else anchor)
         return self.track.adopt(newer, self.tokens, self.steps, keep=keep)

@@ -86,9 +86,9 @@ class Island:
             for index in ask.frames:
                 incoming.took(header, pb.Frame(index=index, payload=payloads[index]))
             assert incoming.next(version) is None
-            anchor, checksum = incoming.decoded(None if whole else owner.track.anchor)
-            assert anchor is not None
-            anchors.append((anchor, checksum))
+            decoded = incoming.decoded(None if whole else owner.track.anchor)
+            assert decoded is not None
+            anchors.append((decoded.values, decoded.checksum))
         assert joined((checksum, anchor.nbytes) for anchor, checksum in anchors) == header.crc32c
         for owner, (anchor, _), fate in zip(self.owners, anchors, fates, strict=True):
             newer = PreparedAnchor(0, version, anchor, fate)

@@ -72,10 +72,10 @@ class Core:
 
     def check(self, incoming: PartialFetch, base: np.ndarray | None) -> None:
         """Checks that the result is a published version."""
-        found, checksum = incoming.decoded(base)
-        assert found is not None
-        np.testing.assert_array_equal(found, self.published[incoming.header.version])
-        assert checksum == incoming.header.crc32c
+        decoded = incoming.decoded(base)
+        assert decoded is not None
+        np.testing.assert_array_equal(decoded.values, self.published[incoming.header.version])
+        assert decoded.checksum == incoming.header.crc32c
 
 
 @settings(deadline=None)

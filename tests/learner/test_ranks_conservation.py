@@ -11,7 +11,7 @@ import torch
 from atoll.agent.partial_fetch import PartialFetch
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient
-from atoll.fragments.segments import FragmentShape
+from atoll.fragments.segments import FragmentShape, change
 from atoll.ranks.division import divide
 from atoll.ranks.rank_group import ALONE
 from atoll.ranks.tensor_part import TensorPart
@@ -137,9 +137,10 @@ class Island:
             header = pb.FetchHeader(version=track.version + 1, codec=int(CODEC))  # type: ignore[arg-type]
             for span in rank.run.frames:
                 fetch.took(header, pb.Frame(index=span.index, payload=payloads[span.index]))
-            anchor, checksum = fetch.decoded(track.anchor)
-            assert anchor is not None
-            checksums.append((rank.run.first, checksum, anchor.nbytes))
+            decoded = fetch.decoded(track.anchor)
+            assert decoded is not None
+            anchor = decoded.values
+            checksums.append((rank.run.first, decoded.checksum, anchor.nbytes))
             q = rank.in_flight.coded if merged and rank.in_flight is not None else None
             work = track.anchor.astype(np.float64) - rank.mine(values)
             if merged and not self.given_up:
@@ -147,8 +148,9 @@ class Island:
                 work -= rank.sent()
             if drop:
                 rank.abandoned += work
-            change = Change.of(track.anchor, anchor, q, FragmentShape.of(rank.run, CODEC)) if ahead else None
-            rank.local.begin(PreparedAnchor(self.number, track.version + 1, anchor, Fate(q, drop), change))
+            added = change(track.anchor, anchor, decoded.update, q, FragmentShape.of(rank.run, CODEC))
+            known = Change(track.anchor, q, added) if ahead else None
+            rank.local.begin(PreparedAnchor(self.number, track.version + 1, anchor, Fate(q, drop), known))
         for rank in self.ranks:
             rank.local.finish(self.number, 10 * self.steps, self.steps)
         self.given_up &= self.flying

@@ -67,11 +67,14 @@ def test_a_change_includes_what_was_sent(kind):
         payload = frame_codec.encode_frame(sent, span, kind)
         contents.append(frame_codec.decompress(payload, span, kind))
         frame_codec.decode_frame(payload, span, kind, q)
-    assert np.array_equal(change(random(2), random(3), Coded.of(tuple(contents)), shape), (random(3) - random(2)) + q)
-    assert np.array_equal(change(random(2), random(3), None, shape), random(3) - random(2))
+    coded = Coded.of(tuple(contents))
+    assert np.array_equal(change(random(2), random(3), None, coded, shape), (random(3) - random(2)) + q)
+    assert np.array_equal(change(random(2), random(3), None, None, shape), random(3) - random(2))
+    assert np.array_equal(change(random(2), random(3), coded, None, shape), q), "the update is known"
+    assert np.array_equal(change(random(2), random(3), coded, coded, shape), q + q)
 
 
 def test_a_rank_without_frames_codes_nothing():
     shape, nothing = FragmentShape.of(FrameRun(FRAGMENT, 0, 0, 0, ()), Codec.INT4), np.empty(0, np.float32)
     assert code(nothing, nothing, shape).contents == []
-    assert not len(change(nothing, nothing, None, shape))
+    assert not len(change(nothing, nothing, None, None, shape))

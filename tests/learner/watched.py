@@ -127,5 +127,6 @@ class Watched:
         """The largest distance from the anchors."""
         local = self.learner._boundary.local
         return max(
-            float(np.abs(local._values(number)() - track.anchor).max()) for number, track in enumerate(local.tracks)
+            float(np.abs(local._values.read(number)() - track.anchor).max())
+            for number, track in enumerate(local.tracks)
         )

@@ -25,7 +25,7 @@ import grpc.aio
 import numpy as np
 from atoll.agent import coordination, fetching, partial_fetch, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
-from atoll.fragments import adoption
+from atoll.fragments import adoption, segments
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import core_connection
@@ -465,10 +465,10 @@ def anchors_drift_by_one_ulp() -> Iterator[None]:
     """A learner adds an update slightly wrong, and uses its own checksum instead of the published one."""
 
     def wrong(self: partial_fetch.PartialFetch, base: Any) -> Any:
-        anchor, checksum = DECODED(self, base)
-        if anchor is not None and base is not None:
-            anchor[0] = np.nextafter(anchor[0], np.float32(np.inf))
-        return anchor, checksum
+        decoded = DECODED(self, base)
+        if decoded is not None and base is not None:
+            decoded.values[0] = np.nextafter(decoded.values[0], np.float32(np.inf))
+        return decoded
 
     with patch(partial_fetch.PartialFetch, "decoded", wrong):
         yield
@@ -477,8 +477,8 @@ def anchors_drift_by_one_ulp() -> Iterator[None]:
 @defect
 def merged_work_stays_outstanding() -> Iterator[None]:
     """A learner sends work again that was already merged."""
-    change = adoption.change
-    with patch(adoption, "change", lambda old, new, _, shape: change(old, new, None, shape)):
+    change = segments.change
+    with patch(segments, "change", lambda old, new, update, _, shape: change(old, new, update, None, shape)):
         yield
 
 
@@ -766,8 +766,8 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
 
 def _unchecked(self: partial_fetch.PartialFetch, base: Any) -> Any:
     """Returns an anchor that is assumed to have the published checksum."""
-    anchor, _ = DECODED(self, base)
-    return anchor, Anything()
+    decoded = DECODED(self, base)
+    return None if decoded is None else decoded._replace(checksum=Anything())
 
 
 class Anything(int):

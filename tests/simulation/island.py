@@ -326,7 +326,7 @@ class Island:
 
     def _run(self, rank: Rank, fragment: int) -> Any:
         assert rank.boundary is not None, "it trains"
-        return rank.boundary.local._routes[fragment].division.run
+        return rank.boundary.local._values._routes[fragment].division.run
 
     def settle(self, fragment: int) -> None:
         """Records an adoption in the account, before the values change."""

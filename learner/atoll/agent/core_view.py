@@ -57,6 +57,7 @@ class FragmentTrack:
     merged: int = 0  # number of the newest contribution that was merged
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
+    copying: asyncio.Task[None] | None = None  # see Fetcher.opened
     incoming: PartialFetch | None = None  # frames of a running or interrupted fetch
     setbacks: int = 0  # number of restores from a backup or checkpoint that removed known versions
     restores: int = 0  # number of restores to a checkpoint since this learner began to train

@@ -16,20 +16,19 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec.block_kernels import F32
 from atoll_wire.connections.frame_transfer import download
 from atoll_wire.layout.frame_spans import Codec
 
 from atoll.agent.call_errors import Remedy, one_line, remedy
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight
-from atoll.agent.partial_fetch import MAX_UPDATES, FrameRequest, PartialFetch, UnsoundError
+from atoll.agent.partial_fetch import MAX_UPDATES, Decoded, FrameRequest, PartialFetch, UnsoundError
 from atoll.agent.retry_loop import Failure, retry
 from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
-from atoll.fragments.segments import Coded, FragmentShape
+from atoll.fragments.segments import Coded, Coder, FragmentShape
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -38,7 +37,10 @@ MANY = 3  # consecutive failures of one fetch before a warning
 
 
 class Fetcher:
-    """Brings each fragment up to its newest announced version. stop: ends the learner with an error."""
+    """Brings each fragment up to its newest announced version.
+
+    stop: ends the learner with an error. coder: computes the changes of the parameters.
+    """
 
     def __init__(
         self,
@@ -48,9 +50,11 @@ class Fetcher:
         stop: Callable[[Exception], None],
         sender: Sender,
         coordination: Coordination,
+        coder: Coder,
     ) -> None:
         self._core = core
         self._coordination = coordination
+        self._coder = coder
         self._exchange = exchange
         self._counters = counters
         self._stop = stop
@@ -80,6 +84,19 @@ class Fetcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def opened(self, track: FragmentTrack) -> None:
+        """Starts work that can be done before a step boundary answers the fragment's round."""
+        has_anchor = len(track.anchor) == track.run.length > 0
+        work = self._coder.ahead(track.anchor, self._shape(track)) if has_anchor else None
+        if work is not None:
+            track.copying = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
+            track.copying.add_done_callback(self._ended)
+
+    def _shape(self, track: FragmentTrack) -> FragmentShape:
+        if track.fragment not in self._shapes:
+            self._shapes[track.fragment] = FragmentShape.of(track.run, Codec(self._core.settings.codec))
+        return self._shapes[track.fragment]
 
     async def all_here(self) -> None:
         """Waits until all fetches have ended. Raises a fetch's error. Cancelling this does not stop the fetches."""
@@ -163,36 +180,35 @@ class Fetcher:
     async def _take_in(self, track: FragmentTrack, incoming: PartialFetch, setbacks: int) -> bool:
         whole, header, merged = not incoming.version, incoming.header, self._merged(track, incoming.header)
         q = None if merged is None else merged.taken.outstanding.coded
-        anchor, checksum, change = await asyncio.to_thread(self._decoded, track, incoming, q)
-        if anchor is None or not self._coordination.sound(header, checksum):
+        decoded, change = await asyncio.to_thread(self._decoded, track, incoming, q)
+        if decoded is None or not self._coordination.sound(header, decoded.checksum):
             log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
             return False
         if track.setbacks != setbacks:
             return True  # in the meantime, a restore of the core removed this version
         fate = self._fate(track, header, whole=whole)
-        track.anchor, track.version = anchor, header.version
+        track.anchor, track.version = decoded.values, header.version
         if track.setbacks != setbacks:
             track.whole = True
         else:
             track.target = max(track.target, header.version)
             if whole:
                 track.whole = track.drop = False
-        prepared = PreparedAnchor(track.fragment, header.version, anchor, fate, change, header.crc32c)
+        prepared = PreparedAnchor(track.fragment, header.version, decoded.values, fate, change, header.crc32c)
         self._exchange.offer(prepared, confirmed=self._coordination.owners.size == 1)
-        self._coordination.prepared(track, header, checksum)
+        self._coordination.prepared(track, header, decoded.checksum)
         return True
 
     def _decoded(
         self, track: FragmentTrack, incoming: PartialFetch, q: Coded | None
-    ) -> tuple[F32 | None, int, Change | None]:
-        """Returns the fetched anchor, its checksum, and the change of the parameters. Runs in a worker thread."""
+    ) -> tuple[Decoded | None, Change | None]:
+        """Returns the fetched values, and the change of the parameters. Runs in a worker thread."""
         old = track.anchor
-        anchor, checksum = incoming.decoded(old if incoming.version else None)
-        if anchor is None or len(anchor) != len(old):
-            return anchor, checksum, None  # invalid, or the first anchor
-        if track.fragment not in self._shapes:
-            self._shapes[track.fragment] = FragmentShape.of(track.run, Codec(self._core.settings.codec))
-        return anchor, checksum, Change.of(old, anchor, q, self._shapes[track.fragment])
+        decoded = incoming.decoded(old if incoming.version else None)
+        if decoded is None or len(decoded.values) != len(old):
+            return decoded, None  # invalid, or the first anchor
+        values = self._coder.change(old, decoded.values, decoded.update, q, self._shape(track))
+        return decoded, Change(old, q, values)
 
     def _merged(self, track: FragmentTrack, header: pb.FetchHeader) -> InFlight | None:
         """Returns the contribution in flight if the header says that it was merged."""

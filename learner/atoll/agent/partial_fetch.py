@@ -15,10 +15,12 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import buffers, frame_codec
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.codec.checksums import Payload
-from atoll_wire.codec.frame_codec import FrameError
+from atoll_wire.codec.frame_codec import Content, FrameError
 from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages.frame_messages import WireFrame
+
+from atoll.fragments.segments import Coded
 
 MAX_UPDATES = 8  # more updates would be larger than the frames themselves
 
@@ -41,6 +43,19 @@ class _Part:
     payload: Payload = b""
     version: int = 0
     updates: list[Payload] = field(default_factory=list)
+
+
+class Decoded(NamedTuple):
+    """The values of a fetch.
+
+    values: float32 (run.length,), in new memory. checksum: their CRC-32C. The header's checksum covers the whole
+    fragment, not only this run: see `checksums.joined`.
+    update: the coded values of the update, or None for a fetch of the whole fragment.
+    """
+
+    values: F32
+    checksum: int
+    update: Coded | None
 
 
 class PartialFetch:
@@ -100,28 +115,26 @@ class PartialFetch:
         for index in frames:
             self._parts[index] = _Part()
 
-    def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """Returns the values at the header's version as a new array, and their CRC-32C.
+    def decoded(self, base: F32 | None) -> Decoded | None:
+        """Returns the values at the header's version, or None if a frame is invalid.
 
-        The array is None if a frame is invalid. The header's checksum covers the whole fragment, not only this run: see
-        `checksums.joined`.
         base: float32 (run.length,), the values to which the update is added; None for a fetch of the whole fragment.
         """
-        out, checksum = buffers.empty(self._run.length), 0
+        out, checksum, contents = buffers.empty(self._run.length), 0, list[Content]()
         try:
             for span in self._run.frames:
-                self._decode(span, self._parts[span.index], base, out)
+                part = self._parts[span.index]
+                if base is None:
+                    self._decode(span, part, out)
+                else:
+                    contents.append(frame_codec.decompress(part.payload, span, self._codec))
+                    frame_codec.content_advance(contents[-1], span, self._codec, base, out)
                 checksum = frame_codec.vector_crc32c(out[span.place], checksum)
         except FrameError:
-            return None, 0
-        return out, checksum
+            return None
+        return Decoded(out, checksum, None if base is None else Coded.of(contents))
 
-    def _decode(self, span: FrameSpan, part: _Part, base: F32 | None, out: F32) -> None:
-        if base is None:
-            frame_codec.decode_frame(part.payload, span, self._codec, out)
-        else:
-            frame_codec.content_advance(
-                frame_codec.decompress(part.payload, span, self._codec), span, self._codec, base, out
-            )
+    def _decode(self, span: FrameSpan, part: _Part, out: F32) -> None:
+        frame_codec.decode_frame(part.payload, span, self._codec, out)
         for update in part.updates:
             frame_codec.decode_add(update, span, self._update_codec, np.ones(len(span.segments), np.float32), out)

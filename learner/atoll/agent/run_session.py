@@ -28,7 +28,9 @@ from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription,
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
 from atoll.errors import NONSENSE, LearnerError
+from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
 
@@ -44,6 +46,7 @@ class RunSession:
     """A learner's membership in a run. Use it on one event loop only.
 
     on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
+    coder: computes the changes of the parameters.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class RunSession:
         clock: Clock,
         dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
         messages: RankMessages | None = None,
+        coder: Coder = segments,
     ) -> None:
         self._identity = identity
         self._model = model
@@ -76,7 +80,7 @@ class RunSession:
         self._joiner = Joiner(identity, model, self.core, counters, clock)
         self._coordination = self._coordinated(messages)
         self._sender = Sender(self.core, exchange, counters, stop, self._fetch, self._coordination)
-        self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender, self._coordination)
+        self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender, self._coordination, coder)
         self._sessions: dict[ShardView, ShardSession] = {}
         self._running: dict[ShardView, asyncio.Task[None]] = {}  # session tasks
 

@@ -178,10 +178,12 @@ class ShardSession:
         self._exchange.pause(reason)
 
     def _opened(self, opened: pb.RoundOpened) -> None:
-        if self._shard.track(opened.fragment).in_flight is not None:
+        track = self._shard.track(opened.fragment)
+        if track.in_flight is not None:
             self._decline(opened.fragment, opened.cycle, "the learner's earlier contribution is in flight")
         else:
             self._exchange.ask(opened.fragment, opened.cycle)
+            self._fetcher.opened(track)
 
     def _decline(self, fragment: int, cycle: int, reason: str) -> None:
         self._exchange.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))

@@ -28,6 +28,7 @@ from atoll.agent.run_session import RunSession
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
 
@@ -49,14 +50,19 @@ class Agent:
         counters: Counters,
         clock: Clock,
         messages: RankMessages | None = None,
+        coder: Coder = segments,
     ) -> None:
-        """messages: the connection to the other ranks of this learner, or None if there are none."""
+        """messages: the connection to the other ranks of this learner, or None if there are none.
+
+        coder: computes the changes of the parameters.
+        """
         self._clock = clock
         self._messages = messages
         self._identity = identity
         self._model = model
         self._exchange = exchange
         self._counters = counters
+        self._coder = coder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._session: RunSession | None = None
@@ -141,7 +147,9 @@ class Agent:
             await asyncio.to_thread(segments.warm_up)
         parts = (self._identity, self._model, self._exchange, self._counters, self._ready.set_result, self._stop)
         leads = self._messages is None or self._messages.rank == 0
-        self._session = (RunSession if leads else MemberSession)(*parts, self._clock, messages=self._messages)
+        self._session = (RunSession if leads else MemberSession)(
+            *parts, self._clock, messages=self._messages, coder=self._coder
+        )
         try:
             await self._session.live()
         except Exception as error:  # recorded before the loop closes, because closing makes other tasks fail

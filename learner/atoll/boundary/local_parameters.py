@@ -5,9 +5,7 @@ the owners of the frames. A worker thread encodes the pseudo-gradient later. To 
 to the ranks that hold the parameters, and these ranks add the changes. A learner of one process sends nothing, because
 it holds all parameters and owns all frames.
 
-The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
-only after `sys.getswitchinterval`. If the parameters are float32 and on the host, `take` and `adopt` release the GIL
-once each.
+The values are in host memory, or on the device of the parameters if a coder for that device is given.
 """
 
 from __future__ import annotations
@@ -15,19 +13,48 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import numpy as np
-from atoll_wire.codec import buffers
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.layout.frame_spans import Codec
 from torch import nn
 
-from atoll.boundary.host_memory import HostMemory
-from atoll.fragments import segments
+from atoll.boundary.device_values import DeviceValues
+from atoll.boundary.host_values import HostValues
+from atoll.device.device_coder import DeviceCoder
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient, Track
-from atoll.fragments.segments import I64, FragmentShape
-from atoll.ranks.division import Division, Moves
-from atoll.ranks.rank_group import ALONE, Exchanged, RankGroup
+from atoll.fragments.segments import Coder, FragmentShape
+from atoll.ranks.division import Division
+from atoll.ranks.rank_group import ALONE, RankGroup
+
+
+class Values(Protocol):
+    """A rank's values, in host memory or on a device."""
+
+    @property
+    def coder(self) -> Coder:
+        """Encodes the values, and computes changes for `write`."""
+
+    def read(self, number: int) -> Callable[[], Any]:
+        """Begins to collect the values of the run that this rank owns. Returns a function that waits for them."""
+
+    def whole(self, number: int, anchor: F32) -> Any:  # noqa: ANN401 - see Coder
+        """Returns an anchor, float32 (run.length,), in the form of `read`."""
+
+    def spread(self, number: int, values: Any) -> Callable[[], Any]:  # noqa: ANN401
+        """Begins to send values of the run that this rank owns to the ranks that hold them as parameters.
+
+        Returns a function that waits for the values of the parameters that this rank holds.
+        """
+
+    def write(self, number: int, values: Any, *, add: bool) -> None:  # noqa: ANN401
+        """Adds values to this rank's parameters, or overwrites the parameters. values: from `spread`."""
+
+    def sum(self, one: Any, other: Any) -> Any:  # noqa: ANN401
+        """Returns the sum of two values of a run, in new memory."""
+
+    def forget(self) -> None:
+        """Drops all references to the parameters' memory, so that it can be moved or freed."""
 
 
 class LocalParameters:
@@ -36,6 +63,7 @@ class LocalParameters:
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
+    coder: codes the values on the parameters' device, if there is only one rank. None: they are coded in host memory.
     """
 
     def __init__(
@@ -47,32 +75,34 @@ class LocalParameters:
         *,
         keep: bool,
         ranks: RankGroup = ALONE,
+        coder: DeviceCoder | None = None,
     ) -> None:
-        self._memory = HostMemory(values, [division.pieces for division in divisions])
-        self._ranks = ranks
+        shapes = [FragmentShape.of(division.run, codec) for division in divisions]
+        self._values: Values = (
+            HostValues(values, divisions, ranks) if coder is None else DeviceValues(values, divisions, shapes, coder)
+        )
         self._keep = keep
-        self._routes = [_Routes.of(division) for division in divisions]
-        self._apart: dict[int, F32] = {}  # by fragment: values after the adoptions of `adopt_apart`
+        self._apart: dict[int, Any] = {}  # by fragment: values after the adoptions of `adopt_apart`
         self._begun: dict[int, _Begun] = {}  # adoptions whose values have not arrived yet
         self.torn = False  # an exception interrupted an adoption, so model and tracks may disagree
         self.tracks: list[Track] = []
-        for number, (first, division) in enumerate(zip(anchors, divisions, strict=True)):
-            shape, restores = FragmentShape.of(division.run, codec), first.fate.restores
+        for number, (first, shape) in enumerate(zip(anchors, shapes, strict=True)):
+            restores = first.fate.restores
             self.tracks.append(Track(shape, first.version, first.anchor, first.version, restores=restores))
-            self._write(number, self._spread(number, first.anchor)(), add=False)
+            self._overwrite(number)
 
     def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
         """Takes a fragment's pseudo-gradient. tokens, steps: the learner's counters."""
         apart = self._apart.get(number)
-        return self.tracks[number].take(self._values(number) if apart is None else lambda: apart, tokens, steps)
+        values = self._values.read(number) if apart is None else lambda: apart
+        return self.tracks[number].take(values, tokens, steps, self._values.coder)
 
     def begin(self, newer: PreparedAnchor) -> None:
         """Begins an adoption. Idempotent. Until `finish`, `take` uses the older anchor."""
         newer = self._own(newer)
         number, keep = newer.fragment, self._keep and not newer.fate.drop
         if number not in self._begun:
-            values = self.tracks[number].change_to(newer) if keep else newer.anchor
-            self._begun[number] = _Begun(newer, keep, self._spread(number, values))
+            self._begun[number] = _Begun(newer, keep, self._values.spread(number, self._change(newer, keep=keep)))
 
     def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
         """Returns the anchor, with this rank's adopted values if only other ranks have fetched this version again."""
@@ -90,7 +120,7 @@ class LocalParameters:
     def finish(self, number: int, tokens: int, steps: int) -> int:
         """Finishes an adoption. Returns the number of dropped tokens. tokens, steps: as in `take`."""
         begun = self._begun[number]
-        self._write(number, begun.arriving(), add=begun.keep)
+        self._values.write(number, begun.arriving(), add=begun.keep)
         del self._begun[number]
         return self.tracks[number].adopt(begun.newer, tokens, steps, keep=begun.keep)
 
@@ -104,17 +134,17 @@ class LocalParameters:
         newer = self._own(newer)
         number, keep = newer.fragment, self._keep and not newer.fate.drop
         if number not in self._apart:
-            self._apart[number] = self._values(number)()
-        change = self.tracks[number].change_to(newer) if keep else None
-        # A new array, because a pseudo-gradient may still use the old one.
-        self._apart[number] = newer.anchor if change is None else self._apart[number] + change
+            self._apart[number] = self._values.read(number)()
+        values = self._change(newer, keep=keep)
+        # New memory, because a pseudo-gradient may still use the old values.
+        self._apart[number] = self._values.sum(self._apart[number], values) if keep else values
         return self.tracks[number].adopt(newer, tokens, steps, keep=keep)
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
         """Resets a fragment to its anchor. Returns the number of dropped tokens. tokens, steps: as in `take`."""
         track = self.tracks[number]
         self._begun.pop(number, None)  # a signal handler interrupted this adoption, which begins again later
-        self._write(number, self._spread(number, track.anchor)(), add=False)
+        self._overwrite(number)
         return track.adopt(PreparedAnchor(number, track.version, track.anchor, Fate()), tokens, steps, keep=False)
 
     @contextlib.contextmanager
@@ -126,30 +156,18 @@ class LocalParameters:
 
     def forget(self) -> None:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
-        self._memory.forget()
+        self._values.forget()
 
-    def _values(self, number: int) -> Callable[[], F32]:
-        """Begins to collect the values of the run that this rank owns. Returns a function that waits for them."""
-        routes = self._routes[number]
-        given = buffers.empty(routes.division.given.size)
-        segments.gather(routes.given.starts(self._memory.read(number)), routes.given.rows, given)
-        received = self._ranks.exchange(given, routes.division.given.counts, routes.division.owned.counts)
-        return lambda: _placed(received(), routes.division.owned, self.tracks[number].shape.length)
+    def _change(self, newer: PreparedAnchor, *, keep: bool) -> Any:  # noqa: ANN401 - see Coder
+        """Returns what an adoption adds to the parameters (keep=True), or writes to them."""
+        if keep:
+            return self.tracks[newer.fragment].change_to(newer, self._values.coder)
+        return self._values.whole(newer.fragment, newer.anchor)
 
-    def _write(self, number: int, values: F32, *, add: bool) -> None:
-        """Adds values to this rank's parameters, or overwrites the parameters. values: in the order of `held`."""
-        held = self._routes[number].held
-        (segments.add if add else segments.store)(values, held.starts(self._memory.read(number)), held.rows)
-        self._memory.write(number)
-
-    def _spread(self, number: int, values: F32) -> Exchanged:
-        """Begins to send values of the run that this rank owns to the ranks that hold them as parameters.
-
-        Returns a function that waits for the values of the parameters that this rank holds.
-        """
-        division = self._routes[number].division
-        given = _collected(values, division.spread)
-        return self._ranks.exchange(given, division.spread.counts, division.held.counts)
+    def _overwrite(self, number: int) -> None:
+        """Sets a fragment's parameters to its anchor."""
+        anchor = self._values.whole(number, self.tracks[number].anchor)
+        self._values.write(number, self._values.spread(number, anchor)(), add=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,59 +176,4 @@ class _Begun:
 
     newer: PreparedAnchor
     keep: bool
-    arriving: Exchanged
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The runs of a local vector in a message buffer.
-
-    pieces: piece of each run. offsets: bytes from the start of the piece. rows: position in the buffer, and length.
-    """
-
-    pieces: I64
-    offsets: I64
-    rows: I64
-
-    @classmethod
-    def of(cls, division: Division, moves: Moves) -> _Runs:
-        first = np.array([piece.offset for piece in division.pieces], np.int64)
-        pieces = np.searchsorted(first, moves.places, side="right") - 1
-        offsets = 4 * (moves.places - first[pieces])
-        return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
-
-    def starts(self, addresses: I64) -> I64:
-        """Returns the address of each run. addresses: address of each piece."""
-        return addresses[self.pieces] + self.offsets
-
-
-@dataclass(frozen=True, slots=True)
-class _Routes:
-    """A division, with the arguments of the kernels that copy its values."""
-
-    division: Division
-    given: _Runs
-    held: _Runs
-
-    @classmethod
-    def of(cls, division: Division) -> _Routes:
-        return cls(division, _Runs.of(division, division.given), _Runs.of(division, division.held))
-
-
-def _collected(vector: F32, moves: Moves) -> F32:
-    """Returns a message buffer with the moved values of a vector, or the vector itself if the buffer would be
-    identical."""
-    if moves.is_all_of(len(vector)):
-        return vector
-    out = buffers.empty(moves.size)
-    segments.gather(vector.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1), out)
-    return out
-
-
-def _placed(buffer: F32, moves: Moves, length: int) -> F32:
-    """Returns a vector with the values of a message buffer: the inverse of `_collected`."""
-    if moves.is_all_of(length):
-        return buffer
-    out = buffers.empty(length)
-    segments.store(buffer, out.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1))
-    return out
+    arriving: Callable[[], Any]

@@ -3,22 +3,25 @@
 Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
-    q was merged                  L' = L + (A' - A + q), but L + (A' - A) if the work was given up after q was taken
-    q in flight, refused, or none L' = L + (A' - A)      ("rebase"; "overwrite" sets D = 0)
+    q was merged                  L' = L + (u + q), but L + u if the work was given up after q was taken
+    q in flight, refused, or none L' = L + u             ("rebase"; "overwrite" sets D = 0)
     q too stale                   L' = A'                (D = 0: the work is given up)
 
-Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) + given-up work. The owner of a
-frame computes the change of L, and each rank that holds the parameters adds it.
+Here, u is the published update that leads from A to A'. If it is unknown, for example because the learner fetched the
+whole fragment, u = A' - A. Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) +
+given-up work. The owner of a frame computes the change of L, and each rank that holds the parameters adds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from atoll_wire.codec.block_kernels import F32
 
-from atoll.fragments.segments import Coded, FragmentShape, change, code
+from atoll.fragments import segments
+from atoll.fragments.segments import Coded, Coder, FragmentShape
 
 GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was given up
 
@@ -38,19 +41,14 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The values that an adoption adds to the parameters: newer anchor - older anchor + q.
+    """What an adoption adds to the parameters. values: the result of `Coder.change`.
 
-    since: the older anchor. q: the merged contribution's values, or None. values: float32 (run.length,).
+    since: the older anchor. q: the merged contribution's values, or None.
     """
 
     since: F32
     q: Coded | None
-    values: F32
-
-    @classmethod
-    def of(cls, old: F32, new: F32, q: Coded | None, shape: FragmentShape) -> Change:
-        """Computes the change. old, new: anchors."""
-        return cls(old, q, change(old, new, q, shape))
+    values: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ class PseudoGradient:
     The first read of `coded` encodes the values. A worker thread does this while the model trains.
     """
 
-    def __init__(self, track: Track, values: Callable[[], F32], tokens: int, steps: int) -> None:
-        """values: returns the run's local values when the pseudo-gradient was taken, float32 (run.length,). May wait
+    def __init__(self, track: Track, values: Callable[[], Any], tokens: int, steps: int, coder: Coder) -> None:
+        """values: returns the run's local values when the pseudo-gradient was taken, as `coder` needs them. May wait
         for other ranks."""
         self.number = track.takes
         self.tokens = tokens
@@ -101,7 +99,8 @@ class PseudoGradient:
         self.base_version = track.base_version
         self.restores = track.restores
         self._shape = track.shape
-        self._work: tuple[F32, Callable[[], F32]] | None = (track.anchor, values)
+        self._coder = coder
+        self._work: tuple[F32, Callable[[], Any]] | None = (track.anchor, values)
         self._coded: Coded | None = None
 
     @property
@@ -109,7 +108,7 @@ class PseudoGradient:
         """The coded values. Raises CodecError if a value is not finite."""
         if self._work is not None:
             anchor, values = self._work
-            self._coded, self._work = code(anchor, values(), self._shape), None
+            self._coded, self._work = self._coder.code(anchor, values(), self._shape), None
         assert self._coded is not None, "coded above"
         return self._coded
 
@@ -140,12 +139,12 @@ class Track:
     restores: int = 0
     takes: int = 0
 
-    def take(self, values: Callable[[], F32], tokens: int, steps: int) -> PseudoGradient:
+    def take(self, values: Callable[[], Any], tokens: int, steps: int, coder: Coder = segments) -> PseudoGradient:
         """Takes the current pseudo-gradient. values: see PseudoGradient. tokens, steps: the learner's counters."""
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
         self.takes += 1
-        return PseudoGradient(self, values, *self.flying)
+        return PseudoGradient(self, values, *self.flying, coder)
 
     def later(self, steps: int) -> bool:
         """Returns whether the learner has work that is newer than the contribution in flight.
@@ -164,13 +163,13 @@ class Track:
         self.overwritten = 0
         return given_up
 
-    def change_to(self, newer: PreparedAnchor) -> F32:
-        """Returns what to add to the parameters if an adoption keeps outstanding work: float32 (run.length,)."""
+    def change_to(self, newer: PreparedAnchor, coder: Coder = segments) -> Any:  # noqa: ANN401 - see Coder
+        """Returns what to add to the parameters if an adoption keeps outstanding work."""
         q = newer.fate.q if self.flying != GIVEN_UP else None
         ahead = newer.change
         if ahead is not None and ahead.since is self.anchor and ahead.q is q:
             return ahead.values
-        return Change.of(self.anchor, newer.anchor, q, self.shape).values
+        return coder.change(self.anchor, newer.anchor, None, q, self.shape)
 
     def adopt(self, newer: PreparedAnchor, tokens: int, steps: int, *, keep: bool) -> int:
         """Records an adoption. Returns the number of given-up tokens. tokens, steps: the learner's counters.

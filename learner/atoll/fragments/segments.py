@@ -7,8 +7,9 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from atoll_wire.codec import buffers, frame_codec
@@ -68,6 +69,12 @@ class FragmentShape:
         sizes = tuple(frame_codec.content_bytes(span, kind) for span in frames)
         return cls(run.length, rows, sizes, levels)
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The start and end of each frame's content in one block of memory."""
+        starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in self.sizes)]).tolist()
+        return [(start, start + size) for start, size in zip(starts, self.sizes, strict=False)]
+
 
 @dataclass(frozen=True, slots=True)
 class Coded:
@@ -84,10 +91,32 @@ class Coded:
     @classmethod
     def empty(cls, shape: FragmentShape) -> Coded:
         """Returns uninitialised contents in one block of memory."""
-        ends = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in shape.sizes)])
-        block = buffers.empty(int(ends[-1]) // 4).view(np.uint8)
-        starts = ends[:-1]
-        return cls.of([block[start : start + size] for start, size in zip(starts, shape.sizes, strict=True)])
+        block = buffers.empty(sum(-(-size // ALIGNED) * ALIGNED for size in shape.sizes) // 4).view(np.uint8)
+        return cls.of([block[start:end] for start, end in shape.places])
+
+
+class Coder(Protocol):
+    """Encodes pseudo-gradients, and computes changes of parameters. This module is the coder for host memory.
+
+    The results of all coders are bit-identical. The type of values depends on the coder.
+    """
+
+    def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None] | None:
+        """Returns work that makes a later `code` with this anchor faster, or None. Worker threads do such work."""
+
+    def code(self, anchor: F32, values: Any, shape: FragmentShape) -> Coded:  # noqa: ANN401
+        """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
+
+    def change(self, old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> Any:  # noqa: ANN401
+        """Returns what an adoption adds to the parameters: update + q, or new - old + q if the update is unknown.
+
+        old, new: anchors, float32 (shape.length,). update: coded values with new = old + update, or None.
+        q: coded values, or None for zero.
+        """
+
+
+def ahead(anchor: F32, shape: FragmentShape) -> None:
+    """Returns None, because anchors already are in host memory."""
 
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
@@ -98,12 +127,16 @@ def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
     return coded
 
 
-def change(old: F32, new: F32, q: Coded | None, shape: FragmentShape) -> F32:
-    """Returns new - old + q, float32 (shape.length,). old, new: anchors. q: coded values, or None for zero."""
+def change(old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> F32:
+    """Returns what an adoption adds to the parameters, float32 (shape.length,). See Coder."""
     out = buffers.empty(shape.length)
-    np.subtract(new, old, out=out)
-    if q is not None:
-        _add_coded(q.starts, shape.rows, shape.levels, out)
+    if update is None:
+        np.subtract(new, old, out=out)
+    else:
+        out[:] = 0.0
+    for coded in (update, q):
+        if coded is not None:
+            _add_coded(coded.starts, shape.rows, shape.levels, out)
     return out
 
 
@@ -207,7 +240,7 @@ def _add(values: F32, starts: I64, rows: I64) -> None:
 def warm_up() -> None:
     """Compiles the kernels, or loads them from disk, before the model trains."""
     shape, vector = FragmentShape(1, np.array([[0, 1, 0, 0, 1]], np.int64), (3,), 7), np.ones(1, np.float32)
-    changed = change(vector, vector, code(vector, vector, shape), shape)
+    changed = change(vector, vector, None, code(vector, vector, shape), shape)
     starts, rows = np.array([vector.ctypes.data], np.int64), np.array([[0, 1]], np.int64)
     gather(starts, rows, changed)
     store(changed, starts, rows)

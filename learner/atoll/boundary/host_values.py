@@ -1,0 +1,118 @@
+"""A rank's values in host memory, and their exchange with the other ranks.
+
+The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
+only after `sys.getswitchinterval`. If the parameters are float32 and on the host, reading and writing a fragment
+release the GIL once each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from atoll_wire.codec import buffers
+from atoll_wire.codec.block_kernels import F32
+from torch import nn
+
+from atoll.boundary.host_memory import HostMemory
+from atoll.fragments import segments
+from atoll.fragments.segments import I64, Coder
+from atoll.ranks.division import Division, Moves
+from atoll.ranks.rank_group import Exchanged, RankGroup
+
+
+class HostValues:
+    """Values as float32 vectors in host memory. See `local_parameters.Values`.
+
+    values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
+    """
+
+    coder: Coder = segments
+
+    def __init__(self, values: Sequence[nn.Parameter], divisions: Sequence[Division], ranks: RankGroup) -> None:
+        self._memory = HostMemory(values, [division.pieces for division in divisions])
+        self._ranks = ranks
+        self._routes = [_Routes.of(division) for division in divisions]
+
+    def read(self, number: int) -> Callable[[], F32]:
+        routes = self._routes[number]
+        given = buffers.empty(routes.division.given.size)
+        segments.gather(routes.given.starts(self._memory.read(number)), routes.given.rows, given)
+        received = self._ranks.exchange(given, routes.division.given.counts, routes.division.owned.counts)
+        return lambda: _placed(received(), routes.division.owned, routes.division.run.length)
+
+    def whole(self, number: int, anchor: F32) -> F32:  # noqa: ARG002 - see Values
+        """Returns the anchor itself."""
+        return anchor
+
+    def spread(self, number: int, values: F32) -> Exchanged:
+        division = self._routes[number].division
+        given = _collected(values, division.spread)
+        return self._ranks.exchange(given, division.spread.counts, division.held.counts)
+
+    def write(self, number: int, values: F32, *, add: bool) -> None:
+        held = self._routes[number].held
+        (segments.add if add else segments.store)(values, held.starts(self._memory.read(number)), held.rows)
+        self._memory.write(number)
+
+    def sum(self, one: F32, other: F32) -> F32:
+        return one + other
+
+    def forget(self) -> None:
+        self._memory.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The runs of a local vector in a message buffer.
+
+    pieces: piece of each run. offsets: bytes from the start of the piece. rows: position in the buffer, and length.
+    """
+
+    pieces: I64
+    offsets: I64
+    rows: I64
+
+    @classmethod
+    def of(cls, division: Division, moves: Moves) -> _Runs:
+        first = np.array([piece.offset for piece in division.pieces], np.int64)
+        pieces = np.searchsorted(first, moves.places, side="right") - 1
+        offsets = 4 * (moves.places - first[pieces])
+        return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
+
+    def starts(self, addresses: I64) -> I64:
+        """Returns the address of each run. addresses: address of each piece."""
+        return addresses[self.pieces] + self.offsets
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """A division, with the arguments of the kernels that copy its values."""
+
+    division: Division
+    given: _Runs
+    held: _Runs
+
+    @classmethod
+    def of(cls, division: Division) -> _Routes:
+        return cls(division, _Runs.of(division, division.given), _Runs.of(division, division.held))
+
+
+def _collected(vector: F32, moves: Moves) -> F32:
+    """Returns a message buffer with the moved values of a vector, or the vector itself if the buffer would be
+    identical."""
+    if moves.is_all_of(len(vector)):
+        return vector
+    out = buffers.empty(moves.size)
+    segments.gather(vector.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1), out)
+    return out
+
+
+def _placed(buffer: F32, moves: Moves, length: int) -> F32:
+    """Returns a vector with the values of a message buffer: the inverse of `_collected`."""
+    if moves.is_all_of(length):
+        return buffer
+    out = buffers.empty(length)
+    segments.store(buffer, out.ctypes.data + 4 * moves.places, np.stack([moves.starts, moves.lengths], axis=1))
+    return out

@@ -1,0 +1,6 @@
+"""Coding where the parameters are: kernels of torch operations, and the stream and memory that they use.
+
+Start with `device_coder`.
+
+May import: fragments.
+"""

@@ -1,0 +1,18 @@
+"""The benchmark of coding on a device runs on CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.data_plane.device import Bench
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_host", [False, True])
+def test_every_figure_is_measured(dtype, on_host):
+    found = Bench(torch.device("cpu"), 200_000, 3, dtype, on_host=on_host).figures()
+    assert len({figure.name for figure in found}) == 10
+    times = [figure.value for figure in found if figure.unit.startswith(("ms", "GB/s"))]
+    assert len(times) == 8
+    assert min(times) > 0

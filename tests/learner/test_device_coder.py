@@ -1,0 +1,254 @@
+"""Coding with torch operations on CPU tensors is bit-identical to the kernels of the host."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.parameters import Parameters
+from atoll.device import block_kernels, device_coder
+from atoll.device.block_layout import BlockLayout
+from atoll.device.device_coder import DeviceCoder, OnDevice, coder_for
+from atoll.fragments import segments
+from atoll.fragments.adoption import Change, Fate, PreparedAnchor
+from atoll.fragments.segments import Coded, FragmentShape
+from atoll.ranks.division import undivided
+from atoll_wire.codec.frame_codec import LEVELS, CodecError
+from atoll_wire.codec.quantising import SMALLEST
+from atoll_wire.layout.frame_spans import BLOCK, Codec
+from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, MergeKind, TensorSpec, plan
+from torch import nn
+
+LARGEST = float(np.finfo(np.float32).max)
+CODER = DeviceCoder(torch.device("cpu"))
+
+
+def fragment(*sizes: int) -> FragmentLayout:
+    tensors = [TensorSpec(f"t{n}", (size,), "float32", MergeKind.DIRECTION) for n, size in enumerate(sizes)]
+    return plan(tensors, 1).fragments[0]
+
+
+LENGTHS = fragment(*range(1, 18), *range(BLOCK - 3, BLOCK + 4), 2 * BLOCK, 5 * BLOCK + 77)
+WHOLE = fragment(BLOCK, 4 * BLOCK)  # no block is short
+FRAMES = fragment(FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, 300)
+
+
+def flat(values: OnDevice, shape: FragmentShape) -> np.ndarray:
+    """Returns the values on the device as one vector."""
+    found = values.blocks.view(-1).numpy()
+    return np.concatenate([found[at : at + length] for at, length in BlockLayout.of(shape).rows])
+
+
+def same(one: Coded, other: Coded) -> None:
+    for mine, theirs in zip(one.contents, other.contents, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> None:
+    assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def difficult(random: np.random.Generator, length: int) -> np.ndarray:
+    """Returns finite values in runs of one kind: normal at any scale, heavy-tailed, ties, extreme, subnormal, zero."""
+    out, at = np.empty(length, np.float32), 0
+    while at < length:
+        some = out[at : at + int(random.integers(1, 2 * BLOCK))]
+        exponent = float(random.uniform(-45, 38))
+        match int(random.integers(9)):
+            case 0:
+                found = random.standard_normal(len(some)) * 10.0**exponent
+            case 1:
+                found = random.standard_normal(len(some)) * 10.0 ** random.uniform(-45, 38, len(some))
+            case 2:  # halfway between two codes
+                found = random.integers(-255, 256, len(some)) * 2.0 ** int(random.integers(-149, 118)) / 2
+            case 3:
+                found = random.choice([-LARGEST, LARGEST, LARGEST / 7, LARGEST / 127, 1.0], len(some))
+            case 4:
+                found = random.choice([float(SMALLEST), 2.0**-126, 2.0**-149, -(2.0**-130), 0.0], len(some))
+            case 5:
+                found = random.choice([0.0, -0.0], len(some))
+            case 6:  # one large value per run
+                found = random.standard_normal(len(some)) * 1e-3
+                found[0] = 2.0 ** float(random.uniform(-8, 8))
+            case 7:  # the largest value divided by 127 is a bfloat16, so that a rounding error rounds it up
+                found = (
+                    random.choice([-127.0, 127.0], len(some)) * int(random.integers(128, 256)) * 2.0 ** int(exponent)
+                )
+            case _:  # equal magnitudes, whose scale is near a rounding boundary
+                found = random.choice([-1.0, 1.0], len(some)) * random.uniform(1, 2) * 2.0 ** int(exponent)
+        some[:] = np.clip(found, -LARGEST, LARGEST)
+        at += len(some)
+    return out
+
+
+@pytest.mark.parametrize("kind", Codec)
+@pytest.mark.parametrize("seed", range(40))
+def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed):
+    random = np.random.default_rng(seed)
+    sizes = [int(size) for size in random.integers(1, 6 * BLOCK, 20)]
+    layout = fragment(*sizes) if seed else LENGTHS
+    shape, values = FragmentShape.of(layout.whole, kind), difficult(random, layout.length)
+    nothing = np.zeros_like(values)
+    host, device = segments.code(values, nothing, shape), CODER.code(values, CODER.whole(nothing, shape), shape)
+    same(device, host)
+    added = segments.change(nothing, nothing, host, host, shape)
+    same_bits(flat(CODER.change(nothing, nothing, device, device, shape), shape), added)
+
+
+@pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
+@pytest.mark.parametrize("kind", Codec)
+def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch):
+    monkeypatch.setattr(device_coder, "AT_ONCE", 100)
+    random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
+    anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
+    host, device = segments.code(anchor, values, shape), CODER.code(anchor, CODER.whole(values, shape), shape)
+    same(device, host)
+    for update in (None, segments.code(newer, anchor, shape)):
+        for q in (None, host):
+            found = flat(CODER.change(anchor, newer, update, q, shape), shape)
+            same_bits(found, segments.change(anchor, newer, update, q, shape))
+
+
+@pytest.mark.parametrize("kind", Codec)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 20, -1])
+def test_work_that_is_not_finite_is_not_coded(kind, value, place):
+    shape, values = FragmentShape.of(LENGTHS.whole, kind), np.ones(LENGTHS.length, np.float32)
+    values[place] = value
+    with pytest.raises(CodecError, match="not finite"):
+        CODER.code(np.zeros_like(values), CODER.whole(values, shape), shape)
+
+
+@pytest.mark.parametrize("kind", [Codec.INT4, Codec.INT8])
+def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind):
+    random, lengths = np.random.default_rng(2), torch.full((50,), BLOCK)
+    blocks = torch.from_numpy(difficult(random, 50 * BLOCK)).view(50, BLOCK)
+    codes, scales, finite = block_kernels.quantise(blocks, lengths, LEVELS[kind])
+    assert finite
+    for row in (0, 7, 49):
+        one = slice(row, row + 1)
+        alone = block_kernels.quantise(blocks[one], lengths[one], LEVELS[kind])
+        assert torch.equal(alone[0], codes[one])
+        assert torch.equal(alone[1], scales[one])
+
+
+def test_the_defaults_of_a_training_script_change_nothing():
+    shape, values = FragmentShape.of(LENGTHS.whole, Codec.INT4), difficult(np.random.default_rng(3), LENGTHS.length)
+    nothing = np.zeros_like(values)
+    host = segments.code(values, nothing, shape)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            same(CODER.code(values, CODER.whole(nothing, shape), shape), host)
+            for update in (None, host):
+                found = flat(CODER.change(nothing, values, update, host, shape), shape)
+                same_bits(found, segments.change(nothing, values, update, host, shape))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_parameters_of_one_process_on_one_gpu_are_coded_there(monkeypatch):
+    class Placed(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+    class Elsewhere(Placed):
+        device = torch.device("cuda", 1)
+
+    monkeypatch.setattr(device_coder, "DeviceCoder", lambda device: device)
+    host, without_streams = torch.zeros(2), torch.zeros(2, device="meta")
+    one, other = torch.zeros(2).as_subclass(Placed), torch.zeros(2).as_subclass(Elsewhere)
+    assert coder_for([one, one], ranks=1) == torch.device("cuda", 0)
+    for values, ranks in (([host], 1), ([without_streams], 1), ([one, other], 1), ([one, host], 1), ([one], 2)):
+        assert coder_for(values, ranks) is None
+
+
+class Moving(DeviceCoder):
+    """Counts the vectors that it copies to the device."""
+
+    moved = 0
+
+    def _moved(self, values, shape, layout):
+        self.moved += 1
+        return super()._moved(values, shape, layout)
+
+
+def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
+    shape, coder = FragmentShape.of(LENGTHS.whole, Codec.INT4), Moving(torch.device("cpu"))
+    anchors = [difficult(np.random.default_rng(seed), LENGTHS.length) for seed in range(3)]
+    nothing = np.zeros(LENGTHS.length, np.float32)
+    values = coder.whole(nothing, shape)
+    for anchor in anchors:
+        coder.ahead(anchor, shape)()
+    for anchor, copies in zip(anchors, (1, 0, 0), strict=True):  # only two copies are kept
+        coder.moved = 0
+        same(coder.code(anchor, values, shape), segments.code(anchor, nothing, shape))
+        assert coder.moved == copies
+    coder.ahead(anchors[0], shape)()
+    same(coder.code(anchors[1], values, shape), segments.code(anchors[1], nothing, shape))
+    assert segments.ahead(anchors[0], shape) is None
+
+
+class Module:
+    """Stands for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+        self.watched = torch.zeros(1)
+        module = self
+
+        class Stream:
+            def __init__(self, *_: object) -> None:
+                self.name = "coder" if _ else "training"
+
+            def wait_stream(self, other: Stream) -> None:
+                module.said.append((self.name, "waits for", other.name, module.watched.item()))
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                self.of = stream.name
+                module.said.append((stream.name, "records", module.watched.item()))
+
+            def wait(self, stream: Stream) -> None:
+                module.said.append((stream.name, "waits for", self.of, module.watched.item()))
+
+            def synchronize(self) -> None:
+                module.said.append(("this thread", "waits for", self.of))
+
+        self.Stream, self.Event, self._training = Stream, Event, Stream()
+
+    def current_stream(self, _: torch.device) -> object:
+        return self._training
+
+    def stream(self, _: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_streams_wait_for_each_other_and_the_training_thread_for_none(monkeypatch):
+    module = Module()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    coder, model = DeviceCoder(torch.device("cpu")), nn.Linear(1, 1, bias=False)
+    parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
+    layout = plan(parameters.tensors, 1)
+    anchor, module.watched = np.ones(1, np.float32), model.weight
+    first = PreparedAnchor(0, 1, anchor, Fate())
+    local = LocalParameters(parameters.values, undivided(layout), Codec.FLOAT32, [first], keep=True, coder=coder)
+    with torch.no_grad():
+        model.weight.fill_(3)
+    module.said.clear()
+    taken = local.take(0, 1, 1)
+    assert module.said == [("training", "records", 3.0)]
+    with torch.no_grad():
+        model.weight.fill_(4)
+    q, shape = taken.coded, local.tracks[0].shape
+    assert module.said[1:] == [
+        ("coder", "waits for", "training", 4.0),
+        ("coder", "records", 4.0),
+        ("this thread", "waits for", "coder"),
+    ]
+    change = Change(anchor, q, coder.change(anchor, anchor - 2, q, q, shape))
+    module.said.clear()
+    local.adopt(PreparedAnchor(0, 2, anchor - 2, Fate(q), change), 1, 1)
+    assert module.said == [("training", "waits for", "coder", 4.0), ("coder", "waits for", "training", 0.0)]
