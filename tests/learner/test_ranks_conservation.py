@@ -11,7 +11,8 @@ import torch
 from atoll.agent.partial_fetch import PartialFetch
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient
-from atoll.fragments.segments import FragmentShape, change
+from atoll.fragments import segments
+from atoll.fragments.segments import FragmentShape
 from atoll.ranks.division import divide
 from atoll.ranks.rank_group import ALONE
 from atoll.ranks.tensor_part import TensorPart
@@ -148,7 +149,7 @@ class Island:
                 work -= rank.sent()
             if drop:
                 rank.abandoned += work
-            added = change(track.anchor, anchor, decoded.update, q, FragmentShape.of(rank.run, CODEC))
+            added = segments.change(track.anchor, anchor, decoded.update, q, FragmentShape.of(rank.run, CODEC))
             known = Change(track.anchor, q, added) if ahead else None
             rank.local.begin(PreparedAnchor(self.number, track.version + 1, anchor, Fate(q, drop), known))
         for rank in self.ranks:
