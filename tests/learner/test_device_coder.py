@@ -161,7 +161,14 @@ def test_parameters_of_one_process_on_one_gpu_are_coded_there(monkeypatch):
     host, without_streams = torch.zeros(2), torch.zeros(2, device="meta")
     one, other = torch.zeros(2).as_subclass(Placed), torch.zeros(2).as_subclass(Elsewhere)
     assert coder_for([one, one], ranks=1) == torch.device("cuda", 0)
-    for values, ranks in (([host], 1), ([without_streams], 1), ([one, other], 1), ([one, host], 1), ([one], 2)):
+    for values, ranks in (
+        ([host], 1),
+        ([without_streams], 1),
+        ([one, other], 1),
+        ([one, host], 1),
+        ([one], 2),
+        ([], 1),
+    ):
         assert coder_for(values, ranks) is None
 
 

@@ -195,10 +195,12 @@ def coder_for(values: Sequence[nn.Parameter], ranks: int) -> DeviceCoder | None:
     values: the trainable parameters. ranks: number of ranks of the learner. Several ranks exchange values in host
     memory, so they also code there. So do devices without streams, such as "mps".
     """
-    device = values[0].device
+    devices = {value.device for value in values}
+    if ranks > 1 or len(devices) != 1:
+        return None
+    [device] = devices
     has_streams = device.type != "cpu" and hasattr(getattr(torch, device.type, None), "Stream")
-    together = all(value.device == device for value in values)
-    return DeviceCoder(device) if ranks == 1 and has_streams and together else None
+    return DeviceCoder(device) if has_streams else None
 
 
 def segment_values(blocks: torch.Tensor, layout: BlockLayout) -> list[torch.Tensor]:
