@@ -119,7 +119,7 @@ class Job:
             passed_s, due = now - self.history.began_s, self._next_kill
             if self._settings.seconds is not None and passed_s >= self._settings.seconds:
                 if not self._ask_to_stop():
-                    return now  # the ranks have made no step since this start, so the result is the last checkpoint
+                    return now  # the ranks have taken no step since this start, so the result is the last checkpoint
             elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: a rank ended after the last step
                 self._fail(due)
                 return None

@@ -27,7 +27,7 @@ from benchmarks.data_parallel.time_accounts import Event, Joined, Prepared, Save
 MEETING_S = 120.0  # timeout of gloo; the parent ends the job long before this
 CHECKPOINT = "checkpoint.pt"
 USUAL_TOKENS = 4_000_000
-STOP = "stop-before"  # file of rank 0, which contains the number of the first step that no rank makes
+STOP = "stop-before"  # file of rank 0, which contains the number of the first step that no rank takes
 
 
 class LossOf(nn.Module):
@@ -117,7 +117,7 @@ def main() -> None:
 def _inner_step(
     whole: nn.parallel.DistributedDataParallel, optimizer: torch.optim.Optimizer, window: Tensor, rate: float
 ) -> float:
-    """Makes the reference learner's inner step, with the mean gradient of all ranks."""
+    """Takes the reference learner's inner step, with the mean gradient of all ranks."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = whole(window)

@@ -111,7 +111,7 @@ class Life:
 
     @property
     def last_work_s(self) -> float:
-        """The end of the rank's last step, or the time when it joined if it made no step."""
+        """The end of the rank's last step, or the time when it joined if it took no step."""
         assert self.joined_s is not None, "a rank works only after it has joined"
         return self.steps[-1].end_s if self.steps else self.joined_s
 

@@ -1,7 +1,7 @@
 """Measures the cost of many idle learners for a core: python -m benchmarks.data_plane.idle_learners [COUNT].
 
 Each learner runs the real agent (`atoll.agent.run_session`) with its own connections. All learners run on one event
-loop of one process. They join, follow, make a step every 10 s and report. A round is due after 10,000 steps. The cost
+loop of one process. They join, follow, take a step every 10 s and report. A round is due after 10,000 steps. The cost
 is the core's CPU time over half a minute, and the growth of its resident memory since the first learner joined.
 """
 

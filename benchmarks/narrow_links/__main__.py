@@ -41,7 +41,7 @@ PORT, MEET = 7070, 29_500
 OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
 TRIED, LEFT_OUT = 6, 1  # number of steps to try each option; number of first steps that do not count
 QUICK_GBIT = 20.0  # options are tried at this rate, or at the measured rate if that is higher
-STALL_S = 600.0  # if no learner makes a step for this long, the run is stuck
+STALL_S = 600.0  # if no learner takes a step for this long, the run is stuck
 EXPORT_S = 5.0  # time between two exports
 
 
@@ -201,7 +201,7 @@ def _watched(
         if sum(done) > newest:
             newest, moved_at = sum(done), time.monotonic()
         if time.monotonic() - moved_at > STALL_S:
-            raise SystemExit(f"no learner made a step in {STALL_S:.0f} s (steps so far: {done}): {ranks[0].tail()}")
+            raise SystemExit(f"no learner took a step in {STALL_S:.0f} s (steps so far: {done}): {ranks[0].tail()}")
         if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
             both = [json.loads(counts.read_text()) for counts in place.counts.values()]
             seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end belongs to home

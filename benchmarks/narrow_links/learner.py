@@ -1,4 +1,4 @@
-"""One learner of Atoll's side, which makes the same steps with Atoll's three lines."""
+"""One learner of Atoll's side, which takes the same steps with Atoll's three lines."""
 
 from __future__ import annotations
 

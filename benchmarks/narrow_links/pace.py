@@ -35,7 +35,7 @@ class Job:
 
 
 class Pace:
-    """Makes steps of a fixed length, and records their times in a file."""
+    """Takes steps of a fixed length, and records their times in a file."""
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """One peer of hivemind's DiLoCo: hivemind_worker.py NUMBER PEERS SIZE SYNCS FOLDER.
 
-The peers average pseudo-gradients with 8 bits. Each peer then makes the outer step itself, with one thread. A sync
+The peers average pseudo-gradients with 8 bits. Each peer then takes the outer step itself, with one thread. A sync
 includes the search for the group of peers.
 A peer creates `NUMBER.ready.K` before sync K, begins when `go.K` exists, and writes the time of its end to `NUMBER.K`.
 """

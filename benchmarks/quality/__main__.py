@@ -78,7 +78,7 @@ its commit.
 Loss is the published model's validation loss in nats per byte, after all learners have left. Each cell has the mean
 over seeds and its standard error. Comparisons pair the runs by seed: both runs start from the same parameters. If their
 learners, speeds and failures are the same, both also read the same text in the same order. With mixed speeds, a run
-makes more outer steps per token, because rounds follow the fastest learner.
+takes more outer steps per token, because rounds follow the fastest learner.
 
 A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2,048 windows.
 [over-grpc.json](over-grpc.json) compares runs in separate processes with runs in virtual time

@@ -71,7 +71,10 @@ class Recipe:
 
     @property
     def settings(self) -> RunSettings:
-        """The run's settings: Atoll's defaults changed by `run`. "synchronous" has one fragment and a quorum of all."""
+        """The run's settings: Atoll's defaults with the changes in `run`.
+
+        "synchronous" has one fragment and a quorum of all learners.
+        """
         given = {"total_tokens": self.tokens} | dict(self.run)
         if "quorum" in given:
             given["quorum"] = Quorum.parse(given["quorum"]).model_dump()

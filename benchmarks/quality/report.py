@@ -1,4 +1,4 @@
-"""Tables of the records: mean and spread over seeds, and each variant compared with the first variant by seed."""
+"""Tables of the records: mean and spread over seeds, and each variant vs. the first, seed by seed."""
 
 from __future__ import annotations
 

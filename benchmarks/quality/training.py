@@ -99,7 +99,7 @@ class Training:
             self.batches[learner] = batches(self.recipe, self.corpus, learner)
 
     def train(self, learner: str) -> None:
-        """Makes one inner step on the learner's next batch."""
+        """Takes one inner step on the learner's next batch."""
         process = self.processes[learner]
         rate = learning_rate(self.recipe.learning_rate, self.done, process.steps)
         self.losses.append(inner_step(process.model, process.optimizer, next(self.batches[learner]), rate, CPU))
@@ -133,7 +133,7 @@ class Training:
         return SentContribution(outstanding.tokens, outstanding.steps, outstanding.base_version, size)
 
     def merge(self, effect: ev.Merge) -> Published:
-        """Makes the outer step with the contributions that the effect names."""
+        """Takes the outer step with the contributions that the effect names."""
         fragment, state = self.layout.fragments[effect.fragment], self.states[effect.fragment]
         keys = [ev.ContributionKey(share.key.learner, 0, effect.fragment, share.key.seq) for share in effect.shares]
         given = [self.received.pop(key) for key in keys]

@@ -84,7 +84,8 @@ class RunSettings(Settings):
         ),
     ] = 0.8
     staleness_exponent: Annotated[
-        float, Field(ge=0, le=10, description="a: the weight of a late contribution is multiplied by staleness^-a.")
+        float,
+        Field(ge=0, le=10, description="a: a contribution's weight is multiplied by max(1, staleness)^-a."),
     ] = 0.5
     max_staleness: Annotated[
         int, Field(ge=0, le=1_000_000, description="Largest accepted staleness, in outer steps.")

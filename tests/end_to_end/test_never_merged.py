@@ -29,7 +29,10 @@ def test_a_learner_of_which_nothing_is_merged_is_a_trouble(tmp_path):
         reporting = threading.Thread(target=lambda: stub.Report(steps(), timeout=60))
         reporting.start()
         eventually(
-            lambda: any(each.startswith("none of the work of idle is merged") for each in running.status().troubles)
+            lambda: any(
+                each.startswith("no work from idle is being merged: its contributions")
+                for each in running.status().troubles
+            )
         )
         fragment = running.status().fragments[0]
         idle.versions[0] = fragment.version

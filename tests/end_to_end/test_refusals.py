@@ -196,7 +196,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"tensors": tensors(nn.Linear(3, 3))}, grpc.StatusCode.FAILED_PRECONDITION, ["a different model", 'missing "0.weight"']),
         ({"tensors": [pb.Tensor(name="n", shape=[1 << 60], dtype="float32", kind=1)]}, INVALID, ["parameters: at most"]),
         ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
-        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["has a name above 512 bytes"]),
+        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["has a name longer than 512 bytes"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["more than 8 dimensions"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not declare its kind of merge"]),
     ],

@@ -1,4 +1,4 @@
-"""A learner of two processes under torch.distributed: rank 0 connects to the core, and all ranks make the same
+"""A learner of two processes under torch.distributed: rank 0 connects to the core, and all ranks take the same
 steps."""
 
 from __future__ import annotations

@@ -314,6 +314,6 @@ def test_the_table_of_memory_and_disk_is_the_planners():
     assert f"| {DISK_BYTES:g} N bytes, plus waiting contributions " in rows["| core, disk"]
     assert f" {WAITING_BYTES:g} N bytes per learner per outer step of `--max-staleness`" in " ".join(page.split())
     assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
-    learners = rows["| learner, host memory besides model and optimizer"]
+    learners = rows["| learner, host memory, excluding model and optimizer"]
     assert f"| {LEARNER_BYTES:g} N bytes" in learners
     assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")

@@ -25,7 +25,7 @@ class Two(nn.Module):
 
 
 class Loop:
-    """A model and its learner. turn: makes one inner step, which moves every parameter."""
+    """A model and its learner. turn: takes one inner step, which moves every parameter."""
 
     def __init__(self, address: str, name: str = "a", *, model: nn.Module | None = None, **options: object) -> None:
         self.model = model if model is not None else Two()
@@ -47,7 +47,7 @@ class Loop:
         self.longest_step_s = max(self.longest_step_s, time.perf_counter() - began)
 
     def until(self, found: Callable[[], object], timeout_s: float = 15.0) -> None:
-        """Makes inner steps until `found` returns a true value."""
+        """Takes inner steps until `found` returns a true value."""
         end = time.monotonic() + timeout_s
         while not found():
             assert time.monotonic() < end, f"not so within {timeout_s} s: {self.learner.stats()}"

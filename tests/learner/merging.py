@@ -56,7 +56,7 @@ class Merging:
             member.__exit__(kind)
 
     def turn(self, times: int = 1) -> None:
-        """Makes inner steps of both, with rounds in between."""
+        """Takes inner steps of both, with rounds in between."""
         for _ in range(times):
             for fragment in range(len(self._anchors)):
                 if self._random.random() < 1 / EVERY:

@@ -27,7 +27,7 @@ class Rows:
         return self.moves.look(np.stack([start, before, after, after]), [BoundaryRows(0, 1, 2, 3)])
 
     def moving(self, change: np.ndarray) -> Movement:
-        """Makes a step that is announced to the detector."""
+        """Takes a step that is announced to the detector."""
         start, self.values = self.values, (self.values + change).astype(np.float32)
         return self.moves.look(np.stack([start, self.values]), [BoundaryRows(0, 0, 1, 1)])
 

@@ -349,7 +349,7 @@ def test_honest_learners_whose_steps_lead_back_by_chance_are_left_alone(kind):
 
 
 def test_learners_are_left_alone_when_the_core_comes_back_from_a_backup():
-    """After convergence, AdamW makes small steps. After a restore, some are 100 times as large."""
+    """After convergence, AdamW takes small steps. After a restore, some are 100 times as large."""
     random = torch.Generator().manual_seed(0)
 
     def loss(model: nn.Module) -> torch.Tensor:

@@ -88,7 +88,7 @@ class Watched:
         return loss.item()
 
     def turn(self, times: int = 1) -> None:
-        """Makes inner steps."""
+        """Takes inner steps."""
         for _ in range(times):
             self.gradient()
             self._step()

@@ -90,6 +90,7 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
     found = said(run)
     assert any(says in each for each in found), found
     assert not any("\n" in each for each in found)
+    assert all(each.endswith("backup, but first export the model and check the disk") for each in found), found
 
 
 def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):

@@ -46,7 +46,7 @@ class Lie(StrEnum):
     DECLINES = "as many declined rounds as a report takes"
     BOAST = "more steps and tokens behind its work than it ever reported"
     INFLATE = "reports of more tokens than it can have trained"
-    EARLY = "such reports before the others have made a step"
+    EARLY = "such reports before the others have taken a step"
 
 
 LIES = (Lie.FLOOD, Lie.DECLINES)  # lies that are not about tokens

@@ -186,7 +186,7 @@ class Island:
                 self._watch.end()  # it watches the optimizers of all processes
 
     async def _follow(self, rank: Rank, messages: SimulatedMessages) -> None:
-        """Runs the agent of a rank other than 0. The island's loop makes its steps."""
+        """Runs the agent of a rank other than 0. The island's loop takes its steps."""
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
         self._ready.append(ready)
         rank.session = session = MemberSession(

@@ -59,7 +59,7 @@ class Seen:
     def note(self, _: str) -> None:
         """Does nothing."""
 
-    def taken(self, _: Island, name: Name) -> None:
+    def taken(self, _: Island, name: Name, digest: bytes) -> None:
         """Does nothing."""
 
 

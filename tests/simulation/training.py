@@ -57,11 +57,11 @@ class Walk(torch.optim.Optimizer):
         self.change: list[tuple[int, int, np.ndarray]] = []  # tensor, place in it, added values
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Makes one inner step, with torch's hooks."""
+        """Takes one inner step, with torch's hooks."""
         self.walk()
 
     def walk(self) -> None:
-        """Makes one inner step."""
+        """Takes one inner step."""
         for tensor, start, change in self.change:
             values = self._flat[tensor][start : start + len(change)]
             np.add(values, change, out=values)
@@ -107,7 +107,7 @@ class Model:
             into[self._places[fragment]] = np.concatenate(pieces)
 
     def step(self, changes: Sequence[np.ndarray], *, watched: bool) -> None:
-        """Makes one inner step. changes: of each fragment's vector. watched: whether torch's hooks are called."""
+        """Takes one inner step. changes: of each fragment's vector. watched: whether torch's hooks are called."""
         self.optimizer.change = []
         for change, places, division in zip(changes, self._places, self._divisions, strict=True):
             mine = change[places]

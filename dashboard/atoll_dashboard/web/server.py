@@ -72,7 +72,7 @@ def _bind(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         if not 0 <= int(port) < 1 << 16:
-            raise ValueError(f"there is no port {port}")
+            raise ValueError(f"port {port} is not between 0 and 65535")
         family, kind, protocol, _, where = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

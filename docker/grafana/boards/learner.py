@@ -58,7 +58,7 @@ def _seen() -> list[Panel]:
         lines("Loss", "The learner's latest training loss vs. the median of live learners.", "none",
               {"{{learner}}": f"max by (learner) (atoll_learner_loss{{{WHO}}})", "median": "run:atoll_loss:median"},
               least=None),
-        lines("Inner steps per second", "Inner steps that the learner makes per second.", "none",
+        lines("Inner steps per second", "Inner steps that the learner takes per second.", "none",
               {"{{learner}}": rate.format("inner_steps")}),
         lines("Tokens per second", "Tokens that the learner trains per second.", "none",
               {"{{learner}}": rate.format("tokens")}),

@@ -1,4 +1,4 @@
-"""A run in virtual time with the real syncer, simulated steps, link delays and failures.
+"""A run in virtual time with the core's syncer, simulated steps, link delays and failures.
 
 May import: nothing.
 """

@@ -60,7 +60,7 @@ class Work(Protocol):
         """Starts a learner's process with the newest published parameters and without outstanding work."""
 
     def train(self, learner: str) -> None:
-        """Makes one inner step on a learner."""
+        """Takes one inner step on a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
         """Returns a fragment's outstanding work as a contribution, or None if there is no such work.

@@ -68,7 +68,15 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
     rows = []
     for extra, theirs in figures.SCAVENGING.items():
         ours = hardware.scavenged(8, extra, RunSettings(), steps=steps)
-        rows.append(Claim(f"+{extra:.0%} learners", ours, theirs, "of the time", "the fleet with the real syncer"))
+        rows.append(
+            Claim(
+                f"+{extra:.0%} learners",
+                ours,
+                theirs,
+                "of the time",
+                "a simulated fleet with the core's scheduling code",
+            )
+        )
     for extra, theirs in figures.SCAVENGING_DATA_PARALLEL.items():
         ours = hardware.scavenged_data_parallel(extra, exchange=1.0)
         how = "an exchange of the whole model takes one step"
@@ -83,7 +91,8 @@ def hardware_claims(steps: int = 2000) -> list[Claim]:
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)
     ours = [100 * waited, *(100 * hardware.mixed(ONE_SLOW, s, jitter=JITTER, steps=steps).goodput for s in (bare, one))]
-    hows = ["every merge waits for all learners", "the fleet with the real syncer", "the fleet with the real syncer"]
+    simulated = "a simulated fleet with the core's scheduling code"
+    hows = ["every merge waits for all learners", simulated, simulated]
     return [
         Claim(name, mine, theirs, "%", how)
         for (name, theirs), mine, how in zip(figures.HARDWARE.items(), ours, hows, strict=True)

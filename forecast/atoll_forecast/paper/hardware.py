@@ -29,7 +29,7 @@ class Outcome:
 
 
 def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
-    """Simulates learners with these relative speeds. A learner with speed 1 makes `steps` steps of one second."""
+    """Simulates learners with these relative speeds. A learner with speed 1 takes `steps` steps of one second."""
     specs = [LearnerSpec(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
     return _run(specs, settings, steps * sum(speeds), seed)
 

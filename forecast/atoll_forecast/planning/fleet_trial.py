@@ -1,4 +1,4 @@
-"""PURE: tries settings on a job's links, with a fleet in virtual time and the real syncer."""
+"""PURE: tries settings on a job's links, with a fleet in virtual time and the core's syncer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """Months in which all learners make a thousand inner steps, for comparing methods of different speeds."""
+        """Months in which all learners take a thousand inner steps, for comparing methods of different speeds."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 

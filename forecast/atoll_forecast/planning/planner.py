@@ -1,7 +1,7 @@
 """PURE: plans the settings of a run, and estimates its link load, cost, goodput and memory.
 
 Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). A trial in virtual time with the
-real syncer shows whether the links are fast enough for the rounds.
+core's syncer shows whether the links are fast enough for the rounds.
 """
 
 from __future__ import annotations
@@ -161,10 +161,7 @@ def _warnings(
             " above 24 raised the loss (docs/benchmarks/paper.md): test this H first, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
-        yield (
-            f"goodput is {atoll.goodput:.1%}, since learners fail faster than they recover: "
-            "make failures rarer or repairs faster"
-        )
+        yield f"goodput is {atoll.goodput:.1%}, below {MIN_GOODPUT:.0%}: make failures rarer or repairs faster"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
         yield (

@@ -37,7 +37,8 @@ from atoll.stats import Counters
 log = structlog.get_logger()
 
 HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from its shortest wait
-DUPLICATE_S = 12.0  # after its first refusal, a core may take the name's last process for alive for this many seconds
+# For this many seconds after its first refusal, a core may still consider the name's previous process alive.
+DUPLICATE_S = 12.0
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 

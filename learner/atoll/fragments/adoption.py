@@ -117,7 +117,7 @@ class PseudoGradient:
 class Track:
     """The state of one fragment at the learner.
 
-    shape: the shape of this rank's run of frames, in the run's codec.
+    shape: the shape of this rank's frames, in the run's codec.
     version, anchor: the last adopted version and its anchor.
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at the end of its merged or dropped work. Later work is outstanding.

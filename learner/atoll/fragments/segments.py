@@ -1,4 +1,4 @@
-"""PURE: the coded values of a run of frames, and kernels that process a whole fragment in one call.
+"""PURE: the coded values of consecutive frames, and kernels that process a whole fragment in one call.
 
 A fragment has many tensors, and its coded values have many frames. Each call of a kernel releases the GIL. Kernels
 therefore take memory addresses, so that a step boundary makes one call for all tensors. The caller must keep the memory

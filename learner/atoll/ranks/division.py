@@ -3,8 +3,8 @@
 A fragment's values are divided among the ranks in two ways:
 
 - As parameters: the model's placements decide which part of each tensor a rank holds.
-- As frames: each rank owns one run of consecutive frames. The owner keeps the anchor of its frames, and
-  encodes and transfers these frames.
+- As frames: each rank owns consecutive frames, or none if the fragment has fewer frames than ranks. The owner keeps the
+  anchor of its frames, and encodes and transfers these frames.
 
 This module computes which values the ranks exchange. To take a pseudo-gradient, ranks send their parameters to the
 owners of the frames. To adopt an anchor, the owners send the changes back.
@@ -93,9 +93,9 @@ class Division:
 
 
 def owned_runs(fragment: FragmentLayout, ranks: int) -> list[FrameRun]:
-    """Returns the run of frames that each rank owns, by rank. The runs have nearly equal lengths.
+    """Returns the consecutive frames that each rank owns, by rank. Their lengths are nearly equal.
 
-    The rank that owns the first run differs between fragments. Otherwise, a rank might own no frames of any fragment.
+    The rank that owns the first frames differs between fragments. Otherwise, a rank might never own a frame.
     """
     middles = [(frame.offset + frame.length / 2) * ranks / fragment.length for frame in fragment.frames]
     edges = [bisect_right(middles, float(number)) for number in range(ranks)]
@@ -116,7 +116,7 @@ class Owners:
     size: int = 1
 
     def run(self, fragment: FragmentLayout) -> FrameRun:
-        """Returns the run of frames that this rank owns, which may be empty."""
+        """Returns the consecutive frames that this rank owns. There may be none."""
         return owned_runs(fragment, self.size)[self.rank]
 
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer on bytes: pre-norm, rotary positions, GELU. 256 symbols need no tokenizer."""
+"""A byte-level, decoder-only transformer: pre-norm, rotary positions, GELU. Bytes need no tokenizer."""
 
 from __future__ import annotations
 

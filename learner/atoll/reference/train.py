@@ -205,7 +205,7 @@ def usable_device(chosen: str) -> torch.device:
 def inner_step(
     model: Transformer, optimizer: torch.optim.Optimizer, window: torch.Tensor, rate: float, device: torch.device
 ) -> float:
-    """Makes one optimizer step at this learning rate, and returns the loss. window: int64 (batch, context + 1)."""
+    """Takes one optimizer step at this learning rate and returns the loss. window: int64 (batch, context + 1)."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     narrow = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()

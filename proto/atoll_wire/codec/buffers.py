@@ -1,4 +1,6 @@
-"""Reuses the memory of large float32 vectors, because the first write to a new page takes as long as two passes."""
+"""Reuses the memory of large float32 vectors, because the first write to a new page costs as much as two
+passes over a page in use.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ loses 0.25 bits per value vs. the rate-distortion bound (Gish and Pierce, 1968, 
 largest value, to limit clipping. Values are multiplied by 0.98 before rounding, because the mean of the values that
 share a code is below the code. Smaller codes also compress better.
 
-Clipping and rounding errors stay in the sender's outstanding work (see `atoll.fragments.segments`).
+A learner's clipping and rounding errors stay in its outstanding work (see `atoll.fragments.adoption`). The core's
+errors become part of the next published update.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ class ConnectionPool:
         self.connections: list[Connection] = []
 
     def take(self) -> Connection:
-        """Lends the least busy or a new connection for one call. Return it with `give`. Raises LinkLost if closed."""
+        """Lends the least busy connection, or a new one, for a call. Return it with `give`.
+
+        Raises LinkLost if the pool is closed.
+        """
         if self._closed:
             raise LinkLost("the connections were closed")
         found = min(self.connections, key=lambda each: each.busy, default=None)

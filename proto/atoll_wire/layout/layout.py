@@ -63,7 +63,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole tensor, or a run of its flat elements.
+    """A whole tensor, or consecutive elements of the flat tensor.
 
     tensor: the tensor's number. offset: position in the fragment's vector.
     """
@@ -103,7 +103,7 @@ class FragmentLayout:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Consecutive frames of one fragment, with their values as one vector. One rank of a learner handles a run.
+    """Consecutive frames of one fragment, with their values as one vector. One rank of a learner handles them.
 
     first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
     in the run's vector, and with their numbers in the fragment.
@@ -126,7 +126,7 @@ class Layout:
 
     @property
     def runs(self) -> list[FrameRun]:
-        """Each fragment as one run of frames."""
+        """All frames of each fragment."""
         return [fragment.whole for fragment in self.fragments]
 
     @property
@@ -137,7 +137,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A run of a tensor's flat elements, before it has an offset."""
+    """Consecutive elements of a flat tensor, before they have an offset."""
 
     tensor: int
     start: int
@@ -230,7 +230,7 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
 
 
 def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
-    """Returns the whole tensor, or nearly equal runs if the tensor is larger than twice the mean fragment size."""
+    """Returns the tensor as one piece, or as nearly equal pieces if it is larger than twice the mean fragment size."""
     if tensor.size <= 2 * mean:
         return [_Cut(index, 0, tensor.size)]
     unit = tensor.row if len(tensor.shape) > 1 and tensor.row <= mean else 1

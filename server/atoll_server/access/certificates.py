@@ -53,7 +53,7 @@ def init(directory: Path) -> Path:
 
 
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
-    """Makes or renews a process's certificate directory. Returns the directory's path.
+    """Creates or renews a process's certificate directory. Returns the directory's path.
 
     hosts: the host names and addresses under which the process may serve. days: validity in days.
     Raises CertificateError if an argument is invalid or `directory` contains no readable authority.

@@ -159,7 +159,8 @@ def planned(
     smallest = LENGTH_BYTES + len(encoded({"__metadata__": metadata})) + 8  # with the padding of the header
     file = PlannedFile([], smallest, 0)
     for name, entry in tensors:
-        item_bytes = len(encoded(header_item(name, entry.dtype, entry.shape, file.data_bytes)))  # braces count as comma
+        # An item is encoded with its own braces, which allow for the comma after the item.
+        item_bytes = len(encoded(header_item(name, entry.dtype, entry.shape, file.data_bytes)))
         if file.tensors and file.size_bytes + item_bytes + entry.size_bytes > max_file_bytes:
             yield file
             file = PlannedFile([], smallest, 0)

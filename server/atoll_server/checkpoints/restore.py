@@ -45,8 +45,8 @@ class Restored:
     """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
     states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
-    usable snapshots in this history. undone: the other usable snapshots, from work that a rollback undid. Operators can
-    still restore these snapshots.
+    usable snapshots in this history. undone: the other usable snapshots, of work that a rollback discarded. Operators
+    can still restore these snapshots.
     """
 
     layout: Layout

@@ -55,12 +55,11 @@ class RunVerifier:
             try:
                 check()
             except DAMAGE as error:
-                text = str(error) if isinstance(error, UserError) else f"{self._directory} is damaged ({error})"
+                known = isinstance(error, UserError)
+                text = str(error) if known else f"{self._directory} is damaged ({error}): restore a backup"
+                text += database.BEFORE_RESTORING
                 self._say(text)
-                log.error(
-                    "a file is damaged: training continues, but a restart may fail; export the model, check the disk",
-                    error=text,
-                )
+                log.error("a file is damaged: training continues, but a restart may fail", error=text)
 
     def _rows(self) -> None:
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:

@@ -1,4 +1,4 @@
-"""Makes and shows certificates for `atoll certs`."""
+"""Issues and shows certificates for `atoll certs`."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def checkpoint_export(
     max_file_size: Annotated[
         str | None,
         typer.Option(
-            help="Write a folder of files of at most this size, such as 5GiB, with an index. A larger tensor gets its own file.",
+            help="Write a folder with an index and files of at most this size, such as 5GiB. A larger tensor gets its own file.",
             metavar="<bytes>",
         ),
     ] = None,

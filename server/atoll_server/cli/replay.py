@@ -52,7 +52,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
 
     changes: settings to change, as NAME=VALUE; if empty, the replay compares each merge with the ledger's checksums.
     tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
-    current one. Contributions stay as recorded even with changes, since learners trained on the recorded anchors.
+    current one. Changes do not affect contributions, because learners trained from the recorded anchors.
     A core may use the directory during the replay. The replay leaves out merges that this core makes meanwhile.
     Raises SettingsError, LedgerError, SpoolError or TensorFileError.
     """

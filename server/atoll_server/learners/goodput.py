@@ -44,7 +44,7 @@ class IncarnationCounters:
     steps_paid: float = 0.0  # `paid_until` of plausibility.counted; 0: the same as joined_at
     tokens_paid: float = 0.0  # the same for tokens
     frozen_s: float = 0.0  # time that the learner reported as stepping_s although its process was frozen
-    undone_tokens: float = 0.0  # merged tokens that a restored checkpoint undid; weighted like accepted_tokens
+    undone_tokens: float = 0.0  # merged tokens that a restore discarded; weighted like accepted_tokens
     restored_to: int | None = None  # counted tokens at a checkpoint that was restored after the last report
     said_steps: int = 0  # reported steps; `steps` are those that count
     said_tokens: int = 0  # reported tokens; `tokens` are those that count
@@ -121,7 +121,7 @@ class TimeAccount:
     silence_s: float = 0.0  # seconds of silence that no reported step accounts for yet
     woke_at: float = 0.0  # end of the last silence above SILENT_S
     voided_tokens: int = 0  # reported tokens that do not count, because an operator voided them
-    undone_tokens: int = 0  # reported tokens that do not count, because a rollback undid them
+    undone_tokens: int = 0  # reported tokens that do not count, because a restore discarded them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # one element: the sum over all dead incarnations
     by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a shard computes its sums again when it starts
@@ -194,7 +194,7 @@ class TimeAccount:
         awake_s = now - self.woke_at
         during_s = min(self.silence_s, stepping_s - awake_s)  # step time that must have passed during the silence
         if during_s > 0.0 and self.step_time_s is not None:
-            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that the learner made before it woke
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that the learner took before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
             seen.frozen_s += frozen_s
             self.down_s += frozen_s
@@ -221,7 +221,7 @@ class TimeAccount:
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Returns the number of tokens that count: those that were neither voided nor undone."""
+        """Returns the number of tokens that count: those that were neither voided nor discarded by a restore."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 

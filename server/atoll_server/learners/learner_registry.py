@@ -65,7 +65,7 @@ class RegistryEntry:
 
     @property
     def nonce(self) -> int:
-        """The nonce of the name's current process."""
+        """The nonce of the current process with this name."""
         return self.nonces[-1]
 
     @contextmanager
@@ -124,8 +124,8 @@ class LearnerRegistry:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
-        self._trained = 0  # tokens of all accounts, including voided and undone tokens
-        self._uncounted = 0  # voided and undone tokens of all accounts
+        self._trained = 0  # tokens of all accounts, including voided and discarded tokens
+        self._uncounted = 0  # voided tokens, and tokens that a restore discarded, of all accounts
         self._sessions = 0  # number of sessions started
         self._rates = Rates({})
         self._rates_at = -RATES_S
@@ -325,7 +325,7 @@ class LearnerRegistry:
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Returns, by learner, the number of reported tokens, excluding voided and undone tokens."""
+        """Returns, by learner, the number of reported tokens, excluding voided and discarded tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
@@ -333,7 +333,7 @@ class LearnerRegistry:
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Returns the number of all learners' tokens, excluding voided and undone tokens."""
+        """Returns the number of all learners' tokens, excluding voided and discarded tokens."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(

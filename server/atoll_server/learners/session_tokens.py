@@ -1,4 +1,4 @@
-"""PURE: makes and checks session tokens. To check a token, a process needs the run's key, but no list of sessions.
+"""PURE: issues and checks session tokens. To check a token, a process needs the run's key, but no list of sessions.
 
 A token consists of the session's number and an HMAC-SHA-256 of the session's values. The HMAC proves that the registrar
 issued the session. The number shows whether a newer session, a Leave or an eviction has ended the session.
@@ -15,7 +15,7 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Makes and checks tokens. secret: the run's secret, which no process sends to a learner or a front.
+    """Issues and checks tokens. secret: the run's secret, which no process sends to a learner or a front.
 
     start: random value that the registrar draws at each start. The epoch would not suffice, since epochs repeat after a
     restore from a backup, and in two copies of a run's directory.

@@ -220,7 +220,7 @@ def _step(
     part: float,
     published: F32,
 ) -> MergeResult:
-    """Runs the second pass: makes the Nesterov step, and computes the published update and the checksums.
+    """Runs the second pass: takes the Nesterov step, and computes the published update and the checksums.
 
     factors: float32 (contributions, pieces). scales: float32 (pieces,), for the weighted sum. part: fraction of an
     outer step, 0 to 1.

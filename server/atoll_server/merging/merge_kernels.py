@@ -89,7 +89,7 @@ def frame_step(
     update_scales_from: int,
     update_levels: int,
 ) -> bool:
-    """Makes the Nesterov step on a frame, in place. Returns False if a value is not finite.
+    """Takes the Nesterov step on a frame, in place. Returns False if a value is not finite.
 
         Delta = scale x (weighted sum of contributions)
         momentum' = decay x momentum + Delta
@@ -143,7 +143,7 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """Makes the Nesterov step on one block, in place.
+    """Takes the Nesterov step on one block, in place.
 
     combined: the weighted sum of contributions. Receives theta' - theta_pub, which the update then encodes.
     """

@@ -9,7 +9,7 @@ follows from the medians of recently accepted contributions:
 
 The core refuses a contribution whose norm is above `norm_limit` times the expected norm. If the norm is only above
 `clip_norm` times the expected norm, the core scales the contribution down to this limit. Honest contributions can lie
-between the two limits. For example, a learner that joins with a fresh optimizer makes much larger steps than the
+between the two limits. For example, a learner that joins with a fresh optimizer takes much larger steps than the
 others. The core judges no contribution before the window is full, since norms grow tenfold within a few rounds of
 learning-rate warm-up.
 

@@ -13,7 +13,7 @@ SMOOTHING = 0.2  # weight of a new observation in moving averages, which have a 
 FIRST_STEPS = 16  # number of first steps over which the step time is a plain mean, since reports arrive mid-step
 LIVE_STEPS = 4.0  # a learner is live if its last inner step was at most this many of its own step times ago
 LIVE_REPORTS = 5.0  # a learner is also live if its last inner step was at most this many report intervals ago
-EXPECTED_S = 10.0  # a learner that makes no steps is still expected to contribute for at least this long
+EXPECTED_S = 10.0  # a learner that takes no steps is still expected to contribute for at least this long
 UNSEEN_ANSWER_S = 10.0  # a round waits at least this long for a learner that has never answered
 FEW, LOOK_S = 64, 50e-6  # each learner above FEW adds LOOK_S to the minimum time between two checks after reports
 NAMED = 8  # a message names at most this many learners
@@ -62,7 +62,7 @@ class LearnerLiveness:
         # Delayed reports arrive together, so the time between them does not measure the learner's pace.
         together = self.stepped_at is not None and now < self.stepped_at + MIN_SPAN_S
         if grown > 0 and together and self.stepped_at == self.first_at:
-            self.first_steps = steps  # the learner made these steps before the measurement began
+            self.first_steps = steps  # the learner took these steps before the measurement began
             self.steps = steps
         if grown > 0 and not together:
             if self.stepped_at is None:
@@ -126,7 +126,7 @@ class LearnerLiveness:
     def live(self, now: float) -> bool:
         """Returns whether rounds wait for this learner.
 
-        Rounds wait for a learner that makes steps, has just ended a silence, or reports an announced pause.
+        Rounds wait for a learner that takes steps, has just ended a silence, or reports an announced pause.
         """
         if self.gone:
             return False
@@ -141,7 +141,7 @@ class LearnerLiveness:
     def expected(self, now: float) -> bool:
         """Returns whether the learner is expected to contribute.
 
-        A learner is expected if it recently joined, made a step, ended a silence, or reported an announced pause.
+        A learner is expected if it recently joined, took a step, ended a silence, or reported an announced pause.
         """
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
@@ -189,9 +189,9 @@ def look_after_s(liveness: int) -> float:
 class LiveLearners:
     """The live learners at the time `now`, in monotonic seconds. live: learners for which rounds wait.
 
-    counted: learners whose work together makes a whole outer step. These are the live learners that are not paused. If
-    no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step time
-    of a live learner in seconds; None if no learner is live.
+    counted: learners whose work together makes up a whole outer step. These are the live learners that are not paused.
+    If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step
+    time of a live learner in seconds; None if no learner is live.
     """
 
     now: float

@@ -13,7 +13,7 @@ from atoll_server.settings import RunSettings
 
 
 def part_of(weights: Iterable[float]) -> float:
-    """Returns the fraction of an outer step that a merge makes, which is the sum of its weights, at most 1."""
+    """Returns the fraction of an outer step that a merge takes, which is the sum of its weights, at most 1."""
     whole = math.fsum(weights)
     return 1.0 if whole > 1 - 1e-9 else whole
 
@@ -50,7 +50,7 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """Returns the (decay, push) arguments of `merging.merge_kernels.frame_step`.
 
-        part: the fraction of an outer step that the merge makes. Momentum decays by the factor mu**part. Merges that
+        part: the fraction of an outer step that the merge takes. Momentum decays by the factor mu**part. Merges that
         add up to one outer step thus decay it by the factor mu. In the long run, a unit of work moves the parameters by
         lr / (1 - mu). This holds whether all learners' work is merged together or in equal parts.
         """

@@ -102,7 +102,7 @@ class RoundState:
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
         """Removes all pending contributions. Returns the merge's shares, and refusals of overly stale contributions.
 
-        counted: learners whose work together makes a whole outer step. weigh: returns a contribution's weight.
+        counted: learners whose work together makes up a whole outer step. weigh: returns a contribution's weight.
 
         Each weight is divided by the total weight that all counted learners would have without staleness. A merge of
         few learners' work, or of late contributions, is therefore a small step. For a learner that has not answered,

@@ -8,9 +8,10 @@ Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - A round closes when every live learner has answered. It also closes when K fresh contributions have arrived and the
   grace window (Eq. 3) has passed. It closes at its deadline in any case. The deadline depends on how long the missing
   learners usually take to answer.
-- A round with nothing to merge lapses: the cycle number grows, but the version does not.
-- A late contribution answers an earlier cycle. The open round does not wait for the learner that sent it, but the
-  contribution neither counts towards the quorum nor starts the grace window.
+- A cycle is the number of a fragment's round. A round with nothing to merge lapses: the cycle grows, but the version
+  does not.
+- A late contribution answers an earlier round, so it has a lower cycle than the open round. The open round does not
+  wait for the learner that sent it, but the contribution neither counts towards the quorum nor starts the grace window.
 - Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when late
   contributions of K learners are pending.
 - The weights are divided by the total weight that all counted learners would have without staleness. A merge of few
@@ -41,7 +42,10 @@ class Syncer:
     def __init__(
         self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
     ) -> None:
-        """fragments: by number, the shard's rounds, which only the syncer changes. weigh: see RoundState.settle."""
+        """fragments: the shard's round states, by fragment number. Only the syncer changes them.
+
+        weigh: see RoundState.settle.
+        """
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments

@@ -288,8 +288,8 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
         if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MAX_DIMENSIONS:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f'tensor "{tensor.name[:80]}" has a name above {limits.tensor_name_bytes} bytes, or more than '
-                f"{MAX_DIMENSIONS} dimensions: shorten the name, or reshape the tensor",
+                f'tensor "{tensor.name[:80]}" has a name longer than {limits.tensor_name_bytes} bytes, or more '
+                f"than {MAX_DIMENSIONS} dimensions: shorten the name, or reshape the tensor",
             )
         if tensor.kind not in MERGE_KINDS:
             raise Refused(

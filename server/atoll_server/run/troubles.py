@@ -26,7 +26,8 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
         yield _lasting(damage)
     if missing := _never_merged(run, now):
         yield _lasting(
-            f"none of the work of {named(missing)} is merged: the answers arrive too late or are refused. "
+            f"no work from {named(missing)} is being merged: {'its' if len(missing) == 1 else 'their'} contributions "
+            "arrive too late or are refused. "
             "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or use a faster link"
         )
     yield from _odd_tokens(run, now)

@@ -37,8 +37,8 @@ class Watch:
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
         """Records the changes since the last call. Returns each learner's current state.
 
-        A learner's first state is not a change. troubles: the current troubles. Each trouble is recorded once, when it
-        begins. now: monotonic seconds.
+        A learner's first state does not count as a change. troubles: the current troubles. Each trouble is recorded
+        once, when it begins. now: monotonic seconds.
         """
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
@@ -70,8 +70,8 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Returns when the learner left, or last made a step or reported, in seconds on the run's clock."""
+        """Returns when the learner left, or last took a step or reported, in seconds on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
-            return self._run.clock.at(observed.stepped_at)  # a learner may report without making steps
+            return self._run.clock.at(observed.stepped_at)  # a learner may report without taking steps
         return account.heard_at if account.left_at is None else account.left_at

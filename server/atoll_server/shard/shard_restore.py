@@ -104,7 +104,7 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
     for fragment, after in covered(restored.snapshots, shard.fragments).items():
         for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
             room[spool.path(made_in, row.key)] = row.size_bytes
-    if undoable(restored.snapshots, restored.line):  # undone work stays until two snapshots of this generation exist
+    if undoable(restored.snapshots, restored.line):  # keep payloads of discarded work while the restore can be undone
         room = dict.fromkeys(spool.older(generation), 0) | room
     return room
 

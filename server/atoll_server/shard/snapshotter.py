@@ -16,7 +16,7 @@ from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 from atoll_server.storage import crash_points, lineage, shard_ledger, totals
-from atoll_server.storage.database import LedgerError
+from atoll_server.storage.database import BEFORE_RESTORING, LedgerError
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
@@ -32,7 +32,7 @@ REST = 10.0  # shortest time between early snapshots, as a multiple of the last 
 class Snapshotter:
     """One shard's snapshots. rows: snapshots on disk, oldest first.
 
-    undone: snapshots of work that `checkpoint restore` undid. They stay until this generation has two snapshots.
+    undone: snapshots of work that `checkpoint restore` discarded. They stay until this generation has two snapshots.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Snapshotter:
             return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # raised before the first write
             log.error(
-                "the ledger is damaged: training continues, but a restart may fail; export the model, check the disk",
-                error=str(error),
+                "the ledger is damaged: training continues, but a restart may fail",
+                error=f"{error}{BEFORE_RESTORING}",
             )
             return False
 
@@ -215,7 +215,10 @@ class Snapshotter:
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Returns whether undone work must be kept, because this generation has fewer than two snapshots."""
+    """Returns whether a `checkpoint restore` can still be undone, because this generation has fewer than two snapshots.
+
+    Until then, the core keeps the work that the restore discarded.
+    """
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 

@@ -32,7 +32,7 @@ class UploadEvent(Enum):
     """An event in an upload's life. The value is text for messages."""
 
     ALL_FRAMES = "all its frames arrived, as declared"
-    BAD_VALUES = "values arrived that are not finite"
+    BAD_VALUES = "non-finite values arrived"
     GIVEN_UP = "it was cancelled"  # after bad or missing frames, a full disk, or a newer contribution or incarnation
     KEPT = "its row was committed"
     REFUSED = "its refusal was committed"

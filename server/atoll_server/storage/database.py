@@ -57,6 +57,10 @@ CREATE TABLE snapshots (
 """
 
 
+# Completes "...: restore a backup" in a running core, whose memory still holds the undamaged model.
+BEFORE_RESTORING = ", but first export the model and check the disk"
+
+
 class LedgerError(UserError):
     """The ledger is damaged or locked, or has another schema version. The message is one line with the fix."""
 

@@ -67,7 +67,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Returns whether a checkpoint belongs to this history. Otherwise, it contains undone work."""
+        """Returns whether a checkpoint belongs to this history. Otherwise, a restore discarded its work."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:

@@ -107,10 +107,13 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """Whether a joined process is the first of its name, a new one or a known one. The value is text for people."""
+    """Whether a joined process is the first with its name, a new process, or a process that joins again.
 
-    NEW = "the first process of its name"
-    RESTARTED = "a new process of a known name"
+    The value is text for people.
+    """
+
+    NEW = "the first process with this name"
+    RESTARTED = "a new process with a known name"
     AGAIN = "the same process as before"
 
 
@@ -146,7 +149,7 @@ class Readmitted(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Silenced(OfLearners):
-    """A learner has stopped making steps (see `run.watch`). silent_s: seconds since its last step."""
+    """A learner has stopped taking steps (see `run.watch`). silent_s: seconds since its last step."""
 
     learner: str
     silent_s: float
@@ -154,7 +157,7 @@ class Silenced(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(OfLearners):
-    """A learner that was silent makes steps again (see `run.watch`)."""
+    """A learner that was silent takes steps again (see `run.watch`)."""
 
     learner: str
 
