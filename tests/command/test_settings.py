@@ -212,8 +212,8 @@ def test_docs_name_options_that_there_are():
                 assert flag in known or family, f"{path.name}: {flag}"
 
 
-# Options of Flower, Docker, pip and torchrun.
-OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts"}
+# Options of Flower, Docker, pip, torchrun and a benchmark.
+OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts", "--code-on"}
 
 
 def _all_options() -> list:

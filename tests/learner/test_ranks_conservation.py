@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from atoll.agent.partial_fetch import PartialFetch
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient
 from atoll.fragments import segments
+from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient
 from atoll.fragments.segments import FragmentShape
 from atoll.ranks.division import divide
 from atoll.ranks.rank_group import ALONE
