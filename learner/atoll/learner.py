@@ -257,7 +257,9 @@ class Learner:
             if kind is None and self._boundary is not None and self._boundary.failure() is None:
                 self._boundary.drain(self._drain_s)
         if self._checkpoints is not None:
-            self._checkpoints.end(self._drain_s if kind is None else 0.0)
+            if kind is None:
+                self._checkpoints.finish(self.run_tokens, self._drain_s)
+            self._checkpoints.end()
         if self._boundary is not None:
             self._boundary.local.forget()
         if kind is None:
@@ -321,8 +323,10 @@ class Learner:
         """Asks for a checkpoint at the end of the next `step`, or of a later one while another is being written.
 
         That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
-        the ranks agree on the step. Leaving also saves a checkpoint that was asked for before.
+        the ranks agree on the step. Leaving also saves a checkpoint that was asked for before, unless the block raised.
         """
+        if self._left:
+            raise LearnerError(LEFT)
         if self._checkpoints is None:
             raise LearnerError(NO_DIRECTORY)
         self._checkpoints.request()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import structlog
 import torch
@@ -121,6 +122,19 @@ def test_leaving_waits_for_a_checkpoint_that_is_being_written(core, tmp_path, ga
         threading.Timer(1.0, gate.set).start()
     assert it.learner.stats().checkpoints == 1
     assert (it.folders()[-1] / FACTS).exists()
+
+
+def test_leaving_saves_a_checkpoint_that_was_asked_for_while_another_was_written(core, tmp_path, gate):
+    with Saving(core, tmp_path) as it:
+        it.learner.save_checkpoint()
+        it.turn()
+        it.learner.save_checkpoint()
+        it.turn(2)
+        threading.Timer(1.0, gate.set).start()
+    assert it.learner.stats().checkpoints == 2
+    assert [json.loads((folder / FACTS).read_text())["steps"] for folder in it.folders()] == [1, 3]
+    with pytest.raises(LearnerError, match="left"):
+        it.learner.save_checkpoint()
 
 
 DISK_FULL = """
@@ -464,6 +478,24 @@ def test_a_checkpoint_that_does_not_fit_the_optimizer_is_left_alone(core, tmp_pa
         assert not again.optimizer.state
     [line] = events(said, "ignoring a checkpoint")
     assert line["reason"] == "its optimizer has other parameters, or other groups of them"
+
+
+def test_a_checkpoint_of_another_optimizer_is_left_alone(core, tmp_path, said):
+    with Saving(core, tmp_path) as it:
+        it.save()
+    model = mlp()
+    with Saving(core, tmp_path, model, torch.optim.RAdam(model.parameters())) as again:
+        assert not again.optimizer.state
+    [line] = events(said, "ignoring a checkpoint")
+    assert line["reason"] == "it was saved with AdamW, and this learner has RAdam"
+
+
+def test_a_learning_rate_of_numpy_is_saved(core, tmp_path):
+    model = mlp()
+    with Saving(core, tmp_path, model, torch.optim.AdamW(model.parameters(), lr=np.float64(0.25))) as it:
+        it.save()
+    with Saving(core, tmp_path) as again:
+        assert again.optimizer.param_groups[0]["lr"] == 0.25
 
 
 class Evil:

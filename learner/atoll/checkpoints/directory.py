@@ -38,9 +38,9 @@ class RunFacts:
 class Facts:
     """What Atoll stores with a checkpoint as JSON.
 
-    copies: (parameter, state key) of each copy of a parameter in the optimizers' state. run_tokens: the run's tokens at
-    that step. steps: this learner's steps, including those before earlier restarts. saved_at: seconds since 1970.
-    files: size in bytes, and CRC-32C, of each file.
+    optimizers: the class of each optimizer. copies: (parameter, state key) of each copy of a parameter in the
+    optimizers' state. run_tokens: the run's tokens at that step. steps: this learner's steps, including those before
+    earlier restarts. saved_at: seconds since 1970. files: size in bytes, and CRC-32C, of each file.
     """
 
     run: RunFacts
@@ -49,6 +49,7 @@ class Facts:
     run_tokens: int
     steps: int
     saved_at: float
+    optimizers: list[str]
     copies: list[tuple[str, str]]
     atoll: str
     torch: str

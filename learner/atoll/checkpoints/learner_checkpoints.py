@@ -70,7 +70,7 @@ class RunningSave:
 
 
 class LearnerCheckpoints:
-    """The checkpoints of one learner. Every rank calls `begin`, `save` and `end` together with the others."""
+    """The checkpoints of one learner. Every rank calls `begin`, `save` and `finish` together with the others."""
 
     def __init__(self, settings: CheckpointSettings, learner: str, counters: Counters, clock: Clock) -> None:
         assert settings.directory is not None, "settings for a learner that saves"
@@ -202,23 +202,34 @@ class LearnerCheckpoints:
 
     def _facts(self, run_tokens: int) -> Facts:
         steps = self._steps + self._counters.steps
-        copies, saved_at = self._state.copies(), self._clock.wall()
+        held, saved_at = (self._state.kinds(), self._state.copies()), self._clock.wall()
         made_by = self._version, torch.__version__
-        return Facts(self._run(), self._learner, self._ranks.size, run_tokens, steps, saved_at, copies, *made_by)
+        return Facts(self._run(), self._learner, self._ranks.size, run_tokens, steps, saved_at, *held, *made_by)
 
-    def end(self, timeout_s: float) -> None:
-        """Waits up to `timeout_s` seconds for a running save. A longer save continues until the process exits."""
+    def finish(self, run_tokens: int, timeout_s: float) -> None:
+        """Waits up to `timeout_s` seconds for a running save, and for one that was asked for in the meantime."""
+        end = self._clock.monotonic() + timeout_s
+        self._wait(timeout_s)
+        flags = [int(each) for each in self._ranks.gathered(str(self.flags()).encode())]
+        if any(each & SAVE for each in flags) and not any(each & SAVING for each in flags):
+            self.save(run_tokens)
+            self._wait(end - self._clock.monotonic())
+
+    def _wait(self, timeout_s: float) -> None:
         if self._running is not None:
-            wait((self._running.ended,), timeout_s)
+            wait((self._running.ended,), max(0.0, timeout_s))
             if self._running.ended.done():
                 self._ended(self._running)
-            elif self._ranks.is_leader:
-                log.warning("a checkpoint is still being written after the learner left", learner=self._learner)
+
+    def end(self) -> None:
+        """Warns about saves that leaving does not wait for. A running save continues until the process exits."""
+        if self._running is not None and self._ranks.is_leader:
+            log.warning("a checkpoint is still being written after the learner left", learner=self._learner)
         if self._requested:
             log.warning("the learner left before it saved the requested checkpoint", learner=self._learner)
 
     def close(self) -> None:
-        """Frees what the saves used, unless one is still running. Call this after all ranks have called `end`."""
+        """Frees what the saves used, unless one is still running. Call this after all ranks have called `finish`."""
         if self._group is not None and self._running is None:
             dist.destroy_process_group(self._group)
             self._group = None

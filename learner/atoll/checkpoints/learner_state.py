@@ -81,6 +81,10 @@ class LearnerState:
         held |= {key: _held(key, tensor) for key, tensor in tensors.items()}
         return Staged(self.staging.copy(held), objects)
 
+    def kinds(self) -> list[str]:
+        """Returns the class of each optimizer."""
+        return [type(optimizer).__name__ for optimizer in self._parameters.optimizers]
+
     def copies(self) -> list[tuple[str, str]]:
         """Returns (parameter, state key) of each copy in the optimizers' state."""
         names = {id(value): name for name, value in zip(self._names, self._parameters.values, strict=True)}
@@ -117,9 +121,9 @@ class LearnerState:
         saved.open()
         reading, restored = _Reading(saved), Restored()
         self._read_model(reading, restored, facts)
-        count = sum(key.startswith("objects.rank.0.optimizer.") for key in saved.described)
-        if count != len(self._parameters.optimizers):
-            raise StateError(f"it has {count} optimizers, and this learner has {len(self._parameters.optimizers)}")
+        if facts.optimizers != self.kinds():
+            saved_kinds, kinds = (", ".join(each) or "no optimizer" for each in (facts.optimizers, self.kinds()))
+            raise StateError(f"it was saved with {saved_kinds}, and this learner has {kinds}")
         of_optimizers, of_extra = [], {}
         for number, optimizer in enumerate(self._parameters.optimizers):
             apart, reason = self._apart(saved, f"optimizer.{number}", facts.ranks)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -54,6 +55,8 @@ def take_apart(state: object, key_of: Callable[[Path, torch.Tensor], str], tenso
             return made
         if type(value) is list:
             return [rest(each, (*path, index)) for index, each in enumerate(value)]
+        if isinstance(value, np.generic):  # a scheduler's learning rate, for example
+            return value.item()
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
         scalar = not value.dim() and not isinstance(value, DTensor)
