@@ -88,7 +88,7 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
         eventually(lambda: running.status().contributions.merged > 4, 100)
         export = exported(running, tmp_path / "export.safetensors")
         for learner in (island, one):
-            _, errors = learner.communicate(timeout=200)
+            _, errors = learner.communicate(timeout=400)
             assert learner.returncode == 0, errors[-6000:]
         eventually(lambda: running.status().contributions.pending == 0)
         status = running.status()
@@ -138,6 +138,7 @@ def test_one_process_and_islands_of_two_and_four_ranks_have_the_same_anchors_in_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("kind", "count"), [*KINDS, *MORE])
 def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_path, kind, count):
     def steps(name: str) -> int:
@@ -156,7 +157,7 @@ def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_pat
         running.kill()
         running.start()
         for learner in (island, one):
-            _, errors = learner.communicate(timeout=200)
+            _, errors = learner.communicate(timeout=400)
             assert learner.returncode == 0, errors[-6000:]
         eventually(lambda: running.status().contributions.pending == 0)
         status = running.status()
