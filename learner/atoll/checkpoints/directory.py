@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import structlog
 from atoll_wire.codec.checksums import crc32c
+from atoll_wire.process.durable import sync_folder
 from pydantic import TypeAdapter, ValidationError
 
 log = structlog.get_logger()
@@ -127,9 +128,9 @@ class CheckpointDirectory:
             file.write(FACTS_JSON.dump_json(facts, indent=1))
             file.flush()
             os.fsync(file.fileno())
-        _sync(part)
+        sync_folder(part)
         part.rename(self.folder(number))
-        _sync(self.path)
+        sync_folder(self.path)
         self._prune(facts.run)
 
     def discard(self, number: int) -> None:
@@ -188,15 +189,6 @@ def _checksum(path: Path) -> int:
         while piece := file.read(PIECE_BYTES):
             crc = crc32c(piece, crc)
     return crc
-
-
-def _sync(directory: Path) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 FACTS_JSON = TypeAdapter(Facts)

@@ -30,6 +30,7 @@ from atoll_wire.layout.tensor_header import (
     in_order,
     parse_header,
 )
+from atoll_wire.process.durable import sync_folder
 
 
 @dataclass(slots=True)
@@ -173,15 +174,6 @@ def planned(
 def file_names(count: int) -> list[str]:
     """Returns the names of a folder's files, in the form that Hugging Face's libraries use."""
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the file names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync(file: BinaryIO) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.tensor_header import INDEX, Sink
+from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.sizes import parse_size
 
-from atoll_server.checkpoints.folder_writer import folder_writer, sync_folder
+from atoll_server.checkpoints.folder_writer import folder_writer
 from atoll_server.checkpoints.unshared_tensors import warning_of
 
 SMALLEST = 1 << 20

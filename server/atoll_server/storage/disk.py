@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from atoll_wire.process.durable import sync_folder
 from numpy.typing import NDArray
 
 
@@ -98,11 +99,7 @@ class Disk:
 
     def sync_directory(self, path: Path) -> None:
         """Makes created, changed and removed names in this directory durable."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(path)
 
     def free_bytes(self, path: Path) -> int:
         """Returns the free bytes of the file system that contains `path`."""
