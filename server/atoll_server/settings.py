@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.sharding import MAX_SHARDS
 from atoll_wire.messages.frame_messages import TENSORS
 from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from atoll_wire.process import metrics_server
-from atoll_wire.process.settings import Bytes, Certificates, Metrics, Option, Settings
+from atoll_wire.process.settings import Address, Bytes, Certificates, Metrics, Option, Settings
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from atoll_server.access.quotas import Quotas
@@ -275,6 +276,28 @@ class Limits(ServerLimits):
     notifications: int = 4096  # limit on those kept for Follow calls; a learner that missed more gets the full state
 
 
+class ShardNumber(BaseModel):
+    """A shard's number, from 0, and the number of shards of the run. Written as 2/4."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> ShardNumber:
+        """Returns the shard that a text such as "2/4" names. Raises SettingsError."""
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_SHARDS):
+            raise SettingsError(
+                f'--shard "{text}" is not a shard: give its number from 0 and the number of shards, such as 2/4'
+            )
+        return cls(number=int(number), count=int(count))
+
+
 class CoreSettings(Serving):
     """Settings of one core process, which are not stored with the run."""
 
@@ -316,8 +339,38 @@ class CoreSettings(Serving):
         Field(gt=0, description="Memory for the core (default: all). The core refuses a model that needs more."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
+    shard: Annotated[
+        ShardNumber | None,
+        Field(description="Number of this shard, and number of shards: 0/4 to 3/4. Shard 0 is also the registrar."),
+        Option(metavar="K/N", panel="One run on several cores"),
+    ] = None
+    registrar: Annotated[
+        Address | None,
+        Field(description="Address of the registrar, for all other shards."),
+        Option(metavar="HOST:PORT", panel="One run on several cores"),
+    ] = None
+    registrar_only: Annotated[
+        bool,
+        Field(description="Be a registrar without fragments. Then shard 0 needs --registrar, too."),
+        Option(panel="One run on several cores"),
+    ] = False
+    advertise: Annotated[
+        str,
+        Field(description="Address at which learners and fronts reach this shard (default: the first --listen)."),
+        Option(metavar="HOST:PORT", panel="One run on several cores"),
+    ] = ""
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of the run; 0 if this process does not know it."""
+        return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _shard_by_text(cls, value: object) -> object:
+        return ShardNumber.parse(value) if isinstance(value, str) else value
 
     @property
     def memory_bytes(self) -> int | None:
@@ -325,7 +378,17 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError if `check_reach` does, or if --init names neither a file nor a folder."""
+        """Raises SettingsError if `check_reach` does, for contradictory options, and if --init cannot be read."""
         self.check_reach(*self.listen)
+        if self.shard is not None and self.registrar_only:
+            raise SettingsError("--shard and --registrar-only contradict each other: give one of them")
+        if self.registrar is not None and self.shard is None:
+            raise SettingsError("--registrar needs --shard, such as --shard 1/4: add it, or omit --registrar")
+        if self.shard is not None and self.shard.number and self.registrar is None:
+            raise SettingsError(f"--shard {self.shard} needs the address of the registrar: add --registrar HOST:PORT")
+        if self.registrar is not None and self.init is not None:
+            raise SettingsError("--init belongs to the registrar: omit it for other shards")
+        if self.registrar is not None:
+            self.security.check([self.registrar])
         if self.init is not None and not (self.init.is_file() or self.init.is_dir()):
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file or folder of the model")

@@ -22,11 +22,12 @@ torch.set_num_threads(1)
 class Core:
     """One core process, which can be killed and started again on the same port."""
 
-    def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
-        self.group, self.directory, self._options = group, directory, options
+    def __init__(self, group: Children, directory: Path, options: list[str], name: str = "core") -> None:
+        self.group, self.directory, self._options, self._name = group, directory, options, name
         self.security = TransportSecurity()
+        self.address = "127.0.0.1:0"
         self.child: Child
-        self.child, self.address = group.start_core(directory, "127.0.0.1:0", options)
+        self.start()
 
     def kill(self) -> None:
         self.child.kill()
@@ -35,11 +36,12 @@ class Core:
         self.group.stop(self.child)
 
     def start(self) -> None:
-        self.child, _ = self.group.start_core(self.directory, self.address, self._options)
+        self.launch()
+        self.address = self.group.serving(self.child)
 
     def launch(self) -> None:
         """Starts the process without waiting until it serves."""
-        self.child = self.group.launch_core("core", self.directory, self.address, self._options)
+        self.child = self.group.launch_core(self._name, self.directory, self.address, self._options)
 
     def log(self) -> str:
         return self.child.log.read_text()
@@ -189,3 +191,40 @@ def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
             return
         pause.wait(0.05)
     raise AssertionError(f"not so within {timeout_s} s")
+
+
+class Sharded:
+    """A registrar with shard 0, and the other shards as processes. Each can be killed and started again."""
+
+    def __init__(self, group: Children, directory: Path, count: int, options: list[str], *, alone: bool) -> None:
+        """alone: whether the registrar has no fragments."""
+        first = ["--registrar-only"] if alone else ["--shard", f"0/{count}"]
+        self.registrar = Core(group, directory / "registrar", [*first, *options], "registrar")
+        numbers = range(0 if alone else 1, count)
+        self.shards = {
+            number: Core(
+                group,
+                directory / f"shard{number}",
+                ["--shard", f"{number}/{count}", "--registrar", self.registrar.address],
+                f"shard{number}",
+            )
+            for number in numbers
+        }
+
+    @property
+    def address(self) -> str:
+        return self.registrar.address
+
+    def status(self) -> pb.StatusReply:
+        return self.registrar.status()
+
+
+@contextlib.contextmanager
+def sharded(directory: Path, count: int, *options: str, alone: bool = False) -> Iterator[Sharded]:
+    """Context manager for a run over several shards. By default, it has four fragments and H = 4."""
+    chosen = list(options)
+    for name, value in (("--fragments", "4"), ("--inner-steps", "4")):
+        if name not in chosen:
+            chosen += [name, value]
+    with children(directory) as group:
+        yield Sharded(group, directory, count, chosen, alone=alone)

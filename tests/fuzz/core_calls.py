@@ -100,7 +100,7 @@ class Calls:
         self._session = pb.Session(
             run=reply.run, learner="a", incarnation=reply.incarnation, generation=reply.generation, token=reply.token
         )
-        self._number = self._core.registrar.registry.entries["a"].session
+        self._number = self._core.run.registry.entries["a"].session
         self._file = safetensors.numpy.save({spec.name: np.ones(spec.shape, np.float32) for spec in SPECS})
         if initialised:
             await self._outer.Initialise(_stream(self._upload(self._file)), Context())
@@ -124,8 +124,8 @@ class Calls:
         await self._core.stop()
         again = Core(self._settings, {})
         await again.start()
-        assert again.registrar.versions() == self._core.registrar.versions()
-        assert again.registrar.registry.entries.keys() == self._core.registrar.registry.entries.keys()
+        assert again.registrar.versions() == self._core.run.versions()
+        assert again.registrar.registry.entries.keys() == self._core.run.registry.entries.keys()
         await OperatorService(again).Status(pb.StatusRequest(), Context())
         await again.stop()
 
@@ -143,14 +143,14 @@ class Calls:
         else:
             return True
         finally:
-            shards = self._core.registrar.shards
+            shards = self._core.run.shards
             if shards and rng.random() < 0.01:
                 shards[0].uploads.expire(1e18)
             if rng.random() < 0.4:  # a fenced, evicted or departed process calls again
                 await self._again()
 
     async def _again(self) -> None:
-        entry = self._core.registrar.registry.entries["a"]
+        entry = self._core.run.registry.entries["a"]
         entry.evicted, entry.streams, entry.session, entry.account.left_at = "", {}, self._number, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
@@ -172,7 +172,7 @@ class Calls:
         return [pb.InitialiseRequest(header=header), *(pb.InitialiseRequest(chunk=chunk) for chunk in chunks)]
 
     def _push(self, rng: random.Random) -> Awaitable[Any]:
-        shards = self._core.registrar.shards
+        shards = self._core.run.shards
         if not shards:
             nothing = pb.PushRequest(header=pb.PushHeader(session=self._session))
             return _all(self._outer.Push(_stream([nothing]), Context()))
@@ -209,7 +209,7 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        log = next((shard.follower_log.number for shard in self._core.registrar.shards), 0)
+        log = next((shard.follower_log.number for shard in self._core.run.shards), 0)
         request = pb.FollowRequest(session=self._session, log=log, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), max_wait_s=0.005)
 

@@ -25,8 +25,8 @@ async def core_with_learners(directory) -> Core:
     await core.start()
     for number in range(LEARNERS):
         name = f"learner-{number}"
-        entry = core.registrar.registry.join(
-            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.wall(), 0.0
+        entry = core.run.registry.join(
+            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.run.clock.wall(), 0.0
         )
         entry.loss = 2.5
         entry.account.current.steps = number
@@ -36,8 +36,8 @@ async def core_with_learners(directory) -> Core:
 def read(core: Core) -> None:
     """Reads the run, as the core does once per second."""
     now = core.clock.monotonic()
-    states = core.watch.look(troubles(core.registrar, "", now), now)
-    core.metrics.read = reading(core.registrar, core.settings, core.facts(), states, 0, now)
+    states = core.watch.look(troubles(core.run, "", now), now)
+    core.metrics.read = reading(core.run, core.settings, core.facts(), states, 0, now)
 
 
 def test_a_scrape_of_a_thousand_learners_takes_less_than_a_tenth_of_a_second(tmp_path):

@@ -24,12 +24,12 @@ class Violation(Exception):
 
 def shard_of(core: Core | None) -> Shard | None:
     """Returns a core's shard once the run has parameters, or else None."""
-    return next(iter(core.registrar.shards), None) if core is not None else None
+    return next(iter(core.run.shards), None) if core is not None else None
 
 
 def the_shard(core: Core) -> Shard:
     """Returns a core's shard. The run must have parameters."""
-    (shard,) = core.registrar.shards
+    (shard,) = core.run.shards
     return shard
 
 
@@ -37,11 +37,11 @@ def sums(core: Core) -> None:
     """Checks that a core's counts, as sums and one by one, match the ledger."""
     shard = the_shard(core)
     lengths = [fragment.length for fragment in shard.layout.fragments]
-    rows = core.registrar.writer._db.execute(
+    rows = core.run.writer._db.execute(
         "SELECT learner, fragment, fate, tokens, size_bytes, generation, version FROM contributions"
     ).fetchall()
-    line = core.registrar.line
-    for name, entry in core.registrar.registry.entries.items():
+    line = core.run.line
+    for name, entry in core.run.registry.entries.items():
         mine = [row for row in rows if row[0] == name]
         merged = sum(
             tokens * lengths[fragment]
@@ -51,10 +51,10 @@ def sums(core: Core) -> None:
         found = (entry.account.bytes_up, entry.account.merged_token_parameters)
         if found != (sum(row[4] for row in mine), merged):
             raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
-    entries = core.registrar.registry.entries.values()
+    entries = core.run.registry.entries.values()
     tokens = sum(entry.account.counted_tokens() for entry in entries)
-    if core.registrar.registry.tokens() != tokens:
-        raise Violation(2, f"the run counts {core.registrar.registry.tokens()} tokens, its accounts {tokens}")
+    if core.run.registry.tokens() != tokens:
+        raise Violation(2, f"the run counts {core.run.registry.tokens()} tokens, its accounts {tokens}")
     fates = Counter(row[2] for row in rows)
     in_ledger = (fates["merged"], fates["refused"], len(rows))
     contributions = shard.contributions

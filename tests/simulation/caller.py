@@ -103,8 +103,8 @@ class Caller:
     async def _speak(self) -> pb.Session:
         """Returns its session. It joins if it has none that this core knows."""
         core = self._world.core
-        entry = core.registrar.registry.entries.get(NAME) if core is not None else None
-        if self._session is None or entry is None or core.registrar.token(entry) != self._session.token:
+        entry = core.run.registry.entries.get(NAME) if core is not None else None
+        if self._session is None or entry is None or core.run.token(entry) != self._session.token:
             self._session = self._as(await self._join())
         return self._session
 
@@ -180,9 +180,9 @@ class Caller:
         if self.harm is Harm.FENCED:
             return (await self._join()).incarnation > 1
         core, process = self._world.core, self._world.core_process
-        if core is None or process is None or not process.alive or NAME not in core.registrar.registry.entries:
+        if core is None or process is None or not process.alive or NAME not in core.run.registry.entries:
             return False
-        told = process.start(core.registrar.evict(NAME, "test"))
+        told = process.start(core.run.evict(NAME, "test"))
         await asyncio.wait({told})
         return not told.cancelled() and told.exception() is None
 
@@ -211,14 +211,14 @@ class Caller:
                 raise Violation(11, f"{count} calls of {method} of a hostile learner are served, at most {most} may be")
         if core is None:
             return
-        if len(regions := core.registrar.registry.regions()) > 2:
+        if len(regions := core.run.registry.regions()) > 2:
             raise Violation(11, f"a hostile learner takes regions: {regions}")
-        if core.registrar.shards and len(old := _old_versions(the_shard(core))) > MAX_OLD:
+        if core.run.shards and len(old := _old_versions(the_shard(core))) > MAX_OLD:
             raise Violation(11, f"{len(old)} old versions are kept for their readers")
-        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.registrar.registry.entries:
-            if tokens := core.registrar.registry.entries[NAME].account.total("tokens"):
+        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.run.registry.entries:
+            if tokens := core.run.registry.entries[NAME].account.total("tokens"):
                 raise Violation(6, f"{tokens} tokens count of a process that may not speak any more")
-            if core.registrar.initial_sha256 == self._digest.hex():
+            if core.run.initial_sha256 == self._digest.hex():
                 raise Violation(5, "the initial parameters are those of a process that may not speak any more")
 
 

@@ -221,7 +221,7 @@ class Checks:
         self.restored_to = done
 
     def _new_generation(self, core: Core) -> None:
-        run, asked = core.registrar, self.checkpoints
+        run, asked = core.run, self.checkpoints
         done, self.restored_to, self.checkpoints = self.restored_to, None, set()
         if done is not None and done.generation != run.generation:
             raise Violation(13, f"an operator was told of generation {done.generation}, it is {run.generation}")
@@ -243,13 +243,13 @@ class Checks:
         """Checks that a started core has, bit by bit, all data that was acknowledged or seen."""
         self.core = core
         self.opened.clear()
-        self.note(f"core up, epoch {core.registrar.epoch}")
-        if self.epochs and core.registrar.epoch <= self.epochs[-1]:
-            raise Violation(6, f"epochs do not grow: {self.epochs} then {core.registrar.epoch}")
-        self.epochs.append(core.registrar.epoch)
-        if self.paused is not None and core.registrar.paused.rpartition(": ")[2] != self.paused:
+        self.note(f"core up, epoch {core.run.epoch}")
+        if self.epochs and core.run.epoch <= self.epochs[-1]:
+            raise Violation(6, f"epochs do not grow: {self.epochs} then {core.run.epoch}")
+        self.epochs.append(core.run.epoch)
+        if self.paused is not None and core.run.paused.rpartition(": ")[2] != self.paused:
             raise Violation(
-                1, f"the run is paused ({core.registrar.paused!r}), and an operator was told {self.paused!r}"
+                1, f"the run is paused ({core.run.paused!r}), and an operator was told {self.paused!r}"
             )
         shard = shard_of(core)
         self._new_generation(core)
@@ -268,7 +268,7 @@ class Checks:
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
         """Compares the ledger with the core's messages. Returns all final fates."""
-        db = core.registrar.writer._db
+        db = core.run.writer._db
         rows = db.execute(
             "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness, generation "
             "FROM contributions"
@@ -290,7 +290,7 @@ class Checks:
 
     def work_counted_once(self, core: Core, names: Sequence[str]) -> None:
         """Checks that no process with these names has more merged tokens in a fragment than it trained."""
-        merged = core.registrar.writer._db.execute(
+        merged = core.run.writer._db.execute(
             "SELECT learner, incarnation, fragment, SUM(tokens) FROM contributions WHERE fate='merged' "
             "GROUP BY learner, incarnation, fragment"
         )
@@ -332,7 +332,7 @@ class Checks:
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", core.journal.faults, 0),
-            ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.registry.entries) * len(shard.fragments)),
+            ("uploads", len(shard.uploads._underway), 2 * len(core.run.registry.entries) * len(shard.fragments)),
         )
         for what, received, most in bounds:
             if received > most:

@@ -111,22 +111,22 @@ class Hostile(Island):
 def is_usual_known(core: Core) -> bool:
     """Returns whether enough contributions to every fragment are durable to judge another one, even after a crash."""
     shard = shard_of(core)
-    db = core.registrar.writer._db if shard is not None else None
+    db = core.run.writer._db if shard is not None else None
     return shard is not None and all(
-        len(lineage.latest_norms(db, core.registrar.line, index, fragment.norms.window)) >= fragment.norms.window
+        len(lineage.latest_norms(db, core.run.line, index, fragment.norms.window)) >= fragment.norms.window
         for index, fragment in shard.fragments.items()
     )
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     """Returns whether the core has seen all of these learners train, and would still know it after a crash."""
-    accounts = {row.name: TimeAccount.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
+    accounts = {row.name: TimeAccount.from_data(row.account) for row in run_ledger.learners(core.run.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
     """Returns whether all of these learners have joined and are about to train, so that none is alone."""
-    entries = [core.registrar.registry.entries.get(name) for name in names]
+    entries = [core.run.registry.entries.get(name) for name in names]
     return all(entry is not None and entry.connected for entry in entries)
 
 
@@ -146,9 +146,9 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
     trained: tokens of all honest processes.
     """
-    if core.registrar.registry.tokens() > trained + MAX_TOKENS_PER_S * elapsed_s:
+    if core.run.registry.tokens() > trained + MAX_TOKENS_PER_S * elapsed_s:
         raise Violation(
-            11, f"the run counts {core.registrar.registry.tokens()} tokens, honest learners trained {trained}"
+            11, f"the run counts {core.run.registry.tokens()} tokens, honest learners trained {trained}"
         )
     for index, fragment in the_shard(core).fragments.items():
         largest = float(np.abs(fragment.state.theta_pub).max())
@@ -163,7 +163,7 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
     """Checks that its counted work is at most that of a learner ten times as fast as the others."""
-    rows = core.registrar.writer._db.execute(
+    rows = core.run.writer._db.execute(
         "SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,)
     )
     made: Counter[int] = Counter()
@@ -178,7 +178,7 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
 def _check_work(core: Core, trained: int) -> None:
     """Checks that the weights of a learner with true tokens follow from its tokens, each counted once."""
     query = "SELECT fragment, SUM(tokens) FROM contributions WHERE learner=? AND fate='merged' GROUP BY fragment"
-    for fragment, tokens in core.registrar.writer._db.execute(query, (NAME,)).fetchall():
+    for fragment, tokens in core.run.writer._db.execute(query, (NAME,)).fetchall():
         if tokens > trained:
             text = f"{tokens} tokens of a hostile learner are merged in fragment {fragment}, it trained {trained}"
             raise Violation(11, text)
@@ -186,7 +186,7 @@ def _check_work(core: Core, trained: int) -> None:
 
 def _check_shares(core: Core, honest: Sequence[str]) -> None:
     """Checks that its weight in each merge is at most ten times that of an honest learner's last contribution."""
-    db, exponent = core.registrar.writer._db, core.registrar.settings.staleness_exponent
+    db, exponent = core.run.writer._db, core.run.settings.staleness_exponent
     last: dict[tuple[int, str], float] = {}  # by fragment and honest learner: tokens in its newest merged contribution
     merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
     for fragment, version, text in merges:
@@ -208,7 +208,7 @@ def _check_shares(core: Core, honest: Sequence[str]) -> None:
 
 def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
     """Returns tokens and steps of a merge's contributions, by learner, incarnation and number."""
-    rows = core.registrar.writer._db.execute(
+    rows = core.run.writer._db.execute(
         "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
         "WHERE fragment=? AND version=? AND fate='merged'",
         (fragment, version),

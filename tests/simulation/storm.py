@@ -129,15 +129,15 @@ class Storm:
 
     def _tell(self, name: str, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
-        if core is not None and process is not None and process.alive and name in core.registrar.registry.entries:
+        if core is not None and process is not None and process.alive and name in core.run.registry.entries:
             self._asked[name] += 1
             process.start(self._evicting(core, name, reason, self._asked[name]))
 
     async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
-        checks, incarnation = self._world.checks, core.registrar.registry.entries[name].incarnation
+        checks, incarnation = self._world.checks, core.run.registry.entries[name].incarnation
         if not reason:
             checks.fenced_at.pop((name, incarnation), None)
-        await core.registrar.evict(name, reason)
+        await core.run.evict(name, reason)
         if not reason:
             self._let_in.add(name)  # the operator received this answer, so it is durable
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
@@ -164,7 +164,7 @@ class Storm:
 
     async def _set_pause(self, core: Core, reason: str, number: int) -> None:
         """Sends a request. On a full disk, several requests wait, and one transaction contains all of them."""
-        await core.registrar.pause(reason)
+        await core.run.pause(reason)
         if number == self._pauses:
             self._world.checks.paused = reason
         self._world.checks.note("the run is paused" if reason else "the run goes on")

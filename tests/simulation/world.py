@@ -139,8 +139,8 @@ class World:
 
     def _look_as_an_operator(self, core: Core) -> None:
         now = core.clock.monotonic()
-        core.watch.look(troubles(core.registrar, "", now), now)
-        status(core.registrar, core.settings, core.facts(), core.watch.since)
+        core.watch.look(troubles(core.run, "", now), now)
+        status(core.run, core.settings, core.facts(), core.watch.since)
 
     def _look(self) -> None:
         if self.problem is not None:
@@ -263,7 +263,7 @@ class World:
                 )
                 if up > down:
                     found.append(f"{front.process.name} has {up} calls of {method} for {down} of learners")
-        entries = self.core.registrar.registry.entries.values() if self.core is not None else ()
+        entries = self.core.run.registry.entries.values() if self.core is not None else ()
         return found + [
             f"the core has {len(e.streams)} streams of {e.name}" for e in entries if len(e.streams) > len(STANDING)
         ]
@@ -308,7 +308,7 @@ class World:
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                db = self.core.registrar.writer._db
+                db = self.core.run.writer._db
                 origin = Origin.of(run_ledger.get_meta(db))
                 again = restore(db, origin, DIRECTORY, auditor, self.loop.clock, from_start=True)
             except UserError as error:
@@ -391,7 +391,7 @@ class World:
     async def _end_cleanly(self, core: Core) -> None:
         """Ends the core cleanly, as `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
-        for shard in core.registrar.shards:
+        for shard in core.run.shards:
             shard.follower_log.close()
         self.network.servers.pop(CORE, None)
         await core.stop()

@@ -189,9 +189,9 @@ class CoreView:
 
 
 def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
-    """Raises LearnerError unless each fragment is in exactly one shard, and each shard has a fragment."""
+    """Raises LearnerError unless each fragment is in exactly one shard. Only a registrar's shard may have none."""
     owned = sorted(fragment for place in places for fragment in place.fragments)
-    if owned != list(range(fragments)) or not all(place.fragments for place in places):
+    if owned != list(range(fragments)) or sum(not place.fragments for place in places) > 1:
         raise LearnerError(
             f"the core's {len(places)} shards do not hold each of the {fragments} fragments exactly once: {NONSENSE}"
         )

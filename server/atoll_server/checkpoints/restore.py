@@ -63,12 +63,14 @@ class Restored:
 class Origin:
     """Values from the run's tables that a shard needs to restore its fragments, in addition to its own tables.
 
-    line: the generation's history. initial_sha256: digest of the initial parameters' file, in hex.
+    line: the generation's history. initial_sha256: digest of the initial parameters' file, in hex. owned: the fragments
+    in this directory; None for all fragments of the run.
     """
 
     line: Line
     layout: Layout
     initial_sha256: str
+    owned: frozenset[int] | None = None
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
@@ -76,7 +78,8 @@ class Origin:
 
         meta: the run's values in the ledger. generation: None for the current one.
         """
-        return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
+        owned = frozenset(meta["owned"]) if "owned" in meta else None
+        return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"], owned)
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
@@ -94,17 +97,33 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     return layout
 
 
-def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentState]:
-    """Returns the state of each fragment at version 0. Raises TensorFileError if a value is not finite."""
-    return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
+def initial_states(
+    layout: Layout, initial: TensorFile, owned: Collection[int] | None = None
+) -> dict[int, FragmentState]:
+    """Returns the states of the owned fragments at version 0. Raises TensorFileError if any value is not finite.
+
+    owned: None for all fragments. The values of the other fragments are only checked.
+    """
+    states = dict[int, FragmentState]()
+    for fragment in layout.fragments:
+        state = initial_state(layout, initial, fragment)
+        if owned is None or fragment.index in owned:
+            states[fragment.index] = state
+    return states
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
-    """Returns the state of one fragment at version 0. Raises TensorFileError if a value is not finite."""
+    """Returns the state of one fragment at version 0. Raises TensorFileError if a value is not finite.
+
+    initial: the whole file, or a shard's part of it (see `shard_part`).
+    """
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
         name = layout.tensors[piece.tensor].name
-        values = initial.float32(name)[piece.start : piece.start + piece.length]
+        if name in initial.entries:
+            values = initial.float32(name)[piece.start : piece.start + piece.length]
+        else:
+            values = initial.float32(name := piece.name)
         if not np.isfinite(values).all():
             raise TensorFileError(
                 f'tensor "{name}" of the initial parameters has infinite or NaN values: use a model with finite values'
@@ -141,16 +160,15 @@ def restore(
     clock: Clock = SYSTEM,
     *,
     from_start: bool = False,
-    owned: Collection[int] | None = None,
     unusable: Callable[[SnapshotError], None] = _log_unusable,
 ) -> Restored:
     """Restores and returns a generation's state. Compares the checksums of each replayed merge with the ledger.
 
-    from_start: replays from version 0, which needs the payloads of the whole run (--record). owned: the fragments in
-    this directory; None for all fragments of the run. unusable: called for each damaged snapshot that is skipped.
-    Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged item.
+    from_start: replays from version 0, which needs the payloads of the whole run (--record). unusable: called for each
+    damaged snapshot that is skipped. Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged
+    item.
     """
-    line, layout = origin.line, origin.layout
+    line, layout, owned = origin.line, origin.layout, origin.owned
     initial = open_tensors(directory / INITIAL, disk)
     fragments = [each for each in layout.fragments if owned is None or each.index in owned]
     snapshots = lineage.snapshots(db, line)

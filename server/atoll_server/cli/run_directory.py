@@ -17,7 +17,7 @@ from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
-from atoll_server.service.operator_service import checkpoint
+from atoll_server.run.summaries import checkpoint
 from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK

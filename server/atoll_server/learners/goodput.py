@@ -79,7 +79,8 @@ class ShardSums:
     merged_token_parameters: sum of tokens x fragment parameters over merged contributions; an integer, so it is exact.
     bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these contributions.
     accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
-    weighted by the number of parameters. accepted_before: the same for dead incarnations.
+    weighted by the number of parameters. accepted_before: the same for dead incarnations. bytes_down, parameters_down,
+    bytes_whole: as in TimeAccount, for a shard in another process; 0 for the shard of this process.
     """
 
     merged_token_parameters: int = 0
@@ -87,6 +88,9 @@ class ShardSums:
     parameters_up: int = 0
     accepted_tokens: float = 0.0
     accepted_before: float = 0.0
+    bytes_down: int = 0
+    parameters_down: int = 0
+    bytes_whole: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,18 @@ class TimeAccount:
     @property
     def parameters_up(self) -> int:
         return sum(sums.parameters_up for sums in self.by_shard.values())
+
+    def down(self) -> tuple[int, int]:
+        """Returns the payload bytes of published updates that all shards sent, and the parameters in these updates."""
+        sums = self.by_shard.values()
+        return (
+            self.bytes_down + sum(each.bytes_down for each in sums),
+            self.parameters_down + sum(each.parameters_down for each in sums),
+        )
+
+    def whole(self) -> int:
+        """Returns the payload bytes of whole fragments and initial parameters, from all shards."""
+        return self.bytes_whole + sum(each.bytes_whole for each in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
         """Returns the number of reported tokens that operators voided or rollbacks undid."""

@@ -46,6 +46,7 @@ class RegistryEntry:
     nonces: list[int]
     account: TimeAccount
     session: int = 0  # number of the valid session; 0: the learner left, or has not joined since this core started
+    newest_session: int = 0  # in a copy of the registry: the highest number of a session that was valid
     # Nonce of a process that may take over the name, and the proof that the next Join of this process must contain.
     challenge: tuple[int, bytes] | None = None
     # Functions that end the open Follow and Report calls.
@@ -250,6 +251,36 @@ class LearnerRegistry:
         entry = RegistryEntry(name, region, 1, [nonce], account, self._next_session(), unsaved=True)
         self.entries[name] = entry
         return entry
+
+    def let_in(self, name: str, incarnation: int, session: int, wall: float) -> RegistryEntry | None:
+        """Applies the registrar's decision to let a process in. For a copy of the registry, as a shard process has it.
+
+        Returns the entry if this is a newer process, or a newer session of the same process; otherwise None.
+        session: the number of the session. wall: wall-clock seconds.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            account = TimeAccount(first_joined_at=wall, heard_at=wall)
+            account.joined(wall, 0.0, returning=False)
+            entry = self.entries[name] = RegistryEntry(name, "", incarnation, [], account)
+        elif incarnation > entry.incarnation:
+            entry.start_session(0, fenced(name))
+            entry.incarnation = incarnation
+            entry.account.joined(wall, 0.0, returning=True)
+        elif incarnation < entry.incarnation or session <= entry.newest_session:
+            return None
+        if session:
+            text = f'learner "{name}" joined again, which ended this session: use the new session'
+            entry.start_session(session, Refused(Status.UNAUTHENTICATED, text))
+            entry.account.left_at = None
+        entry.newest_session = session
+        entry.unsaved = True
+        return entry
+
+    def forget_sessions(self) -> None:
+        """Makes all sessions unknown, since a new registrar process counts them from 1. Open calls continue."""
+        for entry in self.entries.values():
+            entry.session = entry.newest_session = 0
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
         """Returns the entry of the learner that made a call.

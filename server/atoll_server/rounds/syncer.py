@@ -60,7 +60,7 @@ class Syncer:
     def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
         """Restores the learners after a core restart. The fragments must already be restored."""
         self.liveness.update(liveness)
-        self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
+        self.due_at = max((rounds.opened_at for rounds in self.fragments.values()), default=None)
 
     # ------------------------------------------------------------------------------ events
 
@@ -269,10 +269,12 @@ class Syncer:
     def interval_s(self, present: LiveLearners) -> float | None:
         """Returns the time between two openings in seconds, which is H/P steps of the fastest live learner.
 
-        Returns None if no learner is live.
+        Returns None if no learner is live, or if the shard has no fragments.
         """
         fastest = present.fastest_step_s
-        return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
+        return (
+            None if fastest is None or not self.fragments else self.settings.inner_steps / len(self.fragments) * fastest
+        )
 
     def most_in_flight(self) -> int:
         """Returns the maximum number of rounds that are open or merging at the same time."""

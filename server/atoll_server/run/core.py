@@ -1,184 +1,65 @@
-"""A core process from start to stop, with its directory, its registrar and its shard."""
+"""The core process with the registrar: a run's only core, or the first of several."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import sqlite3
 import uuid
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import structlog
-from atoll_wire.codec.compiling import compiling_is_logged
-from atoll_wire.contract import PROTOCOL
+from atoll_wire import shards_pb2 as sh
 from atoll_wire.errors import SettingsError
-from atoll_wire.process import allocator
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.parameter_source import open_source
-from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
-from atoll_server.learners.learner_registry import refuse_reason
-from atoll_server.merging import merge
-from atoll_server.rounds import syncer_events as ev
-from atoll_server.run.initial_parameters import STAGING
+from atoll_server.run.attached_shards import AttachedShards
+from atoll_server.run.core_process import CoreProcess, check_protocol
 from atoll_server.run.memory_budget import parameters_of, too_much
-from atoll_server.run.registrar import KEY_BYTES, Registrar
-from atoll_server.run.run_clock import RunClock
+from atoll_server.run.registrar import KEY_BYTES, Registrar, stage_of
 from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.shard.context import ShardContext
-from atoll_server.shard.shard import Shard
-from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.ledger_writer import LedgerWriter, with_room
+from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry import entries
-from atoll_server.telemetry.events import EventLog
-from atoll_server.telemetry.journal import Journal
-from atoll_server.telemetry.logs import logged
-from atoll_server.telemetry.metrics import Metrics
-from atoll_server.telemetry.timeline import Timeline
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
-HOUSEKEEPING_S = 1.0
-STANDBY_S = 0.01  # interval at which a standby checks whether the active core has ended
+ATTACHED = "attached"  # key in the ledger's meta table
 
 
-@dataclass(frozen=True, slots=True)
-class CoreFacts:
-    """Facts about a core process at one moment.
+class Core(CoreProcess):
+    """The process of the registrar. given: run settings from the command line."""
 
-    started_at: monotonic seconds. restore_s: seconds from locking the directory until the core could serve. free_bytes:
-    free space of the directory's file system; None until measured. damage: describes a file that was found damaged
-    while the core served; empty if none.
-    """
-
-    started_at: float
-    restore_s: float
-    free_bytes: int | None
-    damage: str
-
-
-def check_protocol(meta: dict[str, Any]) -> None:
-    """Sets the protocol version of a new run. Raises SettingsError if an existing run uses another version."""
-    if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
-        raise SettingsError(
-            f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
-            "use the version that began the run"
-        )
-
-
-class Core:
-    """A core process, with one registrar and one shard. given: run settings from the command line."""
+    run: Registrar
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK, clock: Clock = SYSTEM) -> None:
-        self.settings = settings
-        self.disk = disk
-        self.clock = clock
-        self.metrics = Metrics()
-        self.journal = Journal()
-        run_clock = RunClock(clock)
-        self.registrar = Registrar(settings.limits, run_clock, self.journal)
-        self.timeline = Timeline(self.metrics)
-        self.events = EventLog(run_clock.at)
-        self.watch = Watch(self.registrar)
-        for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
-            self.journal.subscribe(subscriber, only_shows=True)
-        self.failed: asyncio.Future[None]  # created by `take_directory`; its exception ends this process
-        self._started_at = clock.monotonic()
-        self._restore_s = 0.0
-        self._free_bytes: int | None = None
-        self._damage = ""
+        super().__init__(settings, disk, clock)
         self._given = given
-        self._unlock: Callable[[], None] | None = None
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._underway: set[asyncio.Task[Any]] = set()
-
-    # ------------------------------------------------------------------------------ start and stop
-
-    async def take_directory(self) -> None:
-        """Compiles the kernels, then locks the directory. A standby waits for the lock until the other core ends.
-
-        Raises SettingsError if the directory cannot be used.
-        """
-        self.failed = asyncio.get_running_loop().create_future()
-        with compiling_is_logged():
-            await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # frees 50 MiB of the compiler, which is no longer needed
-        while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
-            await asyncio.sleep(STANDBY_S)
-        self._started_at = self.clock.monotonic()
-        self.registrar.clock.set()  # the machine's clock may have been set while a standby waited
+        count = 0 if settings.registrar_only else settings.shards
+        attached = AttachedShards(None if settings.registrar_only else 0, count, clock)
+        self.run = Registrar(settings.limits, self.run_clock, self.journal, attached)
+        self.watch = Watch(self.run)
 
     async def start(self) -> None:
-        """Locks the directory unless this process already holds the lock. Then restores the run and starts tasks."""
-        directory = self.settings.directory
-        if self._unlock is None:
-            await self.take_directory()
-        db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
-        meta = await with_room(self._take_meta, db)
-        writer = LedgerWriter(db, self.fail, self.clock)
-        writer.start()
-        self.registrar.restore(meta, run_ledger.learners(db), writer)
-        if "fingerprint" in meta:
-            restored = await asyncio.to_thread(restore, db, Origin.of(meta), directory, self.disk, self.clock)
-            damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
-            shard = self._shard(restored, damaged=damaged)
-            restore_shard(shard, db, restored)
-            self.registrar.runs(restored.layout, [shard])
-        elif self.settings.init is not None:
-            await asyncio.to_thread(open_source, self.settings.init)  # a fault is reported before a learner joins
-        crash_points.point("start.state restored")
-        for shard in self.registrar.shards:
-            for entry in self.registrar.registry.entries.values():
-                if entry.evicted:  # the previous core may have died during the eviction
-                    shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
-            shard.start()
-        self._housekeeping = asyncio.create_task(self._keep_house())
-        self._housekeeping.add_done_callback(self.watched)
+        await super().start()
         now = self.clock.monotonic()
-        self._restore_s = now - self._started_at
-        self.journal.record(entries.Started(self.registrar.epoch), now)
-        if (begun := self.registrar.newly_restored()) is not None:
+        self.journal.record(entries.Started(self.run.epoch), now)
+        if (begun := self.run.newly_restored()) is not None:
             self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
 
-    def facts(self) -> CoreFacts:
-        return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
-
-    def damaged(self, what: str) -> None:
-        """Records that a damaged file was found while the core serves. what: description for operators."""
-        self._damage = what
-
-    def _take(self, directory: Path) -> bool:
-        """Prepares and locks the directory. Returns False if this core is a standby and another core holds the lock.
-
-        Raises SettingsError if the directory cannot be used.
-        """
-        try:
-            for name in ("spool", "snapshots", STAGING):
-                self.disk.make_directory(directory / name)
-            self._unlock = self.disk.lock(directory / "lock")
-            for left in self.disk.files(directory / STAGING):
-                self.disk.remove(left)
-        except BlockingIOError as error:
-            if self.settings.standby:
-                return False
-            raise SettingsError(
-                f"--dir {directory} is in use by another core: stop that core, give another --dir, or add --standby"
-            ) from error
-        except OSError as error:
-            raise SettingsError(
-                f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write to"
-            ) from error
-        crash_points.point("start.directory taken")
-        return True
+    async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
+        self.run.restore(meta, run_ledger.learners(db), writer)
+        if "fingerprint" in meta:
+            await self.restore_shard(db, meta)
+            assert self.run.layout is not None, "`restore_shard` sets it"
+            stage = stage_of(self.run.layout, meta["tensors"], bytes.fromhex(self.run.initial_sha256))
+            self.run.attached.begin(sh.Begun(stage=stage, settings=self.run.settings.model_dump_json()))
+        elif self.settings.init is not None:
+            await asyncio.to_thread(open_source, self.settings.init)  # a fault is reported before a learner joins
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Increments the epoch, and updates the stored run settings with the given ones. Returns the stored values.
@@ -199,7 +80,8 @@ class Core:
                 f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}, which cannot change; "
                 "omit the option or begin a new run"
             )
-        if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
+        self._check_division(meta)
+        if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
             raise SettingsError(reason)
         if stored.record and not settled.record:
             log.warning("recording is now off: payloads that two snapshots cover will be deleted")
@@ -214,91 +96,41 @@ class Core:
         crash_points.point("start.epoch raised")
         return meta
 
-    def begin(self, restored: Restored) -> None:
-        """Creates and starts the run's shard. Called when the initial parameters are durable."""
-        shard = self._shard(restored, damaged=False)
-        shard.spool.prepare(self.registrar.generation, shard.fragments)
-        shard.start()
-        for entry in self.registrar.registry.entries.values():
-            if not entry.evicted:
-                shard.dispatch(ev.Joined(entry.name, entry.incarnation))
-        self.registrar.runs(restored.layout, [shard])
+    def _check_division(self, meta: dict[str, Any]) -> None:
+        """Restores what the ledger says about the other shards. Raises SettingsError for another division."""
+        stored = meta.get(ATTACHED)
+        if stored is None and "fingerprint" in meta:
+            stored = {"count": 1, "shards": {}, "alone": False}  # the run began without other shards
+        if stored is None:
+            return
+        settings = self.settings
+        if "fingerprint" in meta and (stored["alone"], settings.registrar_only or stored["count"]) != (
+            settings.registrar_only,
+            settings.registrar_only or settings.shards,
+        ):
+            is_now = "--registrar-only" if stored["alone"] else f"--shard 0/{stored['count']}"
+            raise SettingsError(
+                f"the run was begun with {is_now}, which cannot change while it runs: use the same option, or stop all "
+                "shards and use `atoll reshard`"
+            )
+        self.run.attached.restore(stored)
 
-    def _shard(self, restored: Restored, *, damaged: bool) -> Shard:
-        run = self.registrar
-        context = ShardContext(
-            settings=self.settings,
-            run=run.settings,
+    # ------------------------------------------------------------------------------ attached shards
+
+    def welcome(self) -> sh.Welcome:
+        """Returns the first message to a newly attached shard."""
+        run = self.run
+        return sh.Welcome(
+            run=run.run_id,
             generation=run.generation,
-            registry=run.registry,
-            journal=run.journal,
-            writer=run.writer,
-            metrics=self.metrics,
-            disk=self.disk,
-            clock=run.clock,
-            fail=self.fail,
+            epoch=run.epoch,
+            secret=run.sessions.secret,
+            start=run.sessions.start,
+            settings=run.settings.model_dump_json(),
         )
-        return Shard(context, restored, run.view(), damaged=damaged)
 
-    async def stop(self) -> None:
-        """Stops the core cleanly: waits for running merges, then takes a snapshot if the newest one lacks any merge.
-
-        Raises the error that was passed to `fail`, or an error that occurs during the shutdown.
-        """
-        closing = asyncio.create_task(self._close())
-        await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
-        if not closing.done():
-            closing.cancel()
-            self.failed.result()
-        closing.result()
-
-    async def _close(self) -> None:
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-        writer = self.registrar.writer
-        if writer.full:
-            log.warning("the disk is full: a clean stop waits for free space; SIGKILL would lose no acknowledged work")
-        for shard in self.registrar.shards:
-            await shard.stop()
-            await shard.snapshots.settled()
-            if shard.snapshots.stale():
-                await self._snapshot(shard)
-        if self._underway:
-            await asyncio.wait(self._underway)
-        await self.registrar.save_accounts()
-        await writer.stop()
-        assert self._unlock is not None, "`start` locked the directory"
-        self._unlock()
-
-    def underway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that continues even if its caller is cancelled. `stop` waits for the task to end."""
-        task = asyncio.create_task(work)
-        self._underway.add(task)
-        task.add_done_callback(self._underway.discard)
-        return task
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the process with this error."""
-        if not self.failed.done():
-            self.failed.set_exception(error)
-
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(HOUSEKEEPING_S)
-            self.registrar.clock.look()
-            await self.registrar.save_accounts()
-            for shard in self.registrar.shards:
-                self._free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
-                shard.room(self._free_bytes)
-                shard.uploads.expire(self.clock.monotonic())
-                if shard.snapshots.due():
-                    shard.work.spawn(self._snapshot(shard))
-
-    def watched(self, task: asyncio.Task[None]) -> None:
-        """Ends the process if `task` failed. Used as a done callback of tasks that run until they are cancelled."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
-    async def _snapshot(self, shard: Shard) -> None:
-        with contextlib.suppress(OSError):  # the snapshotter has recorded the error
-            await shard.snapshots.take()
+    async def save_attached(self) -> None:
+        """Makes the addresses and directories of the attached shards durable."""
+        attached = self.run.attached
+        value = attached.as_data() | {"alone": self.settings.registrar_only}
+        await self.run.writer.commit(partial(run_ledger.put_meta, key=ATTACHED, value=value))

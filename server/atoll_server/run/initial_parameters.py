@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll_wire.layout.layout import Layout, TensorSpec
+from atoll_wire.layout.layout import TensorSpec
 from atoll_wire.layout.tensor_header import TensorFileError
 
 from atoll_server.access.refusals import Refused, Status
@@ -127,10 +127,10 @@ class StagedFile:
         self._file.write(chunk)
         crash_points.point("initial.chunk written")
 
-    def check(self, layout: Layout) -> TensorFile:
+    def check(self, tensors: Iterable[TensorSpec] = ()) -> TensorFile:
         """Makes the staged file durable and opens it.
 
-        Raises Refused if the file differs from its declared size or digest, or does not fit the layout.
+        Raises Refused if the file differs from its declared size or digest, or lacks one of these tensors.
         """
         self._file.sync()
         crash_points.point("initial.synced")
@@ -142,7 +142,7 @@ class StagedFile:
                 "arrived): send them again",
             )
         try:
-            return checked(open_tensors(self._part, self._disk), layout.tensors)
+            return checked(open_tensors(self._part, self._disk), tensors)
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
@@ -194,20 +194,21 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
     return file
 
 
-def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
-    """Raises Refused if the file exceeds its size limit, or the model does not fit in memory or on disk.
+def check_room(settings: CoreSettings, size_bytes: int, parameters: int, disk: Disk = DISK) -> None:
+    """Raises Refused if the file exceeds its size limit, or this process's part does not fit in memory or on disk.
 
-    The disk must have space for the file and for two snapshots of 12 bytes per parameter.
+    The disk must have space for the file and for two snapshots of 12 bytes per parameter. parameters: the number that
+    this process will hold.
     """
     directory, most = settings.directory, settings.limits.model_bytes
-    if reason := too_much(layout.parameters, settings.memory_bytes):
+    if reason := too_much(parameters, settings.memory_bytes):
         raise Refused(Status.FAILED_PRECONDITION, reason)
     if not 0 < size_bytes <= most:
         raise Refused(
             Status.INVALID_ARGUMENT,
             f"the initial parameters have {size_bytes} bytes: at most {most} are accepted (--limit-model-bytes)",
         )
-    needed = size_bytes + 24 * layout.parameters
+    needed = size_bytes + 24 * parameters
     free = disk.free_bytes(directory)
     if needed > free:
         raise Refused(

@@ -23,7 +23,8 @@ from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
 from atoll_server.run import initial_parameters
 from atoll_server.run.initial_parameters import Lease, LeaseTurns, StagedFile
-from atoll_server.run.registrar import Registrar, Waiting
+from atoll_server.run.known_run import Waiting
+from atoll_server.run.registrar import Registrar
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.storage.disk import Disk
 from atoll_server.telemetry import entries
@@ -90,8 +91,8 @@ class Joining:
             run_tokens=run.registry.tokens(),
             voided_tokens=run.registry.voided_tokens(),
             retry_s=1.0,
-            log=next((shard.follower_log.number for shard in run.shards), 0),
-            shards=run.places(),
+            log=run.shard.follower_log.number if run.shard is not None else 0,
+            shards=run.places() if run.shard is not None else (),
         )
 
     async def _let_in(
@@ -134,6 +135,11 @@ class Joining:
     def _waiting(self) -> bool:
         return isinstance(self._run.state, Waiting)
 
+    def _held_here(self, layout: Layout) -> int:
+        """Returns the number of parameters that this process will hold."""
+        owned = self._run.attached.fragments(layout, self._run.number)
+        return sum(layout.fragments[index].length for index in owned)
+
     def _free_for(self, name: str, now: float) -> bool:
         """Returns whether a learner holds the lease, or may get it now."""
         if self._lease is None or self._over(self._lease, now):
@@ -144,8 +150,13 @@ class Joining:
         return lease.over(now, self._turns.wanted(lease.entry.name, now))
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
+        if missing := self._run.attached.waited_for():
+            text = f"the run begins when all shards are attached, but it lacks {missing}: start it with --registrar"
+            raise Refused(Status.UNAVAILABLE, text)
         try:
-            return plan(tensors, self._run.settings.fragments)
+            layout = plan(tensors, self._run.settings.fragments)
+            self._run.attached.fragments(layout, self._run.number)
+            return layout
         except LayoutError as error:
             raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
 
@@ -177,7 +188,7 @@ class Joining:
         lease = self._held(process)
         assert self._run.layout is not None, "a run with a lease has a layout"
         directory = self._settings.directory
-        initial_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
+        initial_parameters.check_room(self._settings, header.size_bytes, self._held_here(self._run.layout), self._disk)
         made = StagedFile(directory, header.size_bytes, header.sha256, self._disk)
         await asyncio.to_thread(made.begin)
         lease.upload = made
@@ -234,7 +245,7 @@ class Joining:
         assert layout is not None, "the first to join decides the layout"
         try:
             source = await asyncio.to_thread(open_source, path)
-            initial_parameters.check_room(self._settings, source.size_bytes, layout, self._disk)
+            initial_parameters.check_room(self._settings, source.size_bytes, self._held_here(layout), self._disk)
             staging = await asyncio.to_thread(initial_parameters.stage_source, source, directory, self._disk)
             try:
                 await self._accept(staging)
@@ -252,15 +263,16 @@ class Joining:
         """Accepts a staged file. Returns its size in bytes. process: the file's sender; None for the `--init` model."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
-        file = await asyncio.to_thread(staging.check, layout)
+        file = await asyncio.to_thread(staging.check, layout.tensors)
+        owned = self._run.attached.fragments(layout, self._run.number)
         try:
-            states = await asyncio.to_thread(initial_states, layout, file)
+            states = await asyncio.to_thread(initial_states, layout, file, owned)
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         if process is not None:
             process.check_current()  # the last check before the parameters become durable
         await asyncio.to_thread(staging.publish, directory)
-        await self._run.begin(layout, initial_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
+        await self._run.begin(layout, initial_parameters.tensors_as_data(layout.tensors), staging.sha256, owned)
         file = open_tensors(directory / INITIAL, self._disk)
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None

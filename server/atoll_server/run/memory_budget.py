@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ def needed_bytes(parameters: float) -> int:
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 
-def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """Returns the number of parameters in these tensors, which are JSON values from the ledger."""
-    return sum(math.prod(tensor["shape"]) for tensor in tensors)
+def parameters_of(meta: Mapping[str, Any]) -> int:
+    """Returns the number of parameters that this process holds, from the run's values in the ledger; 0 at first."""
+    if "owned_parameters" in meta:
+        return int(meta["owned_parameters"])
+    return sum(math.prod(tensor["shape"]) for tensor in meta.get("tensors", ()))
 
 
 def machine_bytes() -> int:
@@ -47,6 +49,6 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
         return ""
     where = "but --memory-gib gives" if memory_bytes else "but this machine has"
     return (
-        f"the model has {parameters} trainable parameters: its core needs {needed / 2**30:.1f} GiB of memory, "
-        f"{where} {given / 2**30:.1f}; use a larger machine, or train fewer parameters"
+        f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, "
+        f"{where} {given / 2**30:.1f}; use more shards or a larger machine"
     )

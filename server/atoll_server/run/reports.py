@@ -12,7 +12,7 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.rounds import syncer_events as ev
-from atoll_server.run.registrar import Registrar
+from atoll_server.run.known_run import KnownRun
 from atoll_server.shard.shard import Shard
 from atoll_server.telemetry import entries
 
@@ -23,8 +23,8 @@ MEASURED_S = 0.5  # a step time measured over a shorter time is not used, since 
 MAX_REPORTED = 2 * REPORTED  # limit on the declined rounds and adopted versions in one report, counted together
 
 
-def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Records a learner's report, and passes its contents to the shards.
+def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
+    """Records a learner's report, and passes its contents to the shard.
 
     most: limit on the reported tokens, and on the reported steps. Raises Refused if the report exceeds a limit.
     """
@@ -69,13 +69,14 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
         first_step_s=seen.first_step_s,
     )
     run.tell()
-    for shard in run.shards:
-        shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
-        observed = shard.syncer.liveness[entry.name]
-        # Until this process's step time is known, other learners are compared with the previous process's rate.
-        if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
-            entry.account.step_time_s = observed.step_time_s
-        _take_answers(shard, entry, seen)
+    if (shard := run.shard) is None:
+        return
+    shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
+    observed = shard.syncer.liveness[entry.name]
+    # Until this process's step time is known, other learners are compared with the previous process's rate.
+    if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
+        entry.account.step_time_s = observed.step_time_s
+    _take_answers(shard, entry, seen)
 
 
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:

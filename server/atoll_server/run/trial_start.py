@@ -11,7 +11,7 @@ from atoll_wire.process.clock import SYSTEM
 
 from atoll_server.checkpoints.restore import Origin, Restored, restore
 from atoll_server.checkpoints.snapshot import SnapshotError
-from atoll_server.run.core import check_protocol
+from atoll_server.run.core_process import check_protocol
 from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
@@ -61,6 +61,7 @@ def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
         settings=settings,
         run=registrar.settings,
         generation=registrar.generation,
+        number=meta.get("shard", [0])[0],
         registry=registrar.registry,
         journal=journal,
         writer=registrar.writer,

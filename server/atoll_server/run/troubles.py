@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from atoll_wire.contract import LearnerState
 
 from atoll_server.rounds.liveness import NAMED, named
+from atoll_server.run.known_run import KnownRun
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
@@ -17,10 +18,25 @@ BEYOND = 1.02  # exceeding --total-tokens by up to this factor is normal, since 
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the current troubles. damage: describes a damaged file; empty if none. now: monotonic seconds."""
+    """Yields the run's current troubles. damage: describes a damaged file; empty if none. now: monotonic seconds."""
+    yield from shard_troubles(run, damage, now)
+    if missing := run.attached.waited_for():
+        yield _lasting(f"{missing} is not attached, so its fragments may wait: start it, and check its log")
+    for shard in run.attached.all():
+        for text in shard.summary.troubles if shard.outbox is not None else ():
+            yield _lasting(f"shard {shard.number}: {text}")
+    yield from _odd_tokens(run, now)
+    total, trained = run.settings.total_tokens, run.registry.tokens()
+    if total and trained > BEYOND * total:
+        text = f"{trained:,} of {total:,} tokens were trained, so outer steps are plain means: raise --total-tokens"
+        yield Trouble("total tokens", text)
+
+
+def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
+    """Yields the current troubles of this process and its shard. damage, now: as above."""
     if run.writer.full:
         yield _lasting("the disk is full: the core acknowledges no contributions until you free space")
-    elif any(shard.spool.room_bytes == 0 for shard in run.shards):
+    elif run.shard is not None and run.shard.spool.room_bytes == 0:
         yield _lasting("the disk is nearly full: new contributions wait until you free space")
     if damage:
         yield _lasting(damage)
@@ -30,11 +46,6 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
             "arrive too late or are refused. "
             "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or use a faster link"
         )
-    yield from _odd_tokens(run, now)
-    total, trained = run.settings.total_tokens, run.registry.tokens()
-    if total and trained > BEYOND * total:
-        text = f"{trained:,} of {total:,} tokens were trained, so outer steps are plain means: raise --total-tokens"
-        yield Trouble("total tokens", text)
 
 
 def _lasting(text: str) -> Trouble:
@@ -60,13 +71,11 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 
-def _never_merged(run: Registrar, now: float) -> list[str]:
+def _never_merged(run: KnownRun, now: float) -> list[str]:
     """Returns the names of live learners whose contributions have not been merged for many rounds."""
     late = max(MISSED, 1 + run.settings.max_staleness)  # merges per fragment
-    names = sorted(run.registry.entries)
-    missed = [
-        name
-        for name in names
-        if any(shard.contributions.missed(name) > late * len(shard.fragments) for shard in run.shards)
-    ]
+    if (shard := run.shard) is None:
+        return []
+    most = late * len(shard.fragments)
+    missed = [name for name in sorted(run.registry.entries) if shard.contributions.missed(name) > most]
     return [name for name in missed if state_of(run, run.registry.entries[name], now) is LearnerState.LIVE]

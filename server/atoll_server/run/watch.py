@@ -8,18 +8,18 @@ from atoll_wire.contract import LearnerState
 
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.rounds.liveness import LearnerLiveness, learner_state
-from atoll_server.run.registrar import Registrar
+from atoll_server.run.known_run import KnownRun
 from atoll_server.telemetry import entries
 
 QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
 
 
-def liveness_of(run: Registrar, learner: str) -> LearnerLiveness | None:
-    """Returns a learner's liveness, as observed by the syncers, or None if they do not know the learner."""
-    return next((shard.syncer.liveness[learner] for shard in run.shards if learner in shard.syncer.liveness), None)
+def liveness_of(run: KnownRun, learner: str) -> LearnerLiveness | None:
+    """Returns a learner's liveness, as this process's syncer observed it, or None if the syncer does not know it."""
+    return None if run.shard is None else run.shard.syncer.liveness.get(learner)
 
 
-def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
+def state_of(run: KnownRun, entry: RegistryEntry, now: float) -> LearnerState:
     """Returns the current state of a learner. now: monotonic seconds."""
     return learner_state(liveness_of(run, entry.name), now, evicted=bool(entry.evicted))
 
@@ -27,7 +27,7 @@ def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
 class Watch:
     """Records changes and troubles. since: by learner, when its state began, in seconds on the run's clock."""
 
-    def __init__(self, run: Registrar) -> None:
+    def __init__(self, run: KnownRun) -> None:
         self.since: dict[str, float] = {}
         self._run = run
         self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: state and incarnation

@@ -11,7 +11,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, discard_rest
-from atoll_server.run.core import Core
+from atoll_server.run.core_process import CoreProcess
 
 MAX_BYTES = 64 << 20  # limit on one call's padding in each direction
 PIECE_BYTES = 256 << 10
@@ -22,7 +22,7 @@ IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on t
 class DoctorService(rpc.DoctorServicer):
     """Answers probes of the connection to this core."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreProcess) -> None:
         self._core = core
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -61,7 +61,7 @@ class DoctorService(rpc.DoctorServicer):
             return None
 
     def _answer(self) -> pb.ProbeReply:
-        core = self._core.registrar
+        core = self._core.run
         return pb.ProbeReply(
             wall_s=self._core.clock.wall(),
             run=core.run_id,

@@ -14,7 +14,8 @@ from atoll_wire.contract import LearnerState
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.goodput import total_goodput
 from atoll_server.learners.learner_registry import MAX_REGIONS
-from atoll_server.run.core import CoreFacts
+from atoll_server.run.core_process import CoreFacts
+from atoll_server.run.known_run import KnownRun
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.troubles import troubles
 from atoll_server.run.watch import Watch, liveness_of
@@ -51,6 +52,17 @@ async def keep_gauges(
         await asyncio.sleep(EVERY_S)
 
 
+async def keep_shard_gauges(run: KnownRun, metrics: Metrics, directory: Path, facts: Callable[[], CoreFacts]) -> None:
+    """As `keep_gauges`, for a process with only a shard. The registrar samples the metrics of the run."""
+    while True:
+        made = MetricSamples()
+        made.set("atoll_ledger_bytes", await asyncio.to_thread(_size_bytes, directory / LEDGER))
+        _read_process(run, made, facts(), run.clock.monotonic())
+        metrics.read = made
+        metrics.fold(run.registry.regions(), MAX_REGIONS)
+        await asyncio.sleep(EVERY_S)
+
+
 def reading(
     run: Registrar,
     settings: CoreSettings,
@@ -63,6 +75,7 @@ def reading(
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
+    _read_process(run, made, facts, now)
     made.set("atoll_ledger_bytes", ledger_bytes)
     if settings.wan_budget_gb:
         made.set("atoll_wan_budget_bytes", settings.wan_budget_gb * 1e9)
@@ -102,33 +115,34 @@ def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: flo
         reading.set("atoll_tokens_trained", trained)
     for direction, coded, parameters in (
         ("up", sum(a.bytes_up for a in accounts), sum(a.parameters_up for a in accounts)),
-        ("down", sum(a.bytes_down for a in accounts), sum(a.parameters_down for a in accounts)),
+        ("down", sum(a.down()[0] for a in accounts), sum(a.down()[1] for a in accounts)),
     ):
         if coded:
             reading.set("atoll_compression_ratio", 4 * parameters / coded, direction)
-    if run.shards:
-        _read_shards(run, reading, trained, now)
+    if run.shard is not None:
+        merged = merged_tokens(run)
+        reading.set("atoll_tokens_merged", merged)
+        reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
+    reading.set("atoll_paused", float(bool(run.paused)))
+
+
+def _read_process(run: KnownRun, reading: MetricSamples, facts: CoreFacts, now: float) -> None:
+    """Samples the metrics of this process and its shard."""
     if facts.free_bytes is not None:
         reading.set("atoll_disk_free_bytes", facts.free_bytes)
     reading.set("atoll_restore_seconds", facts.restore_s)
     reading.set("atoll_core_epoch", run.epoch)
-    reading.set("atoll_paused", float(bool(run.paused)))
-
-
-def _read_shards(run: Registrar, reading: MetricSamples, trained: int, now: float) -> None:
-    merged = merged_tokens(run)
-    reading.set("atoll_tokens_merged", merged)
-    reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
-    reading.set("atoll_merges", sum(run.versions().values()))
-    reading.set("atoll_contributions_pending", sum(shard.pending() for shard in run.shards))
-    reading.set("atoll_spool_bytes", sum(shard.spool.used_bytes for shard in run.shards))
-    for shard in run.shards:
-        for index, fragment in shard.fragments.items():
-            reading.set("atoll_fragment_version", fragment.version, str(index))
-            if fragment.published_at is not None:
-                reading.set("atoll_fragment_age_seconds", now - fragment.published_at, str(index))
-    if taken_at := [shard.snapshots.rows[-1].taken_at for shard in run.shards if shard.snapshots.rows]:
-        reading.set("atoll_snapshot_timestamp_seconds", min(taken_at))
+    if (shard := run.shard) is None:
+        return
+    reading.set("atoll_merges", sum(shard.versions().values()))
+    reading.set("atoll_contributions_pending", shard.pending())
+    reading.set("atoll_spool_bytes", shard.spool.used_bytes)
+    for index, fragment in shard.fragments.items():
+        reading.set("atoll_fragment_version", fragment.version, str(index))
+        if fragment.published_at is not None:
+            reading.set("atoll_fragment_age_seconds", now - fragment.published_at, str(index))
+    if shard.snapshots.rows:
+        reading.set("atoll_snapshot_timestamp_seconds", shard.snapshots.rows[-1].taken_at)
 
 
 def _size_bytes(ledger: Path) -> int:

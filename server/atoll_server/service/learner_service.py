@@ -26,6 +26,7 @@ from atoll_server.rpc.calls import (
     wanted_frames,
 )
 from atoll_server.run.core import Core
+from atoll_server.run.core_process import CoreProcess
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
 from atoll_server.shard.fragment import Fragment
@@ -41,12 +42,14 @@ HEARD_S = 0.05  # minimum time between acknowledgements of frames, with which le
 
 
 class OuterService(rpc.OuterServicer):
-    """The core's Outer service, which learners call."""
+    """A core's Outer service, which learners call. Learners join and send initial parameters at the registrar only."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreProcess) -> None:
         self._core = core
-        self._run = core.registrar
-        self._joining = Joining(core.registrar, core.settings, core.disk, core.begin, core.underway)
+        self._run = core.run
+        self._joins = (
+            Joining(core.run, core.settings, core.disk, core.begin, core.underway) if isinstance(core, Core) else None
+        )
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
@@ -58,7 +61,7 @@ class OuterService(rpc.OuterServicer):
         try:
             process = caller(context)
             process.speaks_for(request.learner)
-            return await self._joining.join(request, str(process))
+            return await self._joining().join(request, str(process))
         except Refused as refused:
             self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
@@ -69,14 +72,15 @@ class OuterService(rpc.OuterServicer):
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
             process = self._session(context, header.session)
-            staging = await self._joining.stage(process, header)
+            joining = self._joining()
+            staging = await joining.stage(process, header)
             lease_s = self._core.settings.limits.lease_s
             late = f"no bytes of the initial parameters arrived for {lease_s:.0f} s: join again"
             while (request := await wait.next(requests, lease_s, late)) is not None:
                 self._core.metrics.moved(process.entry.region, "up", Codec.FLOAT32, len(request.chunk))
                 await asyncio.to_thread(staging.take, request.chunk)
-                self._joining.came(process, staging)
-            accepting = self._core.underway(self._joining.accept(process, staging))
+                joining.came(process, staging)
+            accepting = self._core.underway(joining.accept(process, staging))
             await asyncio.shield(accepting)  # continues even if the learner disconnects
             return pb.InitialiseReply()
         except Refused as refused:
@@ -97,7 +101,7 @@ class OuterService(rpc.OuterServicer):
         """Sends a shard's notifications until the learner or this core ends the call."""
         try:
             process = self._session(context, request.session)
-            shard = self._run.shard(request.shard)
+            shard = self._run.numbered(request.shard)
         except Refused as refused:
             await abort(context, refused)
         wait = InterruptibleWait()  # ended by the log's last notification, not by `stop`
@@ -278,6 +282,16 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     # ------------------------------------------------------------------------------ checks
+
+    def _joining(self) -> Joining:
+        """Returns the object that handles Joins. Raises Refused if this process is not the registrar's."""
+        if self._joins is None:
+            text = (
+                f"this is shard {self._run.number} of the run, where learners cannot join: give the learner the "
+                f"address of the registrar ({self._core.settings.registrar}) or of a front"
+            )
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        return self._joins
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
         """Returns the learner process that made the call. Raises Refused if its certificate or session is not valid."""

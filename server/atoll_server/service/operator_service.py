@@ -22,13 +22,15 @@ from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, initial_states
 from atoll_server.rpc.calls import Context, abort
 from atoll_server.run.core import Core
+from atoll_server.run.summaries import checkpoint
 from atoll_server.service.status import list_rounds, status
 from atoll_server.shard.admission import MAX_NUMBER
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import shard_ledger
-from atoll_server.storage.rows import ContributionRow, FateRow, SnapshotRow
+from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.telemetry import entries
+from atoll_server.telemetry.events import event_message
 
 CHUNK_BYTES = 1 << 20
 NOTHING_YET = "the run has no parameters yet: start a learner first"
@@ -51,7 +53,7 @@ class OperatorService(rpc.OperatorServicer):
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
         except Refused as refused:
-            self._core.registrar.record(entries.OperatorRefused(act, context.peer(), refused))
+            self._core.run.record(entries.OperatorRefused(act, context.peer(), refused))
             await abort(context, refused)
         return name
 
@@ -76,18 +78,18 @@ class OperatorService(rpc.OperatorServicer):
             acted = replace(acted, status="unknown", detail=str(error))
             raise
         finally:
-            self._core.registrar.record(acted)
+            self._core.run.record(acted)
 
     def _shard(self) -> Shard:
         """Returns the core's shard. Raises Refused while the run has no parameters."""
-        if not (shards := self._core.registrar.shards):
+        if (shard := self._core.run.shard) is None:
             raise Refused(Status.UNAVAILABLE, NOTHING_YET)
-        return shards[0]
+        return shard
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         await self._may(context)
         core = self._core
-        return status(core.registrar, core.settings, core.facts(), core.watch.since)
+        return status(core.run, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
         """Returns contributions with their fates, newest first. Uses a separate connection to the ledger."""
@@ -111,26 +113,26 @@ class OperatorService(rpc.OperatorServicer):
         what = {} if tokens is None else {"tokens": str(tokens)}
         act = "evict" if reason else "readmit"
         async with self._acting(context, act, learner=request.learner[:80], reason=reason, **what):
-            evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
+            evicting = asyncio.create_task(self._core.run.evict(request.learner, reason, tokens))
             await asyncio.shield(evicting)  # continues even if the operator disconnects
         return pb.EvictReply()
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
         """Pauses the run, or resumes it if the reason is empty. Resuming a run that is not paused has no effect."""
         reason = request.reason[:LARGEST_REASON]
-        if not reason and not self._core.registrar.paused:
+        if not reason and not self._core.run.paused:
             await self._may(context, "resume")
             return pb.PauseReply()
         async with self._acting(context, "pause" if reason else "resume", reason=reason) as name:
             said = f"by {name or 'an operator'}: {reason}" if reason else ""
-            await asyncio.shield(asyncio.create_task(self._core.registrar.pause(said)))
+            await asyncio.shield(asyncio.create_task(self._core.run.pause(said)))
         return pb.PauseReply()
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
         """Returns the newest rounds, newest first."""
         await self._may(context)
         try:
-            return list_rounds(self._core.registrar, self._core.timeline, request)
+            return list_rounds(self._core.run, self._core.timeline, request)
         except Refused as refused:
             await abort(context, refused)
 
@@ -138,17 +140,13 @@ class OperatorService(rpc.OperatorServicer):
         """Returns the events after the newest event that the caller has seen."""
         await self._may(context)
         events = self._core.events
-        told = (
-            pb.Event(number=each.number, at=each.at, kind=each.kind, learner=each.learner, text=each.text)
-            for each in events.after(request.log, request.after)
-        )
-        return pb.ListEventsReply(log=events.log, events=told)
+        return pb.ListEventsReply(log=events.log, events=map(event_message, events.after(request.log, request.after)))
 
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Returns the snapshots on disk, oldest first."""
         await self._may(context)
-        rows = [row for shard in self._core.registrar.shards for row in shard.snapshots.all()]
-        return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
+        shard = self._core.run.shard
+        return pb.ListCheckpointsReply(checkpoints=map(checkpoint, () if shard is None else shard.snapshots.all()))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
         """Takes a snapshot now, and replies when it is durable."""
@@ -192,13 +190,6 @@ class OperatorService(rpc.OperatorServicer):
             file.seek(0)
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
-
-
-def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
-    """Returns a snapshot's ledger row as a message."""
-    return pb.Checkpoint(
-        id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
-    )
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:

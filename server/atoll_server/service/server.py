@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire import shards_pb2_grpc
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.messages import frame_messages
 from atoll_wire.process import allocator, metrics_server
@@ -27,12 +28,17 @@ from atoll_server.checkpoints.verification import RunVerifier
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import GRACE_S, RpcServer, open_files, stop_signal
-from atoll_server.run.core import STANDBY_S, Core
-from atoll_server.run.registrar import Registrar
+from atoll_server.run.attachment import Attachment, dial
+from atoll_server.run.core import Core
+from atoll_server.run.core_process import STANDBY_S, CoreProcess
+from atoll_server.run.known_run import KnownRun
+from atoll_server.run.shard_core import ShardCore
 from atoll_server.service.doctor_service import DoctorService
-from atoll_server.service.gauges import keep_gauges
+from atoll_server.service.gauges import keep_gauges, keep_shard_gauges
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
+from atoll_server.service.registry_service import RegistryService
+from atoll_server.service.shard_operator_service import ShardOperatorService
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
@@ -60,7 +66,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     check_role(settings.security.tls, Role.CORE)
     allocator.return_freed_memory()
     open_files()
-    core = Core(settings, given)
+    core = _core(settings, given)
     told = stop_signal()
     if settings.standby:
         log.info("standby: this core takes over when the other core ends", directory=str(settings.directory))
@@ -74,10 +80,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     )
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, core.metrics.served)
-    service = OuterService(core)
-    frame_messages.serve(service, public.server)
-    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
-    rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
+    services = _services(core, tokens, public)
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
     health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
@@ -86,17 +89,20 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     beating = asyncio.create_task(health.keep())
     try:
         if await _unless(told, core.start()):
-            gauges = asyncio.create_task(_gauges(core))
-            gauges.add_done_callback(core.watched)
+            background = [asyncio.create_task(_gauges(core))]
+            if isinstance(core, ShardCore):
+                background.append(asyncio.create_task(_attached(core, addresses[0])))
+            for task in background:
+                task.add_done_callback(core.watched)
             await public.begin()
             health.waits_for = ""
-            log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
+            log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.run))
             audit = RunVerifier(settings.directory, core.disk, core.clock, core.damaged)
-            audit.begin(core.registrar.initial_sha256)
+            audit.begin(core.run.initial_sha256)
             with contextlib.suppress(OSError):  # stdout may be closed, or its disk may be full
                 for address in addresses:
                     announce(address)
-            await _serve_until(told, core, public, service, gauges, health)
+            await _serve_until(told, core, public, services, background, health)
             audit.end()
         elif core.failed.done():
             core.failed.result()
@@ -109,10 +115,35 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         if scraped:
             scraped.end()
         audit_log.close()
-    log.info("stopped", run=core.registrar.run_id)
+    log.info("stopped", run=core.run.run_id)
 
 
-def _audit_log(core: Core) -> AuditLog:
+def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
+    """Returns the core that these settings ask for. Raises SettingsError for run settings of a shard."""
+    if settings.registrar is None:
+        return Core(settings, given)
+    if named := [name.replace("_", "-") for name, value in given.items() if value is not None]:
+        raise SettingsError(f"--{named[0]} belongs to the run: give it to the registrar, not to shard {settings.shard}")
+    return ShardCore(settings)
+
+
+def _services(
+    core: Core | ShardCore, tokens: OperatorTokens | None, public: RpcServer
+) -> list[OuterService | RegistryService]:
+    """Adds the core's services to its server. Returns those whose calls must be ended when the core stops."""
+    outer = OuterService(core)
+    frame_messages.serve(outer, public.server)
+    rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
+    if isinstance(core, ShardCore):
+        rpc.add_OperatorServicer_to_server(ShardOperatorService(core), public.server)
+        return [outer]
+    registry = RegistryService(core)
+    shards_pb2_grpc.add_RegistryServicer_to_server(registry, public.server)
+    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
+    return [outer, registry]
+
+
+def _audit_log(core: CoreProcess) -> AuditLog:
     audit_log = AuditLog(core.settings.directory / AUDIT_LOG, core.clock)
     audit_log.start()
     core.journal.subscribe(partial(audited, audit_log), only_shows=True)
@@ -125,22 +156,31 @@ def _tokens(path: Path) -> OperatorTokens:
     return tokens
 
 
-def _names(run: Registrar) -> dict[str, Any]:
+def _names(run: KnownRun) -> dict[str, Any]:
     return {"run": run.run_id, "epoch": run.epoch}
 
 
-def _gauges(core: Core) -> Coroutine[Any, Any, None]:
-    return keep_gauges(core.registrar, core.settings, core.metrics, core.watch, core.events, core.facts)
+def _attached(core: ShardCore, address: str) -> Coroutine[Any, Any, None]:
+    settings = core.settings
+    assert settings.registrar is not None, "other processes are registrars"
+    connect = dial(settings.registrar, settings.security)
+    return Attachment(core, settings.registrar, settings.advertise or address, connect).keep()
 
 
-def _limited(core: Core, method: str, peer: str, detail: str) -> None:
-    core.registrar.record(entries.CallLimited(method, peer, detail))
+def _gauges(core: Core | ShardCore) -> Coroutine[Any, Any, None]:
+    if isinstance(core, ShardCore):
+        return keep_shard_gauges(core.run, core.metrics, core.settings.directory, core.facts)
+    return keep_gauges(core.run, core.settings, core.metrics, core.watch, core.events, core.facts)
 
 
-def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
+def _limited(core: CoreProcess, method: str, peer: str, detail: str) -> None:
+    core.run.record(entries.CallLimited(method, peer, detail))
+
+
+def _vouched(core: CoreProcess, _: Caller, session: pb.Session) -> str | None:
     """Returns the name of the learner with this session, or None if this core does not know the session."""
     try:
-        return core.registrar.session(session).entry.name
+        return core.run.session(session).entry.name
     except Refused:
         return None
 
@@ -159,10 +199,10 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 async def _serve_until(
     told: asyncio.Event,
-    core: Core,
+    core: CoreProcess,
     public: RpcServer,
-    service: OuterService,
-    gauges: asyncio.Task[None],
+    services: list[OuterService | RegistryService],
+    background: list[asyncio.Task[None]],
     health: metrics_server.ProcessHealth,
 ) -> None:
     try:
@@ -171,10 +211,12 @@ async def _serve_until(
             core.failed.result()
     finally:
         health.waits_for = "stopping"
-        gauges.cancel()
-        for shard in core.registrar.shards:
+        for task in background:
+            task.cancel()
+        if (shard := core.run.shard) is not None:
             shard.follower_log.close()
-        service.stop()
+        for service in services:
+            service.stop()
         await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()
 

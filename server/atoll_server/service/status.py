@@ -15,11 +15,14 @@ from atoll_server.learners.goodput import GoodputTotals, total_goodput
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.rounds.liveness import named
 from atoll_server.rounds.round_state import Phase
-from atoll_server.run.core import CoreFacts
-from atoll_server.run.registrar import Registrar, Waiting
+from atoll_server.run.core_process import CoreFacts
+from atoll_server.run.known_run import KnownRun, Waiting
+from atoll_server.run.registrar import Registrar
+from atoll_server.run.summaries import contribution_counts, fragment_statuses, pending_by_learner
 from atoll_server.run.troubles import troubles
 from atoll_server.run.watch import liveness_of, state_of
 from atoll_server.settings import CoreSettings
+from atoll_server.shard.shard import Shard
 from atoll_server.telemetry.timeline import Answer, Round, Timeline, slowest
 
 Answered = Mapping[int, set[str]]
@@ -32,7 +35,9 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
     answered = _answered(run)
     balances = [entry.account.balance(wall) for entry in entries]
-    pending = Counter(key.learner for shard in run.shards for each in shard.fragments.values() for key in each.held)
+    pending = Counter[str]() if run.shard is None else pending_by_learner(run.shard)
+    for shard in run.attached.all():
+        pending.update(shard.pending)
     reply = pb.StatusReply(
         run=run.run_id,
         generation=run.generation,
@@ -55,8 +60,8 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     if run.line.beginnings:
         begun = run.line.beginnings[0]
         reply.restored.CopyFrom(pb.Restored(checkpoint=begun.checkpoint, at=begun.at))
-    if run.shards:
-        _add_fragments(run, reply, now)
+    if run.shard is not None:
+        _add_fragments(run, run.shard, reply, now)
     reply.troubles.extend(trouble.text for trouble in troubles(run, facts.damage, now))
     return reply
 
@@ -80,26 +85,29 @@ def merged_tokens(run: Registrar) -> float:
     return merged / run.layout.parameters
 
 
-def _add_fragments(run: Registrar, reply: pb.StatusReply, now: float) -> None:
-    assert run.layout is not None, "a run with shards has a layout"
+def _add_fragments(run: Registrar, own: Shard, reply: pb.StatusReply, now: float) -> None:
+    assert run.layout is not None, "a run with a shard has a layout"
     reply.parameters = run.layout.parameters
     reply.tokens_merged = merged_tokens(run)
-    reply.merges = sum(run.versions().values())
-    reply.contributions.turned_away = run.turned_away
-    for shard in run.shards:
-        for index, fragment in shard.fragments.items():
-            reply.fragments.add(
-                fragment=index,
-                parameters=fragment.place.length,
-                version=fragment.rounds.version,
-                cycle=fragment.rounds.cycle,
-                state=shard.syncer.why(index, now),
-                published_s=_since(fragment.published_at, now),
-            )
-        reply.contributions.accepted += shard.contributions.accepted
-        reply.contributions.merged += shard.contributions.merged
-        reply.contributions.refused += shard.contributions.refused
-        reply.contributions.pending += shard.pending()
+    reply.contributions.CopyFrom(contribution_counts(run))
+    fragments = list(fragment_statuses(own, now))
+    for shard in run.attached.all():
+        away_s = now - shard.heard_at
+        for known in shard.summary.fragments:
+            seen = pb.FragmentStatus()
+            seen.CopyFrom(known)
+            seen.published_s += away_s if seen.published_s else 0.0
+            if shard.outbox is None:
+                seen.state = f"its shard {shard.number} is away"
+            fragments.append(seen)
+        counts = shard.summary.contributions
+        reply.contributions.accepted += counts.accepted
+        reply.contributions.merged += counts.merged
+        reply.contributions.refused += counts.refused
+        reply.contributions.pending += counts.pending
+        reply.contributions.turned_away += counts.turned_away
+    reply.merges = sum(each.version for each in fragments)
+    reply.fragments.extend(sorted(fragments, key=lambda each: each.fragment))
 
 
 def _learner(
@@ -135,10 +143,6 @@ def _learner(
     )
 
 
-def _since(at: float | None, now: float) -> float:
-    return 0.0 if at is None else max(0.001, now - at)
-
-
 def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str:
     if entry.evicted:
         return f"nothing: it was evicted ({entry.evicted})"
@@ -153,12 +157,10 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 def _answered(run: Registrar) -> Answered:
     """Returns the learners that have answered, for each fragment with an open round."""
-    return {
-        index: fragment.rounds.answered()
-        for shard in run.shards
-        for index, fragment in shard.fragments.items()
-        if fragment.rounds.phase is Phase.OPEN
-    }
+    if run.shard is None:
+        return {}
+    fragments = run.shard.fragments.items()
+    return {index: each.rounds.answered() for index, each in fragments if each.rounds.phase is Phase.OPEN}
 
 
 def _goodput(balance: GoodputTotals) -> pb.Goodput:
@@ -171,10 +173,10 @@ def _wire(entries: list[RegistryEntry]) -> pb.WireBytes:
     accounts = [entry.account for entry in entries]
     return pb.WireBytes(
         up=sum(account.bytes_up for account in accounts),
-        down=sum(account.bytes_down for account in accounts),
+        down=sum(account.down()[0] for account in accounts),
         up_parameters=sum(account.parameters_up for account in accounts),
-        down_parameters=sum(account.parameters_down for account in accounts),
-        whole=sum(account.bytes_whole for account in accounts),
+        down_parameters=sum(account.down()[1] for account in accounts),
+        whole=sum(account.whole() for account in accounts),
     )
 
 
@@ -184,7 +186,7 @@ MAX_ANSWERS = 64  # limit on the answers reported for one round
 LARGEST_NAME = 64
 
 
-def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
+def list_rounds(run: KnownRun, timeline: Timeline, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
     """Returns the newest rounds, newest first. Raises Refused if the requested learner name is too long."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
@@ -194,7 +196,7 @@ def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsReques
     return reply
 
 
-def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
+def _round(run: KnownRun, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
     now = run.clock.monotonic()
 
     def wall(at: float | None) -> float:

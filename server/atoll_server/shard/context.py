@@ -18,11 +18,15 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """A shard's dependencies. clock: the run's clock. fail: function that ends the process with an error."""
+    """A shard's dependencies. number: the shard's position in `JoinReply.shards`. clock: the run's clock.
+
+    fail: function that ends the process with an error.
+    """
 
     settings: CoreSettings
     run: RunSettings
     generation: int
+    number: int
     registry: LearnerRegistry
     journal: Journal
     writer: LedgerWriter

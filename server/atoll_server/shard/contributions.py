@@ -24,10 +24,15 @@ from atoll_server.storage.spool import StoredPayload
 class Contributions:
     """One generation's contributions. accepted, merged, refused: number of contributions since the run began."""
 
-    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: the shard's fragments, which keep pending contributions. parameters: number in the whole model."""
+    def __init__(
+        self, number: int, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry
+    ) -> None:
+        """number: the shard's number, which is its key in accounts. parameters: number in the whole model.
+
+        fragments: the shard's fragments, which keep pending contributions.
+        """
         self._fragments = fragments
-        self._shard = min(fragments)  # this shard's key in accounts; no other shard has this fragment
+        self._shard = number
         self._parameters = parameters
         self._registry = registry
         # by learner and fragment: an incarnation, and the tokens in its contributions without refused ones

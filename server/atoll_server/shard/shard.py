@@ -80,7 +80,7 @@ class Shard:
         self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
         self.readers = Readers(self.work)
-        self.contributions = Contributions(self.fragments, self.layout.parameters, context.registry)
+        self.contributions = Contributions(context.number, self.fragments, self.layout.parameters, context.registry)
         self.snapshots = Snapshotter(context, self.fragments, self.spool, self.work, restored, damaged=damaged)
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False

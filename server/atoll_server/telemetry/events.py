@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from atoll_wire import outer_pb2 as pb
+
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
+LONGEST_TEXT = 400  # characters of another process's event
 MAX_EVENTS = 2000  # number of events that are kept
 REFUSED_EVERY_S = 10.0  # shortest time between two events about refused contributions
 
@@ -44,6 +47,10 @@ class Event:
     kind: Kind
     learner: str
     text: str
+
+
+def event_message(event: Event) -> pb.Event:
+    return pb.Event(number=event.number, at=event.at, kind=event.kind, learner=event.learner, text=event.text)
 
 
 class EventLog:
@@ -107,6 +114,13 @@ class EventLog:
                 pass
             case _:
                 assert_never(entry)
+
+    def add(self, event: pb.Event, where: str) -> None:
+        """Adds an event of another process. where: the process. An event of an unknown kind is ignored."""
+        if event.kind in set(Kind):
+            self._number += 1
+            text = f"{where}: {event.text}"[:LONGEST_TEXT]
+            self._events.append(Event(self._number, event.at, Kind(event.kind), event.learner, text))
 
     def tell_refused(self, now: float) -> None:
         """Adds one event for all contributions that were refused recently, at most once per REFUSED_EVERY_S."""

@@ -1,0 +1,358 @@
+"""The shards of a run that are processes of their own, as the registrar knows them.
+
+Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends it what
+it must know, and the shard reports what operators ask for. A shard that is away keeps its place and its last report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import shards_pb2 as sh
+from atoll_wire.contract import PROTOCOL
+from atoll_wire.layout.layout import Layout
+from atoll_wire.layout.sharding import MAX_SHARDS, divide
+from atoll_wire.process.clock import SYSTEM, Clock
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.goodput import ShardSums
+from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
+from atoll_server.shard.run_view import RunView
+
+CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
+QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
+
+
+class Outbox:
+    """Messages that wait to be sent to one shard. A newer message about the same thing replaces an older one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[object, sh.FromRegistrar] = {}
+        self._number = 0  # of the newest message
+        self._wake = asyncio.Event()
+        self.ended = False
+
+    def put(self, about: object, message: sh.FromRegistrar) -> None:
+        """Adds a message. about: what the message is about."""
+        self._number += 1
+        message.sequence = self._number
+        self._waiting.pop(about, None)
+        self._waiting[about] = message
+        self._wake.set()
+
+    @property
+    def newest(self) -> int:
+        """The sequence number of the newest message."""
+        return self._number
+
+    def end(self) -> None:
+        """Ends the call that sends these messages."""
+        self.ended = True
+        self._wake.set()
+
+    async def next(self) -> sh.FromRegistrar | None:
+        """Returns the oldest message, or None after `end`."""
+        while not self._waiting and not self.ended:
+            self._wake.clear()
+            await self._wake.wait()
+        if self.ended:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+
+@dataclass(slots=True)
+class AttachedShard:
+    """One shard process. outbox: None while the shard is away. heard_at: time of its last message, monotonic seconds.
+
+    directory: identifies the shard's directory, so that no second directory can take its place. staged: digest of the
+    initial parameters that the shard holds. confirmed: the newest message that it has made durable. pending, missed: by
+    learner, see LearnerSums.
+    """
+
+    number: int
+    address: str = ""
+    directory: bytes = b""
+    fragments: tuple[int, ...] = ()
+    staged: bytes = b""
+    outbox: Outbox | None = None
+    confirmed: int = 0
+    heard_at: float = 0.0
+    summary: sh.Summary = field(default_factory=sh.Summary)
+    pending: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
+
+    def versions(self) -> dict[int, int]:
+        """Returns the versions in the last summary."""
+        return {each.fragment: each.version for each in self.summary.fragments}
+
+
+class AttachedShards:
+    """The run's shards in other processes. own: the position of the registrar's own shard in `JoinReply.shards`.
+
+    count: the number of shards that hold fragments; 0 if it is not known yet, since no shard was ever attached.
+    """
+
+    def __init__(self, own: int | None, count: int, clock: Clock = SYSTEM) -> None:
+        """own: 0 if the registrar has shard 0; None if it has no fragments."""
+        self._alone = own is None
+        self.count = count
+        self.clock = clock
+        self.shards: dict[int, AttachedShard] = {}
+        self.layout: Layout | None = None
+        self._changed = asyncio.Event()
+        self._stage: sh.Stage | None = None
+        self._begun: sh.Begun | None = None
+        self._view: RunView | None = None
+
+    # ------------------------------------------------------------------------------ the division
+
+    @property
+    def own(self) -> int:
+        """The number of the registrar's own shard, which holds no fragments if it comes after all others."""
+        return self.count if self._alone else 0
+
+    @property
+    def remote(self) -> range:
+        """The numbers of all other shards."""
+        return range(0 if self._alone else 1, self.count)
+
+    def fragments(self, layout: Layout, number: int) -> tuple[int, ...]:
+        """Returns the fragments of a shard. Raises LayoutError if the run has more shards than fragments."""
+        return () if number >= self.count else divide(layout, self.count)[number]
+
+    def missing(self) -> list[int]:
+        """Returns the numbers of the shards that are not attached."""
+        return [number for number in self.remote if not self._here(number)]
+
+    def _here(self, number: int) -> bool:
+        return number in self.shards and self.shards[number].outbox is not None
+
+    def waited_for(self) -> str:
+        """Returns the shards that must be attached before the run can begin, as text; empty if none is missing."""
+        if self._alone and not self.count:
+            return "at least one shard"
+        missing = self.missing()
+        return f"shard {', '.join(map(str, missing))} of {self.count}" if missing else ""
+
+    def runs(self, layout: Layout) -> None:
+        """Sets the layout of a run that has parameters, which decides the division."""
+        self.layout = layout
+        for number in self.remote:
+            self.shards.setdefault(number, AttachedShard(number)).fragments = self.fragments(layout, number)
+
+    def places(self, own: pb.ShardPlace) -> list[pb.ShardPlace]:
+        """Returns the places of all shards. own: the registrar's. Raises Refused while an address is unknown."""
+        places = {self.own: own}
+        for number in self.remote:
+            shard = self.shards[number]
+            if not shard.address:
+                text = f"shard {number} of the run has not been attached yet: start it, then join again"
+                raise Refused(Status.UNAVAILABLE, text)
+            places[number] = pb.ShardPlace(address=shard.address, fragments=shard.fragments)
+        return [places[number] for number in sorted(places)]
+
+    # ------------------------------------------------------------------------------ attaching
+
+    def admit(self, hello: sh.Hello, run: str, generation: int, *, begun: bool) -> AttachedShard:
+        """Returns the shard that a process may speak for. Ends the call of its predecessor.
+
+        run, generation: the registrar's. begun: whether the run has parameters. Raises Refused.
+        """
+        if hello.protocol != PROTOCOL:
+            text = f"the shard uses protocol {hello.protocol}, but this registrar uses {PROTOCOL}: use the same version"
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        if not 1 <= hello.shards <= MAX_SHARDS or (self.count and hello.shards != self.count):
+            text = f"the shard was started as one of {hello.shards}, but the run has {self.count}: correct its --shard"
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        self.count = hello.shards
+        if hello.shard not in self.remote:
+            text = f"shard {hello.shard} cannot be attached here: attach shards {self.remote[0]} to {self.count - 1}"
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        if hello.run and hello.run != run:
+            text = f"the shard holds a part of run {hello.run}, but this is run {run}: correct --registrar or --dir"
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        if hello.generation > generation:
+            text = (
+                f"the shard is at generation {hello.generation}, but the registrar is at {generation}: restore a newer "
+                "backup of the registrar's directory"
+            )
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        shard = self.shards.setdefault(hello.shard, AttachedShard(hello.shard))
+        if shard.directory and shard.directory != hello.directory and (begun or self._fresh(shard)):
+            text = (
+                f"another directory holds shard {hello.shard} of this run: start the shard with that --dir, or restore "
+                "its backup"
+            )
+            raise Refused(Status.ALREADY_EXISTS, text)
+        if begun and not hello.generation and not hello.staged:
+            text = f"the directory of shard {hello.shard} is empty, but the run has parameters: restore its backup"
+            raise Refused(Status.FAILED_PRECONDITION, text)
+        if shard.outbox is not None:
+            shard.outbox.end()
+        shard.address, shard.directory, shard.staged = hello.address, hello.directory, hello.staged
+        shard.outbox, shard.confirmed, shard.heard_at = Outbox(), 0, self.clock.monotonic()
+        if self.layout is not None:
+            shard.fragments = self.fragments(self.layout, hello.shard)
+        return shard
+
+    def _fresh(self, shard: AttachedShard) -> bool:
+        return shard.outbox is not None and self.clock.monotonic() - shard.heard_at < QUIET_S
+
+    def welcome(self, shard: AttachedShard, welcome: sh.Welcome, members: Iterable[RegistryEntry]) -> Outbox:
+        """Puts everything that a newly attached shard must know into its outbox, and returns it."""
+        assert shard.outbox is not None, "`admit` opened it"
+        box = shard.outbox
+        box.put("welcome", sh.FromRegistrar(welcome=welcome))
+        for entry in members:
+            box.put(("member", entry.name), _member(entry))
+        if self._view is not None:
+            box.put("view", _view(self._view))
+        if self._begun is not None:
+            begun = sh.Begun(settings=self._begun.settings, stage=self._for(self._begun.stage, shard))
+            box.put("begun", sh.FromRegistrar(begun=begun))
+        elif self._stage is not None:
+            box.put("stage", sh.FromRegistrar(stage=self._for(self._stage, shard)))
+        self._changed.set()
+        return box
+
+    def detach(self, shard: AttachedShard, box: Outbox) -> None:
+        """Records that a shard's call has ended, unless a newer call has replaced it."""
+        if shard.outbox is box:
+            shard.outbox = None
+        self._changed.set()
+
+    # ------------------------------------------------------------------------------ from shards
+
+    def heard(self, shard: AttachedShard, message: sh.FromShard, registry: LearnerRegistry) -> None:
+        """Applies a shard's message. registry: whose accounts get the learners' sums."""
+        shard.heard_at = self.clock.monotonic()
+        match message.WhichOneof("what"):
+            case "staged":
+                shard.staged = message.staged.sha256
+            case "confirmed":
+                shard.confirmed = max(shard.confirmed, message.confirmed.sequence)
+            case "summary":
+                self._summarised(shard, message.summary, registry)
+        self._changed.set()
+
+    def _summarised(self, shard: AttachedShard, summary: sh.Summary, registry: LearnerRegistry) -> None:
+        for sums in summary.learners:
+            entry = registry.entries.get(sums.learner)
+            if entry is None or not sums.merged_token_parameters.isdecimal():
+                continue
+            shard.pending[sums.learner], shard.missed[sums.learner] = sums.pending, sums.missed
+            entry.account.by_shard[shard.number] = ShardSums(
+                int(sums.merged_token_parameters),
+                sums.bytes_up,
+                sums.parameters_up,
+                sums.accepted_tokens,
+                sums.accepted_before,
+                sums.bytes_down,
+                sums.parameters_down,
+                sums.bytes_whole,
+            )
+        del summary.learners[:]
+        shard.summary = summary
+
+    # ------------------------------------------------------------------------------ to shards
+
+    def tell(self, view: RunView) -> None:
+        self._view = view
+        for box in self._boxes():
+            box.put("view", _view(view))
+
+    def member(self, entry: RegistryEntry) -> None:
+        """Tells all shards about a learner that joined, left, or was evicted."""
+        for box in self._boxes():
+            box.put(("member", entry.name), _member(entry))
+
+    async def confirmed(self) -> list[int]:
+        """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""
+        wanted = {shard.number: shard.outbox.newest for shard in self.shards.values() if shard.outbox is not None}
+
+        def late() -> list[int]:
+            return [n for n in self.remote if n not in wanted or self.shards[n].confirmed < wanted[n]]
+
+        async def wait() -> None:
+            while any(number in wanted and self._here(number) for number in late()):
+                self._changed.clear()
+                await self._changed.wait()
+
+        with contextlib.suppress(TimeoutError):  # the caller names the shards that are late
+            await asyncio.wait_for(wait(), CONFIRM_S)
+        return late()
+
+    async def stage(self, stage: sh.Stage, layout: Layout) -> None:
+        """Returns when every shard has durably written its part of the initial parameters."""
+        self._stage = stage
+        self.runs(layout)
+        for shard in self.shards.values():
+            if shard.outbox is not None and shard.staged != stage.sha256:
+                shard.outbox.put("stage", sh.FromRegistrar(stage=self._for(stage, shard)))
+        while any(self.shards[number].staged != stage.sha256 for number in self.remote):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def begin(self, begun: sh.Begun) -> None:
+        """Tells all shards, now and when they attach, that the run has begun."""
+        self._stage, self._begun = None, begun
+        for number in self.remote:
+            shard = self.shards.setdefault(number, AttachedShard(number))
+            if shard.outbox is not None:
+                mine = sh.Begun(settings=begun.settings, stage=self._for(begun.stage, shard))
+                shard.outbox.put("begun", sh.FromRegistrar(begun=mine))
+
+    def _for(self, stage: sh.Stage, shard: AttachedShard) -> sh.Stage:
+        mine = sh.Stage()
+        mine.CopyFrom(stage)
+        mine.owned.extend(shard.fragments)
+        return mine
+
+    def _boxes(self) -> Iterator[Outbox]:
+        return (shard.outbox for shard in self.shards.values() if shard.outbox is not None)
+
+    # ------------------------------------------------------------------------------ for the ledger
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns what must survive a restart of the registrar, as JSON values."""
+        known = {str(each.number): [each.address, each.directory.hex()] for each in self.shards.values()}
+        return {"count": self.count, "shards": known}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restores what `as_data` returned. Raises Refused if this process was started for another division."""
+        self.count = data["count"]
+        for number, (address, directory) in data["shards"].items():
+            self.shards[int(number)] = AttachedShard(int(number), address, bytes.fromhex(directory))
+
+    def all(self) -> Sequence[AttachedShard]:
+        """Returns all other shards that were ever attached, in order."""
+        return [self.shards[number] for number in sorted(self.shards)]
+
+
+def _member(entry: RegistryEntry) -> sh.FromRegistrar:
+    member = sh.Member(
+        learner=entry.name,
+        region=entry.region,
+        incarnation=entry.incarnation,
+        session=entry.session,
+        evicted=entry.evicted,
+        left=entry.account.left_at is not None,
+    )
+    return sh.FromRegistrar(member=member)
+
+
+def _view(view: RunView) -> sh.FromRegistrar:
+    return sh.FromRegistrar(
+        view=sh.View(
+            epoch=view.epoch,
+            sequence=view.sequence,
+            run_tokens=view.run_tokens,
+            voided_tokens=view.voided_tokens,
+            paused=view.paused,
+        )
+    )

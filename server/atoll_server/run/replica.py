@@ -1,0 +1,159 @@
+"""A shard process's copy of the run, which the registrar keeps up to date.
+
+The copy is durable, so that a shard can restart and serve its learners while the registrar is away. It learns of a
+learner from the registrar, or from the learner's session token, which only the registrar can issue.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import shards_pb2 as sh
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
+from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.run.known_run import KnownRun
+from atoll_server.settings import RunSettings
+from atoll_server.shard.run_view import RunView
+from atoll_server.storage import crash_points, lineage, run_ledger
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.rows import LearnerRow
+from atoll_server.telemetry import entries
+
+VIEW, START = "view", "session_start"  # keys in the ledger's meta table
+
+
+class Replica(KnownRun):
+    """The run, as the registrar last described it. attached: whether the registrar's call is open."""
+
+    attached = False
+    _view = RunView()
+    _stored = RunView()
+
+    # ------------------------------------------------------------------------------ from and to the ledger
+
+    def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
+        """Restores the copy from the ledger, except for the shard, which `runs` sets."""
+        self.writer = writer
+        self.run_id = meta.get("run", "")
+        self.generation = meta.get("generation", 0)
+        self.epoch = meta["epoch"]
+        self.settings = RunSettings.model_validate(meta.get("settings", {}))
+        self.initial_sha256 = meta.get("initial_sha256", "")
+        if "generation" in meta:
+            self.line = lineage.line_of(meta)
+        self._use_key(meta.get("session_key", ""), meta.get(START, ""))
+        self._view = self._stored = RunView(**meta.get(VIEW, {}))
+        self.paused = self._view.paused
+        self.restore_learners(learners)
+
+    def _use_key(self, secret: str, start: str) -> None:
+        self.sessions = SessionKey(bytes.fromhex(secret), bytes.fromhex(start), self.run_id, self.generation)
+
+    async def welcomed(self, welcome: sh.Welcome) -> None:
+        """Durably records the registrar's greeting. Sessions from before a restart of the registrar end."""
+        values: dict[str, Any] = {
+            "run": welcome.run,
+            "generation": welcome.generation,
+            "session_key": welcome.secret.hex(),
+            START: welcome.start.hex(),
+            "settings": RunSettings.model_validate_json(welcome.settings).model_dump(mode="json"),
+        }
+        await self.writer.commit(partial(_put_meta, meta=values))
+        again = welcome.start != self.sessions.start
+        self.run_id, self.generation = welcome.run, welcome.generation
+        self.settings = RunSettings.model_validate(values["settings"])
+        if again:
+            self._use_key(values["session_key"], values[START])
+            self.registry.forget_sessions()
+
+    async def save_view(self) -> None:
+        """Makes the newest view durable."""
+        view = self._view
+        if view != self._stored:
+            self._stored = view
+            await self.writer.commit(partial(run_ledger.put_meta, key=VIEW, value=asdict(view)))
+
+    async def save_accounts(self) -> None:
+        await super().save_accounts()
+        await self.save_view()
+
+    # ------------------------------------------------------------------------------ from the registrar
+
+    def view(self) -> RunView:
+        return self._view
+
+    def tell(self) -> None:
+        """Does nothing: the registrar counts the run's tokens."""
+
+    async def viewed(self, view: RunView) -> None:
+        """Keeps a view if it is newer than the last one. A change of the pause is durable when this returns."""
+        if not view.newer_than(self._view):
+            return
+        changed = view.paused != self._view.paused
+        self._view = view
+        self.paused = view.paused
+        if changed:
+            await self.save_view()
+            crash_points.point("pause.committed")
+        if self.shard is not None:
+            self.shard.told(view)
+
+    async def member(self, member: sh.Member) -> None:
+        """Applies what the registrar says about a learner. A change is durable when this returns."""
+        self._let_in(member.learner, member.incarnation, member.session)
+        entry = self.registry.entries[member.learner]
+        entry.region = member.region
+        if member.left and entry.incarnation == member.incarnation and entry.account.left_at is None:
+            await self.left(entry)
+        evicted = member.evicted != entry.evicted
+        if evicted:
+            self.registry.evict(entry, member.evicted, self.clock.wall())
+        await self.settled(entry)
+        if evicted and member.evicted and self.shard is not None:
+            self.shard.evicted(entry.name, entry.incarnation, refuse_reason(member.evicted))
+
+    # ------------------------------------------------------------------------------ learners
+
+    def session(self, session: pb.Session) -> LearnerProcess:
+        number = self.proven(session)
+        if number:
+            self._let_in(session.learner, session.incarnation, number)
+        elif not self.attached:
+            text = "this shard cannot check the session while the run's registrar is away: try again later"
+            raise Refused(Status.UNAVAILABLE, text)
+        return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
+
+    def _let_in(self, name: str, incarnation: int, session: int) -> None:
+        entry = self.registry.let_in(name, incarnation, session, self.clock.wall())
+        if entry is not None and self.shard is not None:
+            self.shard.joined(name, incarnation)
+
+    async def settled(self, entry: RegistryEntry) -> None:
+        if entry.unsaved:
+            await self.save(entry)
+
+    def tell_shard(self) -> None:
+        """Tells a new shard about all learners."""
+        if (shard := self.shard) is None:
+            return
+        for entry in self.registry.entries.values():
+            if entry.evicted:
+                shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
+            else:
+                shard.dispatch(ev.Joined(entry.name, entry.incarnation))
+
+    def record_started(self) -> None:
+        self.record(entries.Started(self.epoch))
+
+
+def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
+    for key, value in meta.items():
+        run_ledger.put_meta(db, key, value)

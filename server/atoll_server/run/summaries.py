@@ -1,0 +1,93 @@
+"""What operators see of one process's shard. `atoll status` shows it, and shards send it to the registrar."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import shards_pb2 as sh
+
+from atoll_server.rounds.round_state import Phase
+from atoll_server.run.known_run import KnownRun
+from atoll_server.shard.shard import Shard
+from atoll_server.storage.rows import SnapshotRow
+
+
+def fragment_statuses(shard: Shard, now: float) -> Iterator[pb.FragmentStatus]:
+    """Yields the status of each fragment. now: monotonic seconds."""
+    for index, fragment in shard.fragments.items():
+        yield pb.FragmentStatus(
+            fragment=index,
+            parameters=fragment.place.length,
+            version=fragment.rounds.version,
+            cycle=fragment.rounds.cycle,
+            state=shard.syncer.why(index, now),
+            published_s=0.0 if fragment.published_at is None else max(0.001, now - fragment.published_at),
+        )
+
+
+def contribution_counts(run: KnownRun) -> pb.Contributions:
+    """Returns the numbers of contributions to this process's shard."""
+    counts = pb.Contributions(turned_away=run.turned_away)
+    if (shard := run.shard) is not None:
+        counts.accepted = shard.contributions.accepted
+        counts.merged = shard.contributions.merged
+        counts.refused = shard.contributions.refused
+        counts.pending = shard.pending()
+    return counts
+
+
+def pending_by_learner(shard: Shard) -> Counter[str]:
+    """Returns the number of pending contributions by learner."""
+    return Counter(key.learner for fragment in shard.fragments.values() for key in fragment.held)
+
+
+def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
+    """Returns a snapshot's ledger row as a message."""
+    return pb.Checkpoint(
+        id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
+    )
+
+
+class Summarising:
+    """Makes a shard's summaries for the registrar. Each contains only learners whose sums have changed."""
+
+    def __init__(self, run: KnownRun) -> None:
+        self._run = run
+        self._told: dict[str, bytes] = {}  # by learner: the sums in the last summary that had them
+
+    def next(self, troubles: list[str], now: float) -> sh.Summary:
+        """Returns the next summary. troubles: this process's troubles. now: monotonic seconds."""
+        summary = sh.Summary(contributions=contribution_counts(self._run), troubles=troubles)
+        if (shard := self._run.shard) is None:
+            return summary
+        summary.fragments.extend(fragment_statuses(shard, now))
+        summary.merges = sum(shard.versions().values())
+        summary.in_flight = sum(each.rounds.phase is not Phase.IDLE for each in shard.fragments.values())
+        summary.checkpoints.extend(map(checkpoint, shard.snapshots.all()))
+        pending = pending_by_learner(shard)
+        for name in self._run.registry.entries:
+            sums = self._sums(shard, name, pending[name])
+            said = sums.SerializeToString(deterministic=True)
+            if self._told.get(name) != said:
+                self._told[name] = said
+                summary.learners.append(sums)
+        return summary
+
+    def _sums(self, shard: Shard, name: str, pending: int) -> sh.LearnerSums:
+        account = self._run.registry.entries[name].account
+        sums = account.at(shard.context.number)
+        return sh.LearnerSums(
+            learner=name,
+            merged_token_parameters=str(sums.merged_token_parameters),
+            bytes_up=sums.bytes_up,
+            parameters_up=sums.parameters_up,
+            accepted_tokens=sums.accepted_tokens,
+            accepted_before=sums.accepted_before,
+            bytes_down=account.bytes_down,
+            parameters_down=account.parameters_down,
+            bytes_whole=account.bytes_whole,
+            pending=pending,
+            missed=shard.contributions.missed(name),
+        )

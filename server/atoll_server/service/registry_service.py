@@ -1,0 +1,104 @@
+"""The registrar's gRPC service for shards that are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+from atoll_wire import shards_pb2 as sh
+from atoll_wire import shards_pb2_grpc
+from atoll_wire.security.certificate import Role
+
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.checkpoints.restore import INITIAL
+from atoll_server.checkpoints.shard_part import part_chunks
+from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.rpc.calls import Context, InterruptibleWaits, abort, discard_rest
+from atoll_server.run.attached_shards import AttachedShard, Outbox
+from atoll_server.run.core import Core
+
+VIEW_S = 0.05  # shortest time between two views; newer views replace those that wait
+
+
+class RegistryService(shards_pb2_grpc.RegistryServicer):
+    """Attaches shards to the run."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._run = core.run
+        self._waits = InterruptibleWaits()
+
+    def stop(self) -> None:
+        """Ends all calls, so that the shards attach to the next registrar process."""
+        self._waits.end("the registrar is stopping: attach again")
+
+    async def Attach(self, requests: AsyncIterator[sh.FromShard], context: Context) -> AsyncIterator[sh.FromRegistrar]:
+        """Sends a shard what it must know, and receives its summaries, until either side ends the call."""
+        run, wait = self._run, self._waits.begin()
+        shard: AttachedShard | None = None
+        box = Outbox()
+        try:
+            _check_core(context)
+            first = await wait.first(requests, "an Attach stream")
+            shard = run.attached.admit(first.hello, run.run_id, run.generation, begun=run.shard is not None)
+            await self._core.save_attached()
+            box = run.attached.welcome(shard, self._core.welcome(), run.registry.entries.values())
+            receiving = asyncio.create_task(self._receive(requests, shard, box))
+            try:
+                while True:
+                    async with wait():
+                        message = await box.next()
+                    if message is None:
+                        break
+                    yield message
+                    if message.HasField("view"):
+                        await asyncio.sleep(VIEW_S)
+            finally:
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+        except Refused as refused:
+            await abort(context, refused)
+        finally:
+            if shard is not None:
+                run.attached.detach(shard, box)
+            await discard_rest(requests)
+
+    async def _receive(self, requests: AsyncIterator[sh.FromShard], shard: AttachedShard, box: Outbox) -> None:
+        """Applies a shard's messages until its stream ends, and then ends the call."""
+        try:
+            async for message in requests:
+                if message.WhichOneof("what") == "event":
+                    self._core.events.add(message.event, f"shard {shard.number}")
+                else:
+                    self._run.attached.heard(shard, message, self._run.registry)
+        finally:
+            box.end()
+
+    async def FetchInitial(
+        self, request: sh.FetchInitialRequest, context: Context
+    ) -> AsyncIterator[sh.FetchInitialReply]:
+        """Sends a shard's part of the initial parameters."""
+        try:
+            _check_core(context)
+            shard = self._run.attached.shards.get(request.shard)
+            layout = self._run.attached.layout
+            if shard is None or layout is None:
+                raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: attach, and wait for them")
+            file = await asyncio.to_thread(open_tensors, self._core.settings.directory / INITIAL, self._core.disk)
+            digest, chunks = hashlib.sha256(), part_chunks(layout, file, shard.fragments)
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                digest.update(chunk)
+                yield sh.FetchInitialReply(chunk=chunk)
+            yield sh.FetchInitialReply(sha256=digest.digest())
+        except Refused as refused:
+            await abort(context, refused)
+
+
+def _check_core(context: Context) -> None:
+    """Raises Refused unless the caller has a core's certificate."""
+    who = caller(context)
+    if who.role not in {None, Role.CORE}:
+        text = f"only a shard of the run may make this call, not {who}: use a core's certificate"
+        raise Refused(Status.PERMISSION_DENIED, text)
