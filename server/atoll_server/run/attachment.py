@@ -59,6 +59,7 @@ class Attachment:
         self._said_away = False
         self._applied = 0  # sequence of the newest applied message of the call
         self._news = asyncio.Event()
+        self._sending = asyncio.Lock()
 
     async def keep(self) -> None:
         """Attaches again and again until cancelled. Raises RegistrarRefusedError or GenerationChangedError."""
@@ -94,8 +95,7 @@ class Attachment:
         """Serves one call until it ends."""
         core = self._core
         with open_stream("Attach", stub.Attach()) as call:
-            with tolerate_ended_call():
-                await call.write(sh.FromShard(hello=core.hello(self._address)))
+            await self._send(call, sh.FromShard(hello=core.hello(self._address)))
             tasks = [asyncio.create_task(self._confirm(call))]
             self._applied, self._news = 0, asyncio.Event()
             try:
@@ -122,13 +122,18 @@ class Attachment:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _send(self, call: Any, message: sh.FromShard) -> None:  # noqa: ANN401
+        """Sends a message after all earlier ones. gRPC allows one write at a time."""
+        async with self._sending:
+            with tolerate_ended_call():
+                await call.write(message)
+
     async def _confirm(self, call: Any) -> None:  # noqa: ANN401
         """Confirms the newest applied message, at most once per CONFIRM_S."""
         while True:
             await self._news.wait()
             self._news.clear()
-            with tolerate_ended_call():
-                await call.write(sh.FromShard(confirmed=sh.Confirmed(sequence=self._applied)))
+            await self._send(call, sh.FromShard(confirmed=sh.Confirmed(sequence=self._applied)))
             await asyncio.sleep(CONFIRM_S)
 
     async def _stage(self, stub: Any, call: Any, stage: sh.Stage) -> None:  # noqa: ANN401
@@ -138,8 +143,7 @@ class Attachment:
             request = sh.FetchInitialRequest(shard=core.settings.shard.number, sha256=stage.sha256)
             with open_stream("FetchInitial", stub.FetchInitial(request)) as chunks:
                 await core.stage(stage, aiter(chunks))
-        with tolerate_ended_call():
-            await call.write(sh.FromShard(staged=sh.Staged(sha256=stage.sha256)))
+        await self._send(call, sh.FromShard(staged=sh.Staged(sha256=stage.sha256)))
 
     async def _summarise(self, call: Any) -> None:  # noqa: ANN401
         core = self._core
@@ -147,10 +151,8 @@ class Attachment:
         while True:
             now = core.clock.monotonic()
             core.events.tell_refused(now)
-            with tolerate_ended_call():
-                await call.write(sh.FromShard(summary=summaries.next(core.troubles(), now)))
-                for event in core.events.after(core.events.log, told):
-                    told = event.number
-                    if event.at >= core.run.registry.since:
-                        await call.write(sh.FromShard(event=event_message(event)))
+            await self._send(call, sh.FromShard(summary=summaries.next(core.troubles(), now)))
+            for event in core.events.after(core.events.log, told):
+                told = event.number
+                await self._send(call, sh.FromShard(event=event_message(event)))
             await asyncio.sleep(SUMMARY_S)

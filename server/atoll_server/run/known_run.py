@@ -43,17 +43,16 @@ class Running:
 
 
 class KnownRun:
-    """A run as one core process knows it. number: the position of this process's shard in `JoinReply.shards`.
+    """A run as one core process knows it.
 
     paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
     layout of the learner that holds the lease. turned_away: number of contributions that this process refused before
     their upload was complete, since it started.
     """
 
-    def __init__(self, limits: Limits, clock: RunClock, journal: Journal, number: int = 0) -> None:
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
         self.clock = clock
         self.journal = journal
-        self.number = number
         self.registry = LearnerRegistry(limits.learners)
         self.run_id = ""
         self.generation = 0
@@ -68,6 +67,11 @@ class KnownRun:
         self.state: Waiting | Running = Waiting()
         self.writer: LedgerWriter  # set by `restore`, like the next attribute
         self.sessions: SessionKey
+
+    @property
+    def number(self) -> int:
+        """The position of this process's shard in `JoinReply.shards`."""
+        raise NotImplementedError
 
     def view(self) -> RunView:
         """Returns the newest view of the run, for this process's shard."""

@@ -44,8 +44,12 @@ class Registrar(KnownRun):
         self, limits: Limits, clock: RunClock, journal: Journal, attached: AttachedShards | None = None
     ) -> None:
         self.attached = attached or AttachedShards(own=0, count=1)
-        super().__init__(limits, clock, journal, self.attached.own)
+        super().__init__(limits, clock, journal)
         self._views = 0  # number of views sent to shards in this epoch
+
+    @property
+    def number(self) -> int:
+        return self.attached.own
 
     # ------------------------------------------------------------------------------ from and to the ledger
 

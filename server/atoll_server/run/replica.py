@@ -20,12 +20,14 @@ from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
 from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.known_run import KnownRun
-from atoll_server.settings import RunSettings
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.run_view import RunView
 from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
 from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
 
 VIEW, START = "view", "session_start"  # keys in the ledger's meta table
 
@@ -33,9 +35,15 @@ VIEW, START = "view", "session_start"  # keys in the ledger's meta table
 class Replica(KnownRun):
     """The run, as the registrar last described it. attached: whether the registrar's call is open."""
 
-    attached = False
-    _view = RunView()
-    _stored = RunView()
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal, number: int) -> None:
+        super().__init__(limits, clock, journal)
+        self.attached = False
+        self._number = number
+        self._view = self._stored = RunView()
+
+    @property
+    def number(self) -> int:
+        return self._number
 
     # ------------------------------------------------------------------------------ from and to the ledger
 

@@ -147,6 +147,7 @@ class Spool:
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
         """Creates the payloads' directories and makes them durable, so that a later write syncs only its directory."""
+        self.disk.make_directory(self.directory / f"g{generation}")
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
