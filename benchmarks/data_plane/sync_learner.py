@@ -23,7 +23,7 @@ from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
 BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
-_messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
+_messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payloads, each counted once
 
 
 def _counted(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:

@@ -34,7 +34,7 @@ LONGEST_S = 300.0  # for starting and leaving; TimeoutExpired is raised after th
 
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
-    """Returns the validation loss of the published model after all learners left, and the learners' own counts."""
+    """Returns the final published model's validation loss, and the learners' own counters."""
     same = {name: getattr(BASE, name) for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy")}
     assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:

@@ -31,7 +31,7 @@ class Fleet:
     """The learners of a run, and their syncer. specs: one per learner. work: the training that the fleet calls.
 
     merge_s: seconds from a round's end to its update. overlap: number of steps after which a learner waits for the
-    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits at once. With
+    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits immediately. With
     infinity, as in Atoll, it never waits.
     """
 

@@ -221,7 +221,7 @@ class MovementDetector:
         change = (after - before) * self._of(places, after)
         fresh = [given for given in self._watched if given.age == 0]
         self._watched = [given for given in self._watched if given.age > 0]
-        # An optimizer with copies reverses all adoptions since its last step at once.
+        # An optimizer with copies reverses all adoptions since its last step together.
         for given in fresh:
             self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)

@@ -67,7 +67,7 @@ def start_save(
         planner=_SavePlanner(staged),
         process_group=group,
     )
-    assert isinstance(save, Future), "this writer stages at once"
+    assert isinstance(save, Future), "this writer stages before it returns"
     return save
 
 

@@ -71,7 +71,7 @@ def check_protocol(meta: dict[str, Any]) -> None:
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(
             f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
-            "use the version that began the run"
+            "use the version that started the run"
         )
 
 
@@ -192,12 +192,12 @@ class Core:
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
                 f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; "
-                "omit the option or begin a new run"
+                "omit the option or start a new run"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(
                 f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}, which cannot change; "
-                "omit the option or begin a new run"
+                "omit the option or start a new run"
             )
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)

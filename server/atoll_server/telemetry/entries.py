@@ -211,7 +211,7 @@ class OperatorRefused(OfCallers):
 class OperatorActed(OfCallers):
     """An operator's action has ended. operator: name; empty if operators have no tokens.
 
-    what: the action's arguments. status, detail: of an action that failed; empty if it succeeded.
+    what: the action's arguments. status, detail: the error of a failed action; empty if the action succeeded.
     """
 
     action: str
