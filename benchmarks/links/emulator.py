@@ -64,7 +64,7 @@ class Way:
         return found
 
     def next_at(self) -> float | None:
-        """Returns when the next packet arrives, in monotonic seconds, or None if no packet is queued."""
+        """Returns the arrival time of the next packet, in monotonic seconds, or None if no packet is queued."""
         return self._on_the_way[0][0] if self._on_the_way else None
 
 

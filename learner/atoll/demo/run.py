@@ -228,7 +228,7 @@ def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> 
     from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 
     busiest = max(status.learners, key=lambda each: each.tokens)
-    console.print(f"training without Atoll on {busiest.tokens:,} tokens, as many as {busiest.learner} trained ...")
+    console.print(f"training without Atoll on {busiest.tokens:,} tokens, as many as {busiest.learner} trained on ...")
     alone = TrainSettings(batch=BATCH, data=settings.data, seed=settings.seed, device="cpu", threads=0)
 
     def tell(step: int, loss: float) -> None:

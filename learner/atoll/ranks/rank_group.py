@@ -114,7 +114,7 @@ class RankGroup(Protocol):
         """Returns the bytes that each rank passed, in order of ranks. All ranks call this together."""
 
     def leave(self) -> None:
-        """Returns once every rank has called this, so that no rank ends the job while rank 0 is still sending."""
+        """Waits until every rank has called this, so that no rank ends the job while rank 0 is still sending."""
 
 
 class SingleRank:
