@@ -100,7 +100,7 @@ def mean(runs: list[dict[str, float]], after: int) -> float:
 
 
 def run(seed: int, *, schedule: bool) -> dict[str, dict[str, float]]:
-    """Returns the validation losses of each arm, by steps after the kill."""
+    """Returns the validation losses by arm of the experiment, then by steps after the kill."""
     found = {}
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory, report = Path(place), Path(place) / "report.json"

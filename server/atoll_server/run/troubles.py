@@ -33,7 +33,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:
-        text = f"{trained:,} of {total:,} tokens were trained, so outer steps are plain means: raise --total-tokens"
+        text = f"the run is at {trained:,} of {total:,} tokens, so outer steps are plain means: raise --total-tokens"
         yield Trouble("total tokens", text)
 
 
@@ -56,7 +56,7 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
     fix = "Check that it passes its own tokens to step(tokens=...), not bytes, sequences or all learners' tokens"
-    for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
+    for name, told in (many or few)[:NAMED]:  # not both lists: one of two learners would cause both entries
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 
