@@ -156,7 +156,7 @@ class StepBoundary:
         if verdict is Movement.COPIES:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
-        log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's")
+        log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's values")
         self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
         return RESTORE
 
