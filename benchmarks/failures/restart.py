@@ -49,7 +49,7 @@ MESSAGES = [
 
 
 def tensors(parameters: int) -> tuple[TensorSpec, ...]:
-    """Returns tensors roughly like a transformer's: an embedding, and equal matrices.
+    """Returns tensors roughly like a transformer's: an embedding, and matrices of equal size.
 
     parameters: their approximate number.
     """

@@ -152,7 +152,7 @@ class Fleet:
         if fragment in learner.flying:
             self._decline(learner, fragment, cycle, "its contribution is in flight")
         elif not self._take(learner, fragment, cycle):
-            self._decline(learner, fragment, cycle, "nothing has been trained since its anchor")
+            self._decline(learner, fragment, cycle, "no outstanding work for this fragment")
 
     def _decline(self, learner: FleetLearner, fragment: int, cycle: int, reason: str) -> None:
         self._tell(learner, ev.Declined(learner.spec.name, fragment, cycle, reason))
