@@ -3,8 +3,8 @@
 python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
 The learner does not train. Between two syncs, it adds noise to the parameters, as large as a few inner steps. It
-creates `NAME.ready.K` before sync K. When it has adopted every fragment, it writes `NAME.K`: a line of JSON with the
-time, the bytes of its payloads, and its number of merged contributions.
+creates `NAME.ready.K` before sync K. When it has adopted every fragment, it writes `NAME.K`, a line of JSON. The
+line has the time, the bytes of the learner's payloads, and its number of merged contributions.
 """
 
 from __future__ import annotations
