@@ -44,7 +44,10 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
 
 
 def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
-    """Plots the loss, in percent above the first variant, with a row per variant and a point per seed. path: the SVG file."""
+    """Plots the loss, in percent above the first variant, with a row per variant and a point per seed.
+
+    path: the SVG file.
+    """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 0.45 * len(lines) + 1.1), layout="constrained")
     axes = figure.subplots()

@@ -37,7 +37,7 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
         raise Refused(
             Status.INVALID_ARGUMENT,
             f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} declined rounds '
-            f"and adopted versions at once: send at most {MAX_REPORTED} per report",
+            f"and adopted versions in one report: send at most {MAX_REPORTED}",
         )
     spent = IncarnationCounters(
         steps=seen.steps,
