@@ -53,7 +53,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """Runs one learner through all syncs. Sync 0 warms up, and its figures are to be ignored."""
+    """Runs one learner through all syncs. Sync 0 warms up: ignore its figures."""
     name, address, size, syncs, folder = sys.argv[1:6]
     place = Path(folder)
     configure("warning", json=False)

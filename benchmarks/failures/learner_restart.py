@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def staging_ms() -> list[float]:
-    """Returns the milliseconds that copies of a state take, one after another."""
+    """Returns the durations of consecutive copies of a state, in milliseconds."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(STAGED // 1_000_000)))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -28,7 +28,7 @@ from benchmarks.quality.records import RECORDS, Records, commit, make
 from benchmarks.quality.train import WINDOWS, names
 from benchmarks.quality.training import new_model
 
-STEP_S = 0.1  # two CPUs can train four learners' steps in less time
+STEP_S = 0.1  # two CPUs compute four learners' steps in less time
 RECORD = "over-grpc.json"
 LONGEST_S = 300.0  # for starting and leaving; TimeoutExpired is raised after this
 
