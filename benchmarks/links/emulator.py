@@ -3,7 +3,7 @@
 python -m benchmarks.links.emulator A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [--device wan0]
 
 The emulator needs root. It creates a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets
-until it is ended. --quick: without delay and loss until SIGUSR1. SIGUSR2 cuts the link, and a second SIGUSR2 restores
+until it is stopped. --quick: no delay and no loss until SIGUSR1. SIGUSR2 cuts the link, and a second SIGUSR2 restores
 it. --counts: file for the bytes each way, written five times per second. --seed and the order of packets decide which
 packets are lost.
 """
