@@ -39,7 +39,7 @@ STEPS = 5000
 
 
 def of_kernels(report: Report) -> None:
-    """Measures the codec and the merge on one core."""
+    """Measures the codec and the merge on one CPU."""
     report.rows += kernels.rows()
 
 

@@ -57,7 +57,7 @@ def main() -> None:
         "kills": len(history.kills),
         "killed": [asdict(kill) for kill in history.kills],
         "steps": steps,
-        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: its ranks did not meet
+        "first_steps": [lives[0].first_step for lives in history.lives],  # one per start; null: its ranks did not meet
         "first_start_s": history.began_s - history.lives[0][0].spawned_s,
         "validation_loss": loss,
         "settings": asdict(settings) | {"mtbf_s": options.mtbf},

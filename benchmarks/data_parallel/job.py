@@ -185,7 +185,7 @@ class Job:
         self._next_kill = next(self._kills, None)
 
     def _end_all(self) -> None:
-        """Kills all ranks, then waits for their ends. A surviving rank would only wait for the other ranks."""
+        """Kills all ranks, then waits until they have ended. A surviving rank would only wait for the other ranks."""
         for rank in self._ranks:
             rank.process.kill()
         for rank in self._ranks:

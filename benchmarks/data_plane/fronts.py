@@ -31,7 +31,7 @@ MAX_MORE, MAX_BYTES = 0.25, 200e6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a front. cpu_s, wall_s: of each sync, (without, with) a front. front_cpu_s: the front's share.
+    """The cost of a front. cpu_s, wall_s: times of all syncs, (without, with) a front. front_cpu_s: the front's share.
 
     sync_bytes: a front's peak memory in syncs. crowd_bytes: its memory with CROWD learners.
     """

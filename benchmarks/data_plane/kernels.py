@@ -78,7 +78,7 @@ def _decode(
 
     took, ratio = beside(add, copy)
     rate = f"{PARAMETERS / took / 1e9:.1f} G parameters/s"
-    return Row("int4 decode-accumulate, one core", ratio * DECODED_BYTES / 8, 0.6, "x copy bandwidth", rate, most=False)
+    return Row("int4 decode-accumulate, one CPU", ratio * DECODED_BYTES / 8, 0.6, "x copy bandwidth", rate, most=False)
 
 
 def _decode_beside_torch(fragment: FragmentLayout, contents: list[frame_codec.Content], out: frame_codec.F32) -> Row:
@@ -106,7 +106,7 @@ def _decode_beside_torch(fragment: FragmentLayout, contents: list[frame_codec.Co
         return None
 
     _, ratio = beside(add, eager)
-    return Row("int4 decode-accumulate, one core", ratio, 20.0, "x eager torch", "the same frames", most=False)
+    return Row("int4 decode-accumulate, one CPU", ratio, 20.0, "x eager torch", "the same frames", most=False)
 
 
 def _step(
@@ -163,7 +163,7 @@ def _encode(fragment: FragmentLayout, vector: frame_codec.F32) -> Iterator[Row]:
     took, ratio = beside(quantise, encode)
     rate = PARAMETERS / took / 1e9
     with_zstd = f"{rate / ratio:.2f} G/s with zstd"
-    yield Row("int4 quantise and pack, one core", rate, 1.5, "G parameters/s", with_zstd, most=False)
+    yield Row("int4 quantise and pack, one CPU", rate, 1.5, "G parameters/s", with_zstd, most=False)
     gap, bits, error = rate_above_bound(fragment, vector, payloads)
     told = f"{bits:.2f} bits per parameter, scales included, at a relative error of {error:.3f}"
     yield Row("int4 above the Gaussian rate-distortion bound", gap, 0.3, "bits", told)

@@ -28,7 +28,7 @@ class Row:
 class Report:
     """The results of one run.
 
-    paces_s: `pace_s` before each part. If they differ, the figures of these parts differ, too.
+    paces_s: `pace_s` before each part. If the paces differ, the figures of these parts are not comparable.
     """
 
     rows: list[Row] = field(default_factory=list)

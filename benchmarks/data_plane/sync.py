@@ -30,7 +30,7 @@ MAX_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One sync. wall_s: until the last learner finished. cpu_s: of all processes. bytes: on loopback, with headers."""
+    """One sync. wall_s: until the last learner finished. cpu_s: all processes. bytes: on loopback, with headers."""
 
     wall_s: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""A core that opens the rounds of all fragments at once, on request.
+"""A core that opens the rounds of all fragments at the same time, on request.
 
 python -m benchmarks.data_plane.sync_core FOLDER ...
 
@@ -24,7 +24,7 @@ folder = Path(sys.argv.pop(1))
 
 
 class AtOnce(Syncer):
-    """A syncer that opens all rounds of a sync at once."""
+    """A syncer that opens all rounds of a sync at the same time."""
 
     _syncs = 0
     _wanted: Mapping[int, int] = {}  # by fragment: its version after the sync

@@ -3,8 +3,8 @@
 python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
 The learner does not train. Between two syncs, it adds noise to the parameters, as large as a few inner steps. It
-creates `NAME.ready.K` before sync K. When it has adopted every fragment, it writes `NAME.K`: a line of JSON with the
-time, the bytes of its payloads, and its number of merged contributions.
+creates `NAME.ready.K` before sync K. When it has adopted every fragment, it writes `NAME.K`, a line of JSON. The
+line has the time, the bytes of the learner's payloads, and its number of merged contributions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
 BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
-_messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
+_messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payloads, each counted once
 
 
 def _counted(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
@@ -53,7 +53,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """Runs one learner through all syncs. Sync 0 warms up, and its figures are to be ignored."""
+    """Runs one learner through all syncs. Sync 0 warms up: ignore its figures."""
     name, address, size, syncs, folder = sys.argv[1:6]
     place = Path(folder)
     configure("warning", json=False)

@@ -61,7 +61,7 @@ def measure() -> Throughput:
 
 
 def learn(address: str) -> Throughput:
-    """Runs the learner through phases with and without syncs in turn. address: the core's."""
+    """Runs the learner through alternating phases with and without syncs. address: the core's."""
     os.sched_setaffinity(0, {0})
     configure("warning", json=False)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Kills the core repeatedly under four learners, and measures pauses of the learners and the change of the loss.
+"""Kills the core repeatedly under four learners, and measures pauses of the learners and the change in the loss.
 
 Each seed has a pair of runs. In one run, the core is killed. In the other run, an idle process is started instead.
 
@@ -155,7 +155,7 @@ def figures(
 ) -> dict[str, Any]:
     """Returns the figures of one run.
 
-    A gap is the time from the end of a `step()` and its control to the next `step()`.
+    A gap begins after a `step()` and its control (see timed_learner), and ends at the next `step()`.
     """
     from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the learners have ended
 

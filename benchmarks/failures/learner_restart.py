@@ -4,7 +4,7 @@ Each seed has one learner, and the same batches in all runs. The learner sends i
 stopped, and its directory copied. From both copies, a new process continues with the next batch, once with the
 checkpoint and once without. Also measures the copy that a saving `step()` waits for.
 
-With --schedule, the learning rate follows a scheduler of torch, which is part of the checkpoint. Else, it is constant.
+With --schedule, the learning rate follows a torch scheduler, which the checkpoint includes. Otherwise, it is constant.
 
 python -m benchmarks.failures.learner_restart --seeds 3 --json PATH
 """
@@ -37,12 +37,12 @@ from torch.nn import functional
 
 SIZE, BATCH = ModelSize(width=64, layers=2, heads=2, context=64), 16
 LEARNING_RATE, BETAS = 3e-3, (0.9, 0.999)
-# Plain averaging: with outer momentum, the shock of the lost outstanding work hides the optimizer's.
+# Plain averaging: with outer momentum, the loss of outstanding work hides the effect of the lost optimizer state.
 CORE = ["--fragments", "2", "--inner-steps", "10", "--outer-lr", "1", "--outer-momentum", "0"]
 KILLED_AT, SAVED_AT = 300, 290  # steps: the kill, and the checkpoint before it
 WARM_UP, DECAYED, LAST_RATE = 50, 400, 0.1  # the schedule: steps until its peak and its end, and the share at the end
 AFTER = (1, 2, 5, 10, 20, 30, 40, 50)  # steps after the kill at which the validation loss is measured
-WINDOWS = 64  # of validation text
+WINDOWS = 64  # number of validation windows
 STAGED, COPIES = 10_000_000, 11  # parameters of the model whose state is copied; copies
 LIFE_S = 600.0  # limit on the duration of one process
 ARMS = ("not killed", "with checkpoint", "without checkpoint")
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def staging_ms() -> list[float]:
-    """Returns the milliseconds that copies of a state take, one after another."""
+    """Returns the durations of consecutive copies of a state, in milliseconds."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(STAGED // 1_000_000)))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -100,7 +100,7 @@ def mean(runs: list[dict[str, float]], after: int) -> float:
 
 
 def run(seed: int, *, schedule: bool) -> dict[str, dict[str, float]]:
-    """Returns the validation losses of each arm, by steps after the kill."""
+    """Returns the validation losses by arm of the experiment, then by steps after the kill."""
     found = {}
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory, report = Path(place), Path(place) / "report.json"
@@ -130,7 +130,7 @@ def train(group: Children, directory: Path, words: Sequence[str], *, life: str) 
 
 
 def live(life: str, address: str, saved: str, report: str, seed: str, rate: str) -> None:
-    """Trains one learner: "whole", until it is "killed", or "restarted" after the kill."""
+    """Trains one learner. life: "whole" (never killed), "killed" (until the kill), or "restarted" (after it)."""
     torch.set_num_threads(1)
     model = build(SIZE, int(seed))
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, BETAS)

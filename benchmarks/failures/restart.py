@@ -39,7 +39,7 @@ from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec, plan
 from rich.console import Console
 
 LARGEST_START_S = 3.0  # the promised limit
-STEP_S, TOKENS = 0.15, 4096  # of a synthetic inner step: seconds, tokens
+STEP_S, TOKENS = 0.15, 4096  # duration and tokens of a synthetic inner step
 MESSAGES = [
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.max_receive_message_length", 16 << 20),
@@ -49,7 +49,7 @@ MESSAGES = [
 
 
 def tensors(parameters: int) -> tuple[TensorSpec, ...]:
-    """Returns tensors roughly like a transformer's: an embedding, and equal matrices.
+    """Returns tensors roughly like a transformer's: an embedding, and matrices of equal size.
 
     parameters: their approximate number.
     """

@@ -3,8 +3,9 @@
 python -m benchmarks.islands --ranks 4 --json PATH
 
 Memory: the largest rank's peak, with a Learner and without. Its extra memory has a limit: 2.5 times its share of the
-parameters in float32, one tensor, and 200 MB. Time: `Learner.step()` with nothing due, and the share of time in
-`step()` with steps of 200 ms, of which a pause takes the place of computation.
+parameters in float32, one tensor, and 200 MB. Time: the duration of a
+`Learner.step()` with nothing due, and the share of time in `step()` with steps of 200 ms. A pause replaces the
+computation of a step.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def train(ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: l
 
 
 def idle(ranks: Ranks) -> dict[str, float]:
-    """Returns seconds in a step, of the slowest rank. The first tenth of the steps warms up."""
+    """Returns the slowest rank's seconds per step. The first tenth of the steps warms up."""
     times = [sorted(rank["step_s"][len(rank["step_s"]) // 10 :]) for rank in ranks]
     return {
         "median_s": max(statistics.median(each) for each in times),
@@ -82,7 +83,7 @@ def idle(ranks: Ranks) -> dict[str, float]:
 
 
 def blocked(ranks: Ranks) -> dict[str, float]:
-    """Returns the share of time in `step`, of the slowest rank."""
+    """Returns the slowest rank's share of time in `step`."""
     return {
         "blocked": max(sum(rank["step_s"]) / rank["wall_s"] for rank in ranks),
         "longest_s": max(max(rank["step_s"]) for rank in ranks),

@@ -3,7 +3,7 @@
 python -m benchmarks.links.emulator A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [--device wan0]
 
 The emulator needs root. It creates a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets
-until it is ended. --quick: without delay and loss until SIGUSR1. SIGUSR2 cuts the link, and a second SIGUSR2 restores
+until it is stopped. --quick: no delay and no loss until SIGUSR1. SIGUSR2 cuts the link, and a second SIGUSR2 restores
 it. --counts: file for the bytes each way, written five times per second. --seed and the order of packets decide which
 packets are lost.
 """
@@ -64,7 +64,7 @@ class Way:
         return found
 
     def next_at(self) -> float | None:
-        """Returns when the next packet arrives, in monotonic seconds, or None if no packet is queued."""
+        """Returns the arrival time of the next packet, in monotonic seconds, or None if no packet is queued."""
         return self._on_the_way[0][0] if self._on_the_way else None
 
 

@@ -2,10 +2,10 @@
 
 python -m benchmarks.links.regions [--json PATH] [--seeds 3]
 
-Needs root, and uses its own network namespaces: a core at home, and in each region a front and two reference learners,
-behind a link of 100 Mbit/s and 40 ms each way. It checks that each front fetches one copy of each published update, and
-measures the link's traffic, and the loss vs. loopback with the same seeds. A further run measures the cost of a minute
-without a link for a region's learners.
+Needs root, and uses its own network namespaces. The core is at home. A region has a front and two reference learners,
+behind a link of 100 Mbit/s and 40 ms each way. The benchmark checks that each front fetches one copy of each published
+update. It measures the links' traffic, and compares the loss with that of runs over loopback with the same seeds. A
+further run measures the cost of a minute without a link for a region's learners.
 """
 
 from __future__ import annotations

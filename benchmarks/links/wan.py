@@ -3,7 +3,7 @@
 python -m benchmarks.links.wan [--json PATH]
 
 200 Mbit/s, 40 ms each way, 0.05 % loss. Needs root, and uses its own network namespaces. A learner joins, warms up, and
-makes one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs
+runs one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs
 allow. All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
 acknowledgement. Merges wait until then. The first syncs, in which the learner tries numbers of connections, are left
 out.
@@ -33,7 +33,7 @@ from benchmarks.data_plane.sync import OPTIONS, wait
 MBIT = 200.0
 DELAY_MS = 40.0
 LOSS = 0.0005
-QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; all except the first; of these, the last ones count
+QUICK, SYNCS, COUNTED = 2, 9, 5  # number of syncs over the fast link; after sync 0; measured at the end
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}
@@ -62,9 +62,9 @@ for _ in range(count): threading.Thread(target=send).start()
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Mbit/s of payload. quick: over the link without its limits. uploads: of each sync that counts.
+    """Mbit/s of payload. quick: rate over the link without its limits. uploads: one rate per measured sync.
 
-    raw: of plain TCP, by number of connections.
+    raw: rate of plain TCP, by number of connections.
     """
 
     congestion: str

@@ -21,7 +21,7 @@ from torch import Tensor
 SIZE, BATCH = "tiny", 2
 PEAK, WARM_UP = 3e-3, 20  # learning rate, and number of warm-up steps: the same for both sides
 SEED = 0
-PAPER_STEP_S = 3.0  # of the paper's 12B parameters
+PAPER_STEP_S = 3.0  # step of the paper's model with 12B parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def serve(address: str, clients: int, parameters: int, rounds: int, result: Path
 
 
 def main() -> None:
-    """Runs the server or a client, by the command line."""
+    """Runs the server or a client, as the command line says."""
     if sys.argv[1] == "server":
         address, clients, parameters, rounds, result = sys.argv[2:7]
         serve(address, int(clients), int(parameters), int(rounds), Path(result))

@@ -56,7 +56,7 @@ class PeerSync:
 
 @dataclass(frozen=True, slots=True)
 class CostSoFar:
-    """Counters at one moment. cpu_s: of all descendants of a process, including ended ones."""
+    """Counters at one moment. cpu_s: sum over all descendants of a process, including ended ones."""
 
     at_s: float
     cpu_s: float

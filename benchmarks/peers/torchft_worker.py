@@ -69,7 +69,7 @@ def main() -> None:
                 for parameter, values in zip(model.parameters(), noise, strict=True):
                     parameter.add_(values)
             began, began_cpu = time.monotonic(), time.process_time()
-            inner.step()  # DiLoCo's hook makes the sync here
+            inner.step()  # DiLoCo's hook runs the sync here
             times.append((time.monotonic() - began, time.process_time() - began_cpu))
     assert manager.current_step() >= 1 + int(syncs), "every sync was committed"
     Path(result).write_text(json.dumps({"wall_s": [t[0] for t in times[1:]], "cpu_s": [t[1] for t in times[1:]]}))

@@ -218,7 +218,7 @@ BUDGETS = (
 
 
 def series(recipe: Recipe) -> str:
-    """Returns the name of the file of a recipe's record, which is the first table that has it with any seed."""
+    """Returns the file name for a recipe's record: the first table that contains the recipe with any seed."""
     first = replace(recipe, seed=0)
     holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
     return next(holding, REST)

@@ -28,13 +28,13 @@ from benchmarks.quality.records import RECORDS, Records, commit, make
 from benchmarks.quality.train import WINDOWS, names
 from benchmarks.quality.training import new_model
 
-STEP_S = 0.1  # two CPUs can train four learners' steps in less time
+STEP_S = 0.1  # two CPUs compute four learners' steps in less time
 RECORD = "over-grpc.json"
 LONGEST_S = 300.0  # for starting and leaving; TimeoutExpired is raised after this
 
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
-    """Returns the validation loss of the published model after all learners left, and the learners' own counts."""
+    """Returns the final published model's validation loss, and the learners' own counters."""
     same = {name: getattr(BASE, name) for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy")}
     assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:

@@ -16,9 +16,10 @@ COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 
 
 def gaps(found: Sequence[Gap], path: Path) -> None:
-    """Plots percent above data-parallel over tokens: a curve through the means per size, and a point per seed.
+    """Plots the loss, in percent above data-parallel training, over tokens. Each size has a curve through its means.
 
-    A second panel is over tokens per parameter, which is comparable between model sizes. path: the SVG file.
+    Each seed has a point. A second panel is over tokens per parameter, which is comparable between model sizes.
+    path: the SVG file.
     """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -43,7 +44,10 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
 
 
 def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
-    """Plots percent above the first variant, with one row per variant and one point per seed. path: the SVG file."""
+    """Plots the loss, in percent above the first variant, with a row per variant and a point per seed.
+
+    path: the SVG file.
+    """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 0.45 * len(lines) + 1.1), layout="constrained")
     axes = figure.subplots()

@@ -24,7 +24,7 @@ KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that do not cha
 class Recipe:
     """One run. All methods see the same tokens: seed, m and n decide batch n of learner m.
 
-    batch: sequences per step, summed over learners (of equal speed). steps: of each learner, at equal speed.
+    batch: sequences per step, summed over learners (of equal speed). steps: number per learner, at equal speed.
     method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
     "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
     delay: one way, in steps. failures: mean steps of a learner between failures, or 0 for none. repair: in steps.

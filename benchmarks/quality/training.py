@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Process:
-    """The state of one learner's process, which is lost when the process dies. steps, tokens: of this process."""
+    """The state of one learner's process, which is lost when the process dies. steps, tokens: since its start."""
 
     model: Transformer
     optimizer: torch.optim.Optimizer
@@ -109,7 +109,7 @@ class Training:
         self.tokens += tokens
 
     def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
-        """Takes a pseudo-gradient. Codes, compresses, decodes and checks it, as on its way to a core."""
+        """Takes a pseudo-gradient. Encodes, compresses, decodes and checks it, as on its way to a core."""
         process = self.processes[learner]
         if process.local.tracks[fragment].steps_from == process.steps:
             return None

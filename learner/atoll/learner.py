@@ -59,7 +59,7 @@ class Learner:
                 ...                                   # your training loop, unchanged
                 learner.step(tokens=batch.numel())    # after optimizer.step()
 
-    Entering the block joins the run and sets the model's trainable parameters to the run's. Entering waits up to
+    Entering the block joins the run and sets the model's trainable parameters to the run's values. It waits up to
     `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s` seconds for
     the core's acknowledgement, and leaves the run. A parameter is trainable if it requires gradients and an optimizer
     updates it. Under torchrun, every rank creates a Learner and calls `step`. Data loaders may fork at any time if the
@@ -75,8 +75,8 @@ class Learner:
             outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: directory for this learner's checkpoints. Entering restores the optimizers and extra_state from
-            the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
+        checkpoint_dir: directory for this learner's checkpoints. At entry, the learner restores the optimizers and
+            extra_state from the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
         checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
@@ -270,7 +270,7 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
 
-        tokens: number of tokens that this rank trained in this step.
+        tokens: number of tokens that this rank trained on in this step.
         loss: shown in status and metrics. If it is a GPU tensor, `step` waits for the GPU.
 
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
@@ -323,7 +323,7 @@ class Learner:
         """Asks for a checkpoint at the end of the next `step`, or of a later one while another is being written.
 
         That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
-        the ranks agree on the step. Leaving also saves a checkpoint that was asked for before, unless the block raised.
+        the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.
         """
         if self._left:
             raise LearnerError(LEFT)
@@ -333,12 +333,12 @@ class Learner:
 
     @property
     def run_tokens(self) -> int:
-        """The tokens that the run had trained at the last step, for schedules. All ranks read the same value."""
+        """The run's training tokens so far, as known at the last step, for schedules. All ranks read the same value."""
         return self._boundary.run_tokens if self._boundary is not None else 0
 
     @property
     def total_tokens(self) -> int:
-        """The tokens that the run will train (the core's --total-tokens), for schedules. 0: there is no limit."""
+        """The run's target of training tokens (the core's --total-tokens), for schedules. 0: there is no target."""
         return self._boundary.total_tokens if self._boundary is not None else 0
 
     def stats(self) -> Stats:

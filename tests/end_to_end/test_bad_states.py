@@ -119,7 +119,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
 
 
 @bad("has schema 99, but this version reads 6: use the version that wrote it")
-def ledger_is_of_a_newer_atoll(directory: Path) -> None:
+def ledger_was_written_by_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
 
@@ -172,8 +172,8 @@ def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("the run uses protocol 77, but this core uses 2: use the version that began the run")
-def run_is_of_another_protocol(directory: Path) -> None:
+@bad("the run uses protocol 77, but this core uses 2: use the version that started the run")
+def run_uses_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
@@ -183,7 +183,7 @@ def layout_has_another_fingerprint(directory: Path) -> None:
 
 
 @bad("this machine's clock is behind the run", recovers=True)
-def clock_went_back_since_the_last_start(directory: Path) -> None:
+def clock_is_behind_the_last_start(directory: Path) -> None:
     from atoll_server.storage.rows import LearnerRow
 
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
@@ -273,7 +273,7 @@ def all_snapshots_are_damaged(directory: Path) -> None:
 
 
 @bad("state restored", recovers=True)
-def snapshot_was_half_written_when_the_power_went(directory: Path) -> None:
+def snapshot_was_half_written_when_the_power_failed(directory: Path) -> None:
     (directory / "snapshots" / "00000009.part").write_bytes(b"half")
     (directory / "snapshots" / "00000010.safetensors").write_bytes(b"renamed, but never committed")
 

@@ -233,7 +233,7 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
         ]  # fmt: skip
     with core(tmp_path / "next", "--init", str(tmp_path / "now.safetensors")) as running:
         train(running.address, "a", steps=2, model=Normalised(), **options)
-        assert "the run begins with tensors that an earlier run did not share" in running.log()
+        assert "the initial parameters include tensors that an earlier run did not share" in running.log()
 
     exported = Normalised()
     exported.load_state_dict(load_file(tmp_path / "now.safetensors"), strict=True)

@@ -46,7 +46,7 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
         latecomer.start()
         eventually(lambda: states(running).get("c") in {"paused", "joining"} and len(latecomer.losses) == 1)
         stood_s = time.monotonic() - began
-        assert atoll("resume", "--server", running.address).stdout == "the run is resumed\n"
+        assert atoll("resume", "--server", running.address).stdout == "the run was resumed\n"
         eventually(lambda: running.status().merges > after.merges + 2)
         end.append(True)
         for trainee in (*trainees, latecomer):

@@ -445,8 +445,8 @@ REASONS = {
     spoil_size: "differs from atoll.json",
     spoil_bit: "does not match its checksum",
     spoil_facts: "atoll.json cannot be read",
-    spoil_run: 'it belongs to the run "other", and this run is "fake"',
-    spoil_layout: "it belongs to a run with another layout",
+    spoil_run: 'it belongs to the run "other", but this run is "fake"',
+    spoil_layout: "it belongs to a run with a different layout",
 }
 
 
@@ -477,7 +477,7 @@ def test_a_checkpoint_that_does_not_fit_the_optimizer_is_left_alone(core, tmp_pa
     with Saving(core, tmp_path, model, torch.optim.AdamW(groups)) as again:
         assert not again.optimizer.state
     [line] = events(said, "ignoring a checkpoint")
-    assert line["reason"] == "its optimizer has other parameters, or other groups of them"
+    assert line["reason"] == "its optimizer has different parameters or parameter groups"
 
 
 def test_a_checkpoint_of_another_optimizer_is_left_alone(core, tmp_path, said):
@@ -487,7 +487,7 @@ def test_a_checkpoint_of_another_optimizer_is_left_alone(core, tmp_path, said):
     with Saving(core, tmp_path, model, torch.optim.RAdam(model.parameters())) as again:
         assert not again.optimizer.state
     [line] = events(said, "ignoring a checkpoint")
-    assert line["reason"] == "it was saved with AdamW, and this learner has RAdam"
+    assert line["reason"] == "it was saved with AdamW, but this learner has RAdam"
 
 
 def test_a_learning_rate_of_numpy_is_saved(core, tmp_path):

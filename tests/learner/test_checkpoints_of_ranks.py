@@ -81,7 +81,7 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
         assert max(report["steps_s"]) < SLOW_S / 2
     reasons = {each["name"]: each["reason"] for each in said if "extra state" in each["event"]}
     assert reasons == dict.fromkeys(
-        ("position", "random"), "it differs by rank, and the checkpoint has 2 ranks instead of 1"
+        ("position", "random"), "it differs between ranks, and the checkpoint has 2 ranks, not 1"
     )
     assert first[0]["begun"]["optimizer"] == {}
     assert second[0]["saved"]["optimizer"]["1.weight.step"] == 2 * STEPS

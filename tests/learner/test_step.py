@@ -202,7 +202,7 @@ def test_steps_without_tokens_are_no_contribution():
     learner._exchange.ask(0, 7)
     learner.step(tokens=0)
     assert not agent.taken
-    assert [each.reason for each in learner._exchange.declined] == ["nothing has been trained since its anchor"]
+    assert [each.reason for each in learner._exchange.declined] == ["no outstanding work for this fragment"]
 
 
 def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():

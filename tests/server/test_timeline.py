@@ -98,10 +98,10 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
 def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
     told = Told()
     first = next(told.timeline.newest())
-    told.on(ev.Declined("b", 0, first.cycle, "nothing has been trained since its anchor"), first.opened_at + 0.1)
+    told.on(ev.Declined("b", 0, first.cycle, "no outstanding work for this fragment"), first.opened_at + 0.1)
     told.contributed("a", first.opened_at + 0.2)
     told.contributed("b", first.opened_at + 0.3)  # during its merge
-    assert first.answers["b"].declined == "nothing has been trained since its anchor"
+    assert first.answers["b"].declined == "no outstanding work for this fragment"
     told.on(ev.Merged(0, 1), first.opened_at + 0.4)
     now = first.opened_at + 8.0
     told.on(ev.Reported("a", 20, False), now)
@@ -156,7 +156,7 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     for number in range(10):
         kept[0].answer(f"n{number}").durable_at = float(number)
     kept[0].answer("missing").began_at = 1.0
-    kept[0].answer("idle").declined = "nothing has been trained since its anchor"
+    kept[0].answer("idle").declined = "no outstanding work for this fragment"
     assert [name for name, _ in slowest(kept[0], 3)] == ["missing", "n9", "n8"]
     assert [name for name, _ in slowest(kept[0], 99)][-1] == "idle"
 

@@ -101,7 +101,7 @@ class CoreClient:
         await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
-        """Takes a checkpoint. Returns when the checkpoint is durable."""
+        """Takes a checkpoint, and waits until it is durable."""
         reply: pb.Checkpoint = await self._ask(
             "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )

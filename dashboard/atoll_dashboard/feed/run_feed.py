@@ -95,7 +95,7 @@ class RunFeed:
                 continue  # no page was opened meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next poll, or after one second, because the displayed ages also change without a poll."""
+        """Waits for the next poll, for at most one second, because the displayed ages also change without a poll."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await self._looked.wait()

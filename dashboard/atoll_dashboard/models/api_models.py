@@ -27,7 +27,7 @@ class Page(BaseModel, Generic[T]):
 
 
 class Goodput(BaseModel):
-    """Goodput: useful / provisioned learner-seconds. recent: of the last five minutes. lost_s: by cause."""
+    """Useful / provisioned learner-seconds. recent: ratio of the last five minutes. lost_s: lost time by cause."""
 
     ratio: float
     recent: float | None
@@ -47,7 +47,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Bytes of payloads. whole_bytes: of whole fragments and initial parameters. up_bits, down_bits: per parameter."""
+    """Payload sizes. whole_bytes: whole fragments and initial parameters. up_bits, down_bits: bits per parameter."""
 
     up_bytes: int
     down_bytes: int

@@ -67,7 +67,7 @@ export function story(round, answer, end) {
   return parts.join(", ");
 }
 
-/** Sorts answers: the slowest come first, and the declined come last. */
+/** Sorts answers: the slowest come first, and those that declined come last. */
 export function slowestFirst(answers) {
   const rank = (answer) => (answer.declined ? -1 : answer.durable_at === null ? Infinity : answer.durable_at);
   return [...answers].sort((one, other) => {

@@ -31,7 +31,7 @@ class Fleet:
     """The learners of a run, and their syncer. specs: one per learner. work: the training that the fleet calls.
 
     merge_s: seconds from a round's end to its update. overlap: number of steps after which a learner waits for the
-    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits at once. With
+    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits immediately. With
     infinity, as in Atoll, it never waits.
     """
 
@@ -152,7 +152,7 @@ class Fleet:
         if fragment in learner.flying:
             self._decline(learner, fragment, cycle, "its contribution is in flight")
         elif not self._take(learner, fragment, cycle):
-            self._decline(learner, fragment, cycle, "nothing has been trained since its anchor")
+            self._decline(learner, fragment, cycle, "no outstanding work for this fragment")
 
     def _decline(self, learner: FleetLearner, fragment: int, cycle: int, reason: str) -> None:
         self._tell(learner, ev.Declined(learner.spec.name, fragment, cycle, reason))

@@ -29,7 +29,7 @@ def helm_values(job: Job, plan: Plan) -> str:
             f"    fragments: {plan.settings.fragments}",
             f"    overlap: {plan.settings.overlap_steps:g}",
             f"    codec: {plan.settings.codec.name.lower()}",
-            "    # totalTokens: of the whole run; its last outer steps become plain means",
+            "    # totalTokens: target of the whole run; its last outer steps become plain means",
             f"  storage: {{size: {disk}Gi}}",
             "  resources:",
             f'    requests: {{cpu: "{cpus(job, plan)}", memory: {memory}Gi}}',

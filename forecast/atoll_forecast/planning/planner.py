@@ -198,7 +198,7 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
     needed, why = max(
         (MIN_INNER_STEPS, "the paper's value"),
         (math.ceil(links), "the smallest value that the links allow"),
-        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the smallest value that covers a round trip"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the smallest value that covers a sync"),
         (
             math.ceil(MARGIN * fragments / AT_ONCE),
             f"the smallest value with which learners answer {fragments} fragments in time",

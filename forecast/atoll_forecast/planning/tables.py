@@ -77,7 +77,7 @@ def _settings(job: Job, plan: Plan) -> Table:
     rows = [
         ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
         ("fragments", f"P = {plan.settings.fragments}", "fewer if the model has too few tensors"),
-        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round trip may take"),
+        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "inner steps that a sync may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
         ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one core per run"),
         ("", f"{cpus(job, plan)} CPUs", "for merges, plus one spare"),

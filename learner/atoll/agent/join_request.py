@@ -83,7 +83,7 @@ class Joiner:
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
-        """Joins, and returns once the run has parameters.
+        """Joins, and waits until the run has parameters.
 
         Raises AioRpcError if the core refuses or does not answer, LearnerError for an invalid reply, and LinkLost.
         """

@@ -35,7 +35,7 @@ class FirstFile:
         while not self._ended and not done.done():
             wait((done,), PIECE_S)
         if not done.done():
-            raise LearnerError("the learner stopped while it joined: restart it")
+            raise LearnerError("the learner stopped while it was joining: restart it")
         done.result()
 
     @property

@@ -1,6 +1,6 @@
 """A rank's values in host memory, and their exchange with the other ranks.
 
-The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread returns the GIL
+The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread releases the GIL
 only after `sys.getswitchinterval`. If the parameters are float32 and on the host, reading and writing a fragment
 release the GIL once each.
 """

@@ -63,7 +63,7 @@ class LocalParameters:
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
-    coder: codes the values on the parameters' device, if there is only one rank. None: they are coded in host memory.
+    coder: encodes on the parameters' device, if there is only one rank. None: the values are encoded in host memory.
     """
 
     def __init__(

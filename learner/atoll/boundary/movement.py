@@ -182,7 +182,7 @@ class MovementDetector:
         """Returns the verdict on writes outside the optimizer's step, and the optimizer's step, float32 (values,)."""
         start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
         early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
-        size = np.where(own > 0, own, late)  # late: the optimizer's result is written after its step
+        size = np.where(own > 0, own, late)  # some optimizers' results are written after their step
         usual = self._usual if self._steps else size
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
@@ -221,7 +221,7 @@ class MovementDetector:
         change = (after - before) * self._of(places, after)
         fresh = [given for given in self._watched if given.age == 0]
         self._watched = [given for given in self._watched if given.age > 0]
-        # An optimizer with copies reverses all adoptions since its last step at once.
+        # An optimizer with copies reverses all adoptions since its last step together.
         for given in fresh:
             self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)

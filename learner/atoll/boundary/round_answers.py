@@ -35,7 +35,7 @@ class RoundAnswers:
             if track.flying is not None:
                 self.decline(due[0], "the learner's earlier contribution is in flight")
             elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
-                self.decline(due[0], "nothing has been trained since its anchor")
+                self.decline(due[0], "no outstanding work for this fragment")
             else:
                 self.take(due[0])
             due.popleft()

@@ -29,7 +29,7 @@ from atoll.stats import Counters
 log = structlog.get_logger()
 
 # Limit on a leaving learner's wait for the fates of its contributions, in seconds and in step times. Open rounds close
-# within this time. If all learners leave at once, no new round opens.
+# within this time. If all learners leave at the same time, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
@@ -96,7 +96,7 @@ class StepBoundary:
     def step(self, tokens: int) -> float:
         """Does the work of one boundary. Returns the seconds that it waited because the run is paused.
 
-        tokens: number of tokens that this rank trained in the step. Raises LearnerError if the learner cannot continue.
+        tokens: number of this rank's training tokens in the step. Raises LearnerError if the learner cannot continue.
         """
         self._parameters.check_unchanged()
         if self._watch is not None:
@@ -156,7 +156,7 @@ class StepBoundary:
         if verdict is Movement.COPIES:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
-        log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's")
+        log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's values")
         self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
         return RESTORE
 

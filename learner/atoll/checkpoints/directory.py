@@ -1,4 +1,4 @@
-"""The folders of one learner's checkpoints: names, completeness, which run they belong to, and pruning."""
+"""The folders of one learner's checkpoints: their names, completeness and runs, and the deletion of old ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 FORMAT = 1  # version of a checkpoint's contents
 KEPT = 2  # number of complete checkpoints of a run that are kept
-SUMS = "__{}.sums"  # of one rank, until rank 0 has put them into FACTS
+SUMS = "__{}.sums"  # checksums of one rank's files, until rank 0 has added them to FACTS
 FACTS = "atoll.json"  # written last: a folder without it is not complete
 PART, DELETED = ".part", ".deleted"  # suffixes of folders that are being written or deleted
 NAMED = re.compile(r"checkpoint-(\d{8,18})(\.part|\.deleted)?")
@@ -178,8 +178,8 @@ def _of_another_run(facts: Facts, run: RunFacts) -> str:
     if facts.format != FORMAT:
         return f"it has format {facts.format}, but this version reads {FORMAT}: use the version that wrote it"
     if facts.run.run != run.run:
-        return f'it belongs to the run "{facts.run.run}", and this run is "{run.run}"'
-    return "" if facts.run.layout == run.layout else "it belongs to a run with another layout"
+        return f'it belongs to the run "{facts.run.run}", but this run is "{run.run}"'
+    return "" if facts.run.layout == run.layout else "it belongs to a run with a different layout"
 
 
 def _checksum(path: Path) -> int:

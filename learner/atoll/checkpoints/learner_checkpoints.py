@@ -1,4 +1,4 @@
-"""When a learner saves checkpoints, and which one it restores. All ranks save and restore the same."""
+"""When a learner saves checkpoints, and which one it restores. All ranks save and restore the same checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Run: TypeAlias = Callable[[], RunFacts]
 class CheckpointSettings:
     """Where and when a learner saves. every_s: None saves only on request. extra: see Learner's `extra_state`.
 
-    Raises LearnerError for values that cannot work.
+    Raises LearnerError for invalid values.
     """
 
     directory: Path | None
@@ -59,7 +59,7 @@ class CheckpointSettings:
 class RunningSave:
     """A checkpoint that is being written. staged: the copied state, or the error that prevented the copy.
 
-    ended: done when the save is, successful or not. staged_s: seconds that the copy took.
+    ended: done when the save has succeeded or failed. staged_s: seconds that the copy took.
     """
 
     number: int
@@ -91,9 +91,9 @@ class LearnerCheckpoints:
         self._version = version("atoll")
 
     def begin(self, parameters: Parameters, ranks: RankGroup, run: Run) -> None:
-        """Restores the newest checkpoint of this run that can be read. Call after the parameters are the run's.
+        """Restores the newest readable checkpoint of this run. Call this after the parameters have the run's values.
 
-        run: returns the present run; only used on rank 0. Raises LearnerError if a user's object cannot load its state.
+        run: returns the current run; only used on rank 0. Raises LearnerError if a user's object cannot load its state.
         """
         from atoll.checkpoints import storage  # noqa: F401, PLC0415 - slow to import, so not at the first save
 
@@ -110,7 +110,7 @@ class LearnerCheckpoints:
         candidates = FOUND_JSON.validate_python(found)
         if not any(self._restored(number, facts) for number, facts in candidates) and ranks.is_leader:
             log.info(
-                "no checkpoint was restored: the optimizer starts as it was passed",
+                "no checkpoint was restored: the optimizer starts as you passed it",
                 learner=self._learner,
                 directory=str(self._directory.path),
             )
@@ -124,7 +124,7 @@ class LearnerCheckpoints:
             return [self._learner, "", self._directory.last_number(), found]
         except OSError as error:
             place = self._directory.path
-            problem = f"checkpoint_dir: {place} cannot be used ({error.strerror}): give a directory that can"
+            problem = f"checkpoint_dir: {place} cannot be used ({error.strerror}): give another directory"
             return [self._learner, problem, 0, []]
 
     def _restored(self, number: int, facts: Facts) -> bool:
@@ -229,7 +229,7 @@ class LearnerCheckpoints:
             log.warning("the learner left before it saved the requested checkpoint", learner=self._learner)
 
     def close(self) -> None:
-        """Frees what the saves used, unless one is still running. Call this after all ranks have called `finish`."""
+        """Destroys the saves' process group, unless a save is running. Call this after `finish` on all ranks."""
         if self._group is not None and self._running is None:
             dist.destroy_process_group(self._group)
             self._group = None

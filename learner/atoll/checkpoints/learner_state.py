@@ -28,7 +28,7 @@ from atoll.ranks.placements import local_tensor, part_of
 
 log = structlog.get_logger()
 
-Like: TypeAlias = Callable[[Path], object]  # returns the present value at a path
+Like: TypeAlias = Callable[[Path], object]  # returns the current value at a path
 
 
 class HasState(Protocol):
@@ -123,7 +123,7 @@ class LearnerState:
         self._read_model(reading, restored, facts)
         if facts.optimizers != self.kinds():
             saved_kinds, kinds = (", ".join(each) or "no optimizer" for each in (facts.optimizers, self.kinds()))
-            raise StateError(f"it was saved with {saved_kinds}, and this learner has {kinds}")
+            raise StateError(f"it was saved with {saved_kinds}, but this learner has {kinds}")
         of_optimizers, of_extra = [], {}
         for number, optimizer in enumerate(self._parameters.optimizers):
             apart, reason = self._apart(saved, f"optimizer.{number}", facts.ranks)
@@ -143,7 +143,7 @@ class LearnerState:
         return restored
 
     def _like_present(self, each: HasState, apart: Apart, saved: SavedTensors) -> Like:
-        """Returns a function that returns the present value at a path in a user's object, which may be a DTensor.
+        """Returns a function that returns the current value at a path in a user's object, which may be a DTensor.
 
         Calls state_dict() only if the object may have DTensors, because some data loaders start workers then.
         """
@@ -158,7 +158,7 @@ class LearnerState:
         for name, value in zip(self._names, self._parameters.values, strict=True):
             shape, _ = described.get(f"model.{name}", (None, None))
             if shape != tuple(value.shape):
-                raise StateError(f'it lacks "{name}", or has it with another shape')
+                raise StateError(f'it lacks "{name}", or has it with a different shape')
             if named or facts.copies:
                 restored.model[name] = reading.want(f"model.{name}", value)
         for name, other in self._parameters.not_shared().items():
@@ -171,7 +171,7 @@ class LearnerState:
                 restored.copies[name] = reading.want_part(key, held)
 
     def _apart(self, saved: SavedTensors, name: str, ranks: int) -> tuple[Apart | None, str]:
-        """Returns this rank's nested state, or None and the reason why there is none. ranks: of the checkpoint."""
+        """Returns this rank's nested state, or None and the reason for its absence. ranks: number in the checkpoint."""
         if f"objects.rank.0.{name}" not in saved.described:
             return None, "is not in the checkpoint"
         if ranks == self._ranks:
@@ -179,14 +179,14 @@ class LearnerState:
         first = saved.read_object(f"rank.0.{name}")
         for rank in range(1, ranks):
             if not _same(saved, first, saved.read_object(f"rank.{rank}.{name}"), rank):
-                return None, f"differs by rank, and the checkpoint has {ranks} ranks instead of {self._ranks}"
+                return None, f"differs between ranks, and the checkpoint has {ranks} ranks, not {self._ranks}"
         return first, ""
 
     def apply(self, restored: Restored, facts: Facts) -> None:
         """Sets the optimizers' state, extra state and local values. The trainable parameters keep their values.
 
-        Copies of the parameters were saved with the checkpoint's parameters. They therefore move by the same change as
-        the parameters, from the checkpoint's to the present values. Raises LearnerError.
+        A copy of a parameter belongs to the parameter's value in the checkpoint. The difference between this value and
+        the current one is therefore added to the copy. Raises LearnerError.
         """
         self._parameters.reshard()
         values, copies = self._parameters.values, self._parameters.copies
@@ -236,7 +236,7 @@ class LearnerState:
     # ------------------------------------------------------------------------------ both
 
     def _named_copies(self) -> dict[str, HeldPart]:
-        """Returns the copies that the user named, by NAME.NUMBER. A copy is the same part as its parameter."""
+        """Returns the copies that the user named, by NAME.NUMBER. A copy holds the same part as its parameter."""
         pairs, numbers = list(self._parameters.copies.named()), Counter[str]()
         found = {}
         for name, (owner, copy) in zip(self._parameters.names_of([owner for owner, _ in pairs]), pairs, strict=True):
@@ -257,7 +257,7 @@ class LearnerState:
 
 
 class _Reading:
-    """The parts that this rank wants of a checkpoint, to read them all at once."""
+    """The parts of a checkpoint that this rank needs. They are collected first, and then read in one call."""
 
     def __init__(self, saved: SavedTensors) -> None:
         self.saved = saved
@@ -266,7 +266,7 @@ class _Reading:
     def of(self, apart: Apart, like: Like, *, own_too: bool) -> dict[str, torch.Tensor]:
         """Returns the tensors of a nested state, not read yet, by key.
 
-        own_too: whether tensors of which each rank had its own may become parts of one tensor.
+        own_too: whether separate tensors of the ranks may become parts of one tensor.
         """
         found = {}
         for path, key in apart.tensors:
@@ -275,8 +275,8 @@ class _Reading:
         return found
 
     def want(self, key: str, like: object) -> torch.Tensor:
-        """Returns a tensor, not read yet. If `like` is a DTensor, it has the same placements, or is replicated if its
-        shape is another. Otherwise, it is whole, in host memory."""
+        """Returns a tensor, not read yet. If `like` is a DTensor, the result has its placements, or is replicated if
+        the shapes differ. Otherwise, the result is whole, in host memory."""
         if key not in self.saved.described:
             raise StateError(f'it lacks "{key}"')
         shape, dtype = self.saved.described[key]

@@ -19,7 +19,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def groups(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> list[list[str]]:
-    """Returns the names of the parameters in each group. names: of `parameters(optimizer)`."""
+    """Returns the names of the parameters in each group. names: the names of `parameters(optimizer)`."""
     if len(set(names)) < len(names):  # it has a copy next to its parameter
         names = [str(number) for number in range(len(names))]
     left: Iterator[str] = iter(names)
@@ -27,7 +27,7 @@ def groups(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> list[list[
 
 
 def by_name(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
-    """Returns a state_dict with names in place of numbers. names: of each group."""
+    """Returns a state_dict with names in place of numbers. names: the parameters' names by group."""
     if not _is_standard(state):
         return state
     flat = [name for group in names for name in group]
@@ -37,11 +37,11 @@ def by_name(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
 
 
 def by_number(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
-    """Reverses `by_name`. names: of the present optimizer. Raises StateError if its parameters are others."""
+    """Reverses `by_name`. names: those of the current optimizer. Raises StateError if its parameters differ."""
     if not _is_standard(state):
         return state
     if [sorted(group[PARAMS]) for group in state[GROUPS]] != [sorted(group) for group in names]:
-        raise StateError("its optimizer has other parameters, or other groups of them")
+        raise StateError("its optimizer has different parameters or parameter groups")
     numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
     pairs = zip(state[GROUPS], names, strict=True)
     numbered = [{**saved, PARAMS: [numbers[name] for name in group]} for saved, group in pairs]
@@ -50,7 +50,7 @@ def by_number(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN40
 
 
 def load(optimizer: torch.optim.Optimizer, saved: Any, names: Sequence[Sequence[str]]) -> None:  # noqa: ANN401
-    """Sets an optimizer's state. saved: a result of `by_name`. names: of the present optimizer's groups."""
+    """Sets an optimizer's state. saved: a result of `by_name`. names: those of the current optimizer's groups."""
     optimizer.load_state_dict(by_number(saved, names))
     if not _is_standard(saved):
         return

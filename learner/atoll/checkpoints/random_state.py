@@ -16,7 +16,7 @@ log = structlog.get_logger()
 class RandomState:
     """The random generators of Python, NumPy and torch. Pass it as `extra_state={"random": atoll.RandomState()}`.
 
-    After a restart with another number of ranks, the generators stay as they are.
+    After a restart with a different number of ranks, loading does not change the generators.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class RandomState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets all generators. Ranks of another number would share one state, so they keep their own."""
+        """Sets all generators, unless the number of ranks has changed: all ranks would then get the same state."""
         if state["ranks"] != _ranks():
             log.warning("the random generators are not restored", saved_ranks=state["ranks"], ranks=_ranks())
             return

@@ -28,7 +28,7 @@ class Staged:
 
 
 class Staging:
-    """Copies states one after another, into memory that is kept for the next copy."""
+    """Copies states one after another, and reuses the memory of earlier copies."""
 
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}

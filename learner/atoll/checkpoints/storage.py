@@ -67,7 +67,7 @@ def start_save(
         planner=_SavePlanner(staged),
         process_group=group,
     )
-    assert isinstance(save, Future), "this writer stages at once"
+    assert isinstance(save, Future), "this writer stages before it returns"
     return save
 
 
@@ -144,7 +144,7 @@ class _Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: Any) -> Any:  # noqa: ANN401
         """Writes this rank's files, and then their checksums."""
-        written = super().write_data(plan, planner)  # returns when the files are written
+        written = super().write_data(plan, planner)  # blocks until the files are written
         self._directory.record_sums(self._number, self._rank)
         return written
 

@@ -26,7 +26,7 @@ class Region:
     """One region.
 
     relay, link: the process that emulates the link to the core, and its address. counts: file with the relay's byte
-    counts. front, address: the region's front, and its address. before: payload bytes that killed fronts counted.
+    counts. front, address: the region's front, and its address. before: payload bytes counted by killed fronts.
     """
 
     name: str

@@ -24,7 +24,7 @@ from atoll.demo.regions import Regions
 from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
 from atoll.reference.settings import TrainSettings
 
-SLOW_DOWN = (1.0, 1.15, 1.35)  # slow-down factors of learners in turn, so that their speeds differ
+SLOW_DOWN = (1.0, 1.15, 1.35)  # slow-down factors, which learners use in rotation, so that their speeds differ
 FRAGMENTS = 8  # a model of 1M parameters is too small for 24 fragments
 KILL_FRONT_AT = 0.2  # fraction of the run's tokens, as in the next three constants
 KILL_LEARNER_AT = 0.3
@@ -228,7 +228,7 @@ def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> 
     from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 
     busiest = max(status.learners, key=lambda each: each.tokens)
-    console.print(f"training without Atoll on {busiest.tokens:,} tokens, as many as {busiest.learner} trained ...")
+    console.print(f"training without Atoll on {busiest.tokens:,} tokens, as many as {busiest.learner} trained on ...")
     alone = TrainSettings(batch=BATCH, data=settings.data, seed=settings.seed, device="cpu", threads=0)
 
     def tell(step: int, loss: float) -> None:

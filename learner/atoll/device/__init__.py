@@ -1,4 +1,4 @@
-"""Coding where the parameters are: kernels of torch operations, and the stream and memory that they use.
+"""Coding on the device of the parameters: kernels of torch operations, and the stream and memory that they use.
 
 Start with `device_coder`.
 

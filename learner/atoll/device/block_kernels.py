@@ -24,7 +24,7 @@ from atoll_wire.codec.quantising import EDGE, FINENESS, HALF, KEPT, SMALLER, SMA
 from atoll_wire.layout.frame_spans import BLOCK
 
 MIDDLE = BLOCK // 2
-ONE_BITS = 0x3F800000  # of 1.0 as float32
+ONE_BITS = 0x3F800000  # the bits of 1.0 as float32
 
 
 def quantise(
@@ -36,7 +36,7 @@ def quantise(
     The codes are uint8 (blocks, bytes of a whole block). The scales are int16 (blocks,), the bits of bfloat16. If a
     value is not finite, codes and scales are undefined.
     """
-    bits = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1)  # of the largest magnitude; NaN is above infinity
+    bits = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1)  # the largest magnitude; NaN is above infinity
     finite = (bits < int(INFINITY_BITS)).all()
     if levels == 0:
         return blocks.view(torch.uint8), torch.zeros_like(lengths, dtype=torch.int16), finite

@@ -22,7 +22,7 @@ class BlockLayout:
 
     lengths: int64 (blocks,), number of values in each block.
     rows: int64 (segments, 2), position of each segment in the flat matrix, and its length.
-    values: sizes that split the flat matrix into each segment's values and the space after them, in turn.
+    values: sizes that split the flat matrix into each segment's values and the space after them, alternately.
     codes: sizes that split the flat matrix of codes in the same way, in bytes.
     contents: sizes that split the contents of all frames: for each frame, the codes of its segments, the scales, and
     the space before the next frame, in bytes. code_parts, scale_parts: the numbers of these parts.

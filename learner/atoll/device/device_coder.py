@@ -4,7 +4,7 @@ The training thread only queues a copy of the local parameters within the device
 model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there,
 and copy the coded bytes to the host. To adopt an update, they copy coded bytes to the device and decode them there.
 
-The parameters are copied on training's own stream. The next optimizer step may then change them at once. If this
+The parameters are copied on training's own stream. The next optimizer step may then change them immediately. If this
 module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
 
 torch has streams and events for each kind of device, and stand-ins for the CPU that do nothing. The same code therefore
@@ -102,7 +102,7 @@ class DeviceCoder:
         """Copies a run's values to the device, and waits for the copy. values: float32 (shape.length,)."""
         with self._torch.stream(self._stream):
             blocks, ready = self._moved(values, shape, BlockLayout.of(shape)), self._event()
-            ready.synchronize()  # so that fragments in turn use the same pinned memory
+            ready.synchronize()  # so that successive fragments use the same pinned memory
             return OnDevice(blocks, ready)
 
     # ------------------------------------------------------------------------------ on the stream of training
@@ -190,10 +190,10 @@ class DeviceCoder:
 
 
 def coder_for(values: Sequence[nn.Parameter], ranks: int) -> DeviceCoder | None:
-    """Returns the coder of a learner, or None if its values are coded in host memory.
+    """Returns the coder of a learner, or None if its values are encoded in host memory.
 
     values: the trainable parameters. ranks: number of ranks of the learner. Several ranks exchange values in host
-    memory, so they also code there. So do devices without streams, such as "mps".
+    memory, so they also encode there. Devices without streams, such as "mps", have no coder either.
     """
     devices = {value.device for value in values}
     if ranks > 1 or len(devices) != 1:

@@ -3,13 +3,13 @@
 Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
-    q was merged                  L' = L + (u + q), but L + u if the work was given up after q was taken
+    q was merged                  L' = L + (u + q), but L + u if the work was dropped after q was taken
     q in flight, refused, or none L' = L + u             ("rebase"; "overwrite" sets D = 0)
-    q too stale                   L' = A'                (D = 0: the work is given up)
+    q too stale                   L' = A'                (D = 0: the work is dropped)
 
 Here, u is the published update that leads from A to A'. If it is unknown, for example because the learner fetched the
 whole fragment, u = A' - A. Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) +
-given-up work. The owner of a frame computes the change of L, and each rank that holds the parameters adds it.
+dropped work. The owner of a frame computes the change of L, and each rank that holds the parameters adds it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from atoll_wire.codec.block_kernels import F32
 from atoll.fragments import segments
 from atoll.fragments.segments import Coded, Coder, FragmentShape
 
-GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was given up
+GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The fate of the contribution in flight at the adopted version: unknown, merged, or given up.
+    """The fate of the contribution in flight at the adopted version: unknown, merged, or dropped.
 
     q: the sent values if the contribution was merged, else None. restores: for the adopted anchor, see Track.
-    drop: whether the outstanding work is given up, because it is too stale or from another generation.
+    drop: whether the outstanding work is dropped, because it is too stale or from another generation.
     """
 
     q: Coded | None = None
@@ -122,7 +122,7 @@ class Track:
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at the end of its merged or dropped work. Later work is outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
-    overwritten: tokens of that contribution that are no longer outstanding. They are given up unless it is merged.
+    overwritten: tokens of that contribution that are no longer outstanding. They are dropped unless it is merged.
     restores: number of restores to a checkpoint that this process had seen when the anchor arrived. The learner does
     not send work from before the latest restore.
     takes: number of pseudo-gradients taken so far. It numbers contributions, and is the same on all ranks.
@@ -172,7 +172,7 @@ class Track:
         return coder.change(self.anchor, newer.anchor, None, q, self.shape)
 
     def adopt(self, newer: PreparedAnchor, tokens: int, steps: int, *, keep: bool) -> int:
-        """Records an adoption. Returns the number of given-up tokens. tokens, steps: the learner's counters.
+        """Records an adoption. Returns the number of dropped tokens. tokens, steps: the learner's counters.
 
         keep: True if the change was added to the parameters, False if the parameters were set to the anchor.
         """

@@ -187,7 +187,7 @@ class ThreadExchange:
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
 
-        fates: instead wait until a step boundary has work, because a merge or refusal may allow another contribution.
+        fates: wait until a step boundary has work instead, because a merge or refusal may allow another contribution.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)

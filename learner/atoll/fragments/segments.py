@@ -116,7 +116,7 @@ class Coder(Protocol):
 
 
 def ahead(anchor: F32, shape: FragmentShape) -> None:
-    """Returns None, because anchors already are in host memory."""
+    """Returns None, because anchors are already in host memory."""
 
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:

@@ -32,7 +32,7 @@ END = 4
 
 FAILED, SAVE, SAVING = 1, 2, 4  # flags of a rank: see RankGroup.step
 
-AGREED_S = 0.01  # seconds between agreements, because each takes about 0.1 ms of the training thread
+AGREED_S = 0.01  # seconds between agreements, because each takes about 0.1 ms of the training thread's time
 MOST_STEPS = 64  # limit on the steps between two agreements
 WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torchrun ends the job if a rank dies
 
@@ -43,7 +43,7 @@ class Decision:
 
     request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to their anchors), STOP
     (rank 0 failed), or END (all ranks leave).
-    run_tokens: tokens that the run had trained before this agreement. total_tokens: tokens that the run will train.
+    run_tokens: the run's training tokens before this agreement. total_tokens: the run's target of training tokens.
     All ranks use rank 0's values of both, so that their schedules are the same.
     released: fragments whose contribution was refused. adopted: anchors to adopt.
     due: fragment and cycle of each round to answer. step_s: rank 0's step time in seconds.
@@ -88,7 +88,7 @@ class RankGroup(Protocol):
     def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Counts an inner step, and begins and ends agreements. All ranks call this once per step.
 
-        tokens: tokens that this rank trained in the step.
+        tokens: tokens that this rank trained on in the step.
         decide: called on rank 0 when an agreement begins; returns the decision.
         carry_out: called when an agreement has ended, at the same step on all ranks.
         flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it asks for a checkpoint, and SAVING
@@ -114,7 +114,7 @@ class RankGroup(Protocol):
         """Returns the bytes that each rank passed, in order of ranks. All ranks call this together."""
 
     def leave(self) -> None:
-        """Returns once every rank has called this, so that no rank ends the job while rank 0 is still sending."""
+        """Waits until every rank has called this, so that no rank ends the job while rank 0 is still sending."""
 
 
 class SingleRank:

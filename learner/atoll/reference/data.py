@@ -32,7 +32,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and validation text, uint8 (bytes,). sha256: of both texts, to compare runs."""
+    """Training and validation text, uint8 (bytes,). sha256: digest of both texts, to compare runs."""
 
     training: NDArray[np.uint8]
     validation: NDArray[np.uint8]

@@ -1,5 +1,6 @@
-"""Reuses the memory of large float32 vectors, because the first write to a new page costs as much as two
-passes over a page in use.
+"""Reuses the memory of large float32 vectors.
+
+The first write to a new page costs as much as two passes over a page in use.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import crc32c as library
 
-POLYNOMIAL = 0x82F63B78  # of CRC-32C; bit 31 is the coefficient of 1, bit 30 that of x
+POLYNOMIAL = 0x82F63B78  # the polynomial of CRC-32C; bit 31 is the coefficient of 1, bit 30 that of x
 ONE, X = 1 << 31, 1 << 30
 
 Payload: TypeAlias = bytes | bytearray | memoryview

@@ -1,7 +1,7 @@
 """PURE: estimates how long the next arrival may take, from the gaps seen so far.
 
-The estimate follows TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x smoothed deviation. A slow or uneven
-link therefore gets a longer timeout than a fast and even one, without configuration.
+The estimate follows TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x smoothed deviation. A slow or irregular
+link therefore gets a longer timeout than a fast and regular one, without configuration.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class FrameBatch(list[WireFrame]):
         self.message = message
 
 
-Sent: TypeAlias = bytes | Message | FrameBatch  # bytes: from `encode`
+Sent: TypeAlias = bytes | Message | FrameBatch  # bytes are results of `encode`
 Pushed: TypeAlias = pb.PushRequest | FrameBatch
 Fetched: TypeAlias = pb.FetchReply | FrameBatch
 

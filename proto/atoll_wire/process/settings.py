@@ -266,7 +266,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Ca
 
 
 def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
-    """Returns a typer parameter: a string, or a bool for switches. only_given: None replaces the default."""
+    """Returns a typer parameter: a string, or a bool for switches. only_given: its default is None."""
     start: Any = None
     kind: Any = bool if of.switch else list[str] if of.several else str
     if of.info.is_required():

@@ -280,7 +280,7 @@ def checkpoint_export(
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) accepts, or as a folder of files.
 
-    A folder has the form of Hugging Face's libraries: files and model.safetensors.index.json. It replaces an earlier
+    A folder follows the format of Hugging Face's libraries: files and an index. It replaces an earlier
     export with the same path.
     """
     from atoll_server.cli.export_target import file_size

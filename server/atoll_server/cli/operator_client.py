@@ -98,7 +98,7 @@ def pause(remote: OperatorTarget, reason: str) -> None:
             print("the run is not paused")
             return
         stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
-    print(f"the run is paused: {reason}" if reason else "the run is resumed")
+    print(f"the run is paused: {reason}" if reason else "the run was resumed")
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:

@@ -57,7 +57,7 @@ class IncarnationCounters:
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Returns the number of tokens that the learner abandoned or a rollback undid."""
+        """Returns the number of tokens whose work the learner dropped or a rollback undid."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:

@@ -4,10 +4,10 @@
   rate counts later, as time passes. A learner's own earlier reports do not raise the limit.
 - Start: while other learners have joined but none of their rates is known, a learner's tokens do not count yet. They
   count as soon as another learner's rate is known. If a learner is alone, all its tokens count.
-- Contribution: its tokens count if the core has counted them in the learner's reports, and if no earlier contribution
-  of the learner to the same fragment contained them. Since a contribution may arrive before the report of its tokens,
-  more tokens count for the time since the last report. The learner's own rate limits these additional tokens. If the
-  learner's rate is not known yet, the others' median rate limits these tokens.
+- Contribution: its tokens count if the core has counted them in the learner's reports. Tokens in the learner's earlier
+  contributions to the same fragment do not count again. Since a contribution may arrive before the report of its
+  tokens, more tokens count for the time since the last report. The learner's own rate limits these additional tokens.
+  If the learner's rate is not known yet, the others' median rate limits these tokens.
 - Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
   The first limit is MIXED times the others' tokens per step. The second limit is FASTER times the others' tokens per
   second, divided by the learner's steps per second.

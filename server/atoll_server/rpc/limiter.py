@@ -152,7 +152,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
-        """Runs a call. Returns the refusal that must end the call, or None. The refusal does not refer to the call."""
+        """Runs a call. Returns the refusal that must end the call, or None. The refusal does not reference the call."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)

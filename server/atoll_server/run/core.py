@@ -73,12 +73,12 @@ class Core(CoreProcess):
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
                 f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; "
-                "omit the option or begin a new run"
+                "omit the option or start a new run"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(
                 f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}, which cannot change; "
-                "omit the option or begin a new run"
+                "omit the option or start a new run"
             )
         self._check_division(meta)
         if reason := too_much(parameters_of(meta), self.settings.memory_bytes):

@@ -69,7 +69,7 @@ def check_protocol(meta: dict[str, Any]) -> None:
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(
             f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "
-            "use the version that began the run"
+            "use the version that started the run"
         )
 
 

@@ -277,7 +277,7 @@ class Joining:
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None
         if process is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
-            log.warning("the run begins with tensors that an earlier run did not share", detail=stale)
+            log.warning("the initial parameters include tensors that an earlier run did not share", detail=stale)
         accepted = entries.InitialParameters(layout.parameters, len(layout.fragments))
         self._run.record(accepted)
         return file.data.nbytes

@@ -37,7 +37,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
         raise Refused(
             Status.INVALID_ARGUMENT,
             f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} declined rounds '
-            f"and adopted versions at once: send at most {MAX_REPORTED} per report",
+            f"and adopted versions in one report: send at most {MAX_REPORTED}",
         )
     spent = IncarnationCounters(
         steps=seen.steps,
@@ -56,7 +56,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
-            "a learner reports more than it can have trained: check the learner, or evict it with --tokens",
+            "a learner reports more work than it can have done: check the learner, or evict it with --tokens",
             learner=entry.name,
             reported=seen.tokens,
             counted=spent.tokens,

@@ -13,7 +13,7 @@ from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
 MISSED = 4  # a live learner is reported after more than this many merges per fragment without its work
-OTHER_TOKENS = 20.0  # if tokens per step differ by more than this factor, one learner may count in another unit
+OTHER_TOKENS = 20.0  # if tokens per step differ by more than this factor, one learner may count in different units
 BEYOND = 1.02  # exceeding --total-tokens by up to this factor is normal, since learners end at different times
 
 
@@ -28,7 +28,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:
-        text = f"{trained:,} of {total:,} tokens were trained, so outer steps are plain means: raise --total-tokens"
+        text = f"the run is at {trained:,} of {total:,} tokens, so outer steps are plain means: raise --total-tokens"
         yield Trouble("total tokens", text)
 
 
@@ -67,7 +67,7 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
     fix = "Check that it passes its own tokens to step(tokens=...), not bytes, sequences or all learners' tokens"
-    for name, told in (many or few)[:NAMED]:  # only one list, since each of two learners differs from the other
+    for name, told in (many or few)[:NAMED]:  # not both lists: one of two learners would cause both entries
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 

@@ -70,7 +70,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Returns when the learner left, or last took a step or reported, in seconds on the run's clock."""
+        """Returns the time when the learner left, or last took a step or reported, on the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without taking steps

@@ -67,7 +67,7 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
 
 
 def trained_tokens(run: Registrar) -> int:
-    """Returns the tokens trained by all learners.
+    """Returns the number of tokens that all learners have trained on.
 
     Merged tokens count even if their learner died before it reported them.
     """

@@ -46,7 +46,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A generation with its history. beginnings: of all its generations after the first, newest first."""
+    """A generation with its history. beginnings: those of all its generations after the first, newest first."""
 
     generation: int = 1
     beginnings: tuple[Beginning, ...] = ()

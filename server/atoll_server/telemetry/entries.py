@@ -211,7 +211,7 @@ class OperatorRefused(OfCallers):
 class OperatorActed(OfCallers):
     """An operator's action has ended. operator: name; empty if operators have no tokens.
 
-    what: the action's arguments. status, detail: of an action that failed; empty if it succeeded.
+    what: the action's arguments. status, detail: the error of a failed action; empty if the action succeeded.
     """
 
     action: str
@@ -255,7 +255,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more work than its learner can have trained, so only part of the work counts."""
+    """A contribution declares more work than its learner can have done, so only part of the work counts."""
 
     learner: str
     tokens: int
