@@ -170,18 +170,22 @@ class Member(_message.Message):
     def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., session: _Optional[int] = ..., evicted: _Optional[str] = ..., left: bool = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("epoch", "sequence", "run_tokens", "voided_tokens", "paused")
+    __slots__ = ("epoch", "sequence", "run_tokens", "voided_tokens", "paused", "slot", "slot_s")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_S_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     run_tokens: int
     voided_tokens: int
     paused: str
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., run_tokens: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., paused: _Optional[str] = ...) -> None: ...
+    slot: float
+    slot_s: float
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., run_tokens: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., paused: _Optional[str] = ..., slot: _Optional[float] = ..., slot_s: _Optional[float] = ...) -> None: ...
 
 class FetchInitialRequest(_message.Message):
     __slots__ = ("shard", "sha256")

@@ -29,6 +29,7 @@ from typing import assert_never
 
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.liveness import LearnerLiveness, LiveLearners, look_after_s, named, smoothed
+from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import CloseNow, PendingContribution, Phase, RoundState, StayOpen, Weigh
 from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
@@ -40,12 +41,20 @@ class Syncer:
     """The state of all rounds. `on` applies an event, and returns the effects that the shard must carry out."""
 
     def __init__(
-        self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
+        self,
+        settings: RunSettings,
+        fragments: Mapping[int, RoundState],
+        weigh: Weigh,
+        *,
+        paused: bool = False,
+        pacing: Pacing | None = None,
     ) -> None:
         """fragments: the shard's round states, by fragment number. Only the syncer changes them.
 
-        weigh: see RoundState.settle.
+        weigh: see RoundState.settle. pacing: this shard's slots; None if the run has only one shard.
         """
+        self.pacing = pacing
+        self.position: Position | None = None  # of the run in its cycle, as last sent by the registrar
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
@@ -235,7 +244,10 @@ class Syncer:
         if not idle:
             return []
         owed = now - interval * len(self.fragments)  # at most one round per fragment
-        self.due_at = interval + (now if self.due_at is None else max(self.due_at, owed))
+        due_at = interval + (now if self.due_at is None else max(self.due_at, owed))
+        if self.pacing is not None and self.position is not None and due_at > now:
+            due_at = max(now, self.position.nearest(self.pacing, due_at))
+        self.due_at = due_at
         self.opened_at = now
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
@@ -277,9 +289,10 @@ class Syncer:
         )
 
     def most_in_flight(self) -> int:
-        """Returns the maximum number of rounds that are open or merging at the same time."""
-        wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
-        return max(1, min(wanted, len(self.fragments)))
+        """Returns the maximum number of this shard's rounds that are open or merging at the same time."""
+        if self.pacing is not None:
+            return min(self.pacing.most, len(self.fragments))
+        return rounds_in_flight(self.settings, len(self.fragments))
 
     def grace_s(self, present: LiveLearners) -> float:
         """Returns the length of the grace window in seconds (Eq. 3).
@@ -317,3 +330,12 @@ class Syncer:
 
     def _in_flight(self) -> int:
         return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments.values())
+
+
+def rounds_in_flight(settings: RunSettings, fragments: int) -> int:
+    """Returns the maximum number of rounds of a run that are open or merging at the same time.
+
+    fragments: P, the number of fragments of the run.
+    """
+    wanted = math.ceil(settings.overlap_steps * fragments / settings.inner_steps)
+    return max(1, min(wanted, fragments))

@@ -354,5 +354,7 @@ def _view(view: RunView) -> sh.FromRegistrar:
             run_tokens=view.run_tokens,
             voided_tokens=view.voided_tokens,
             paused=view.paused,
+            slot=view.slot,
+            slot_s=view.slot_s,
         )
     )

@@ -202,6 +202,7 @@ class CoreProcess:
             run=run.settings,
             generation=run.generation,
             number=run.number,
+            shards=run.shards,
             registry=run.registry,
             journal=run.journal,
             writer=run.writer,

@@ -73,6 +73,11 @@ class KnownRun:
         """The position of this process's shard in `JoinReply.shards`."""
         raise NotImplementedError
 
+    @property
+    def shards(self) -> int:
+        """The number of shards that hold fragments."""
+        raise NotImplementedError
+
     def view(self) -> RunView:
         """Returns the newest view of the run, for this process's shard."""
         raise NotImplementedError

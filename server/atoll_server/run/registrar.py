@@ -7,6 +7,7 @@ processes of their own, which are attached (`attached_shards`).
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterable
@@ -20,6 +21,7 @@ from atoll_wire.layout.layout import Layout
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.rounds.pacing import Position
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
@@ -34,6 +36,8 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 
+NOWHERE = Position(0.0, 0.0, 0.0)
+PLACED_S = 0.25  # interval at which the step time of the fastest learner is read again
 KEY_BYTES, START_BYTES = 32, 16  # sizes of the SessionKey's `secret` and `start`
 
 
@@ -46,10 +50,16 @@ class Registrar(KnownRun):
         self.attached = attached or AttachedShards(own=0, count=1)
         super().__init__(limits, clock, journal)
         self._views = 0  # number of views sent to shards in this epoch
+        self._position = NOWHERE
+        self._placed_at = -math.inf
 
     @property
     def number(self) -> int:
         return self.attached.own
+
+    @property
+    def shards(self) -> int:
+        return self.attached.count
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
@@ -112,7 +122,22 @@ class Registrar(KnownRun):
     def view(self) -> RunView:
         """Returns a new view of the run for shards. It is newer than all earlier views."""
         self._views += 1
-        return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
+        place = self._place()
+        tokens, voided = self.registry.tokens(), self.registry.voided_tokens()
+        return RunView(self.epoch, self._views, tokens, voided, self.paused, place.slot, place.slot_s)
+
+    def _place(self) -> Position:
+        """Returns the position in the run's cycle of slots, which all shards share."""
+        now = self.clock.monotonic()
+        if self.shard is None or self.layout is None or self.attached.count + len(self.attached.remote) < 2:
+            return NOWHERE
+        cycle, slot_s = len(self.layout.fragments), self._position.slot_s
+        if now - self._placed_at >= PLACED_S:
+            self._placed_at = now
+            fastest = self.shard.syncer.present(now).fastest_step_s
+            slot_s = 0.0 if fastest is None else fastest * self.settings.inner_steps / cycle
+        self._position = self._position.moved(cycle, now, slot_s)
+        return self._position
 
     def tell(self) -> None:
         """Sends a new view to every shard. Called after each report, and when an operator changes the run."""

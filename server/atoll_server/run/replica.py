@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
-from atoll_server.settings import Limits, RunSettings
+from atoll_server.settings import Limits, RunSettings, ShardNumber
 from atoll_server.shard.run_view import RunView
 from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
@@ -35,15 +35,19 @@ VIEW, START = "view", "session_start"  # keys in the ledger's meta table
 class Replica(KnownRun):
     """The run, as the registrar last described it. attached: whether the registrar's call is open."""
 
-    def __init__(self, limits: Limits, clock: RunClock, journal: Journal, number: int) -> None:
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal, place: ShardNumber) -> None:
         super().__init__(limits, clock, journal)
         self.attached = False
-        self._number = number
+        self._place = place
         self._view = self._stored = RunView()
 
     @property
     def number(self) -> int:
-        return self._number
+        return self._place.number
+
+    @property
+    def shards(self) -> int:
+        return self._place.count
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
@@ -84,7 +88,7 @@ class Replica(KnownRun):
 
     async def save_view(self) -> None:
         """Makes the newest view durable."""
-        view = self._view
+        view = replace(self._view, slot=0.0, slot_s=0.0)  # a position is worth nothing after a restart
         if view != self._stored:
             self._stored = view
             await self.writer.commit(partial(run_ledger.put_meta, key=VIEW, value=asdict(view)))

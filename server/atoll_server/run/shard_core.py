@@ -48,7 +48,7 @@ class ShardCore(CoreProcess):
     def __init__(self, settings: CoreSettings, disk: Disk = DISK, clock: Clock = SYSTEM) -> None:
         super().__init__(settings, disk, clock)
         assert settings.shard is not None, "the process was started with --shard"
-        self.run = Replica(settings.limits, self.run_clock, self.journal, settings.shard.number)
+        self.run = Replica(settings.limits, self.run_clock, self.journal, settings.shard)
         self.directory = b""
         self.staged = b""
 
@@ -119,7 +119,15 @@ class ShardCore(CoreProcess):
             case "view":
                 seen = message.view
                 await self.run.viewed(
-                    RunView(seen.epoch, seen.sequence, seen.run_tokens, seen.voided_tokens, seen.paused)
+                    RunView(
+                        seen.epoch,
+                        seen.sequence,
+                        seen.run_tokens,
+                        seen.voided_tokens,
+                        seen.paused,
+                        seen.slot,
+                        seen.slot_s,
+                    )
                 )
             case "begun":
                 await self._begun(message.begun)

@@ -61,6 +61,7 @@ def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
         settings=settings,
         run=registrar.settings,
         generation=registrar.generation,
+        shards=meta.get("shard", [0, 1])[1],
         number=meta.get("shard", [0])[0],
         registry=registrar.registry,
         journal=journal,

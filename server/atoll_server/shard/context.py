@@ -18,15 +18,17 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """A shard's dependencies. number: the shard's position in `JoinReply.shards`. clock: the run's clock.
+    """A shard's dependencies.
 
-    fail: function that ends the process with an error.
+    number: the shard's position in `JoinReply.shards`. shards: number of shards that hold fragments. clock: the run's
+    clock. fail: function that ends the process with an error.
     """
 
     settings: CoreSettings
     run: RunSettings
     generation: int
     number: int
+    shards: int
     registry: LearnerRegistry
     journal: Journal
     writer: LedgerWriter

@@ -16,6 +16,7 @@ from atoll_wire.codec import buffers
 from atoll_wire.contract import Fate
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
+from atoll_wire.layout.sharding import divide
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.learner_registry import RegistryEntry
@@ -23,8 +24,9 @@ from atoll_server.merging import merge
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import Phase, RoundState
-from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer import Syncer, rounds_in_flight
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.shard.follower_log import FollowerLog
@@ -77,7 +79,8 @@ class Shard:
             if place.index in restored.states
         }
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
-        self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
+        self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused), pacing=self._pacing())
+        self._place(view)
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
         self.readers = Readers(self.work)
         self.contributions = Contributions(context.number, self.fragments, self.layout.parameters, context.registry)
@@ -264,9 +267,21 @@ class Shard:
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
+        self._place(view)
         if view.paused != before.paused:
             self.dispatch(ev.Paused(bool(view.paused)))
             self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
+
+    def _pacing(self) -> Pacing | None:
+        if self.context.shards < 2 or not self.fragments:
+            return None
+        counts = [len(owned) for owned in divide(self.layout, self.context.shards)]
+        return Pacing.of(counts, self.context.number, rounds_in_flight(self.context.run, len(self.layout.fragments)))
+
+    def _place(self, view: RunView) -> None:
+        """Sets the position in the run's cycle. A view without a position leaves it unchanged."""
+        if view.slot_s:
+            self.syncer.position = Position(view.slot, self.context.clock.monotonic(), view.slot_s)
 
     def joined(self, learner: str, incarnation: int) -> None:
         """Records that a learner joined. Drops unfinished uploads of its older incarnations."""
