@@ -3,7 +3,7 @@
 A sync begins when every learner has trained and all fragments are due. It ends when each learner has adopted all
 fragments, with contributions of all learners. fsync, checksums, zstd and merging by direction are on; snapshots are
 made when they are due, in any sync.
-python -m benchmarks.data_plane.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
+python -m benchmarks.data_plane.sync --learners 2 --size 124m --syncs 5 [--front] [--shards 4] --json PATH
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from atoll.demo.processes import Child, children
+from atoll.demo.processes import Child, Children, children
 
 from benchmarks.data_plane.loopback import loopback_bytes
 
@@ -41,7 +41,10 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Several syncs. core_bytes: peak resident memory. learner_bytes: growth of a learner's peak since it began."""
+    """Several syncs. core_bytes: peak resident memory of the largest core process, one per shard.
+
+    learner_bytes: growth of a learner's peak since it began.
+    """
 
     learners: int
     parameters: int
@@ -49,6 +52,7 @@ class Measured:
     core_bytes: int
     learner_bytes: int
     front_bytes: int = 0
+    shards: int = 1
 
     def median(self, of: Callable[[Sync], float]) -> float:
         """Returns a figure's median over the syncs. of: returns the figure of a sync."""
@@ -60,24 +64,15 @@ class Measured:
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
-def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Measured:
-    """Runs a core and its learners through one sync to warm up, and then through `syncs` measured ones.
+def measure(learners: int, size: str, syncs: int, *, behind: bool = False, shards: int = 1) -> Measured:
+    """Runs the cores and learners through one sync to warm up, and then through `syncs` measured ones.
 
-    size: the model's size, a key of SIZES. behind: whether learners call a front. Raises SystemExit if a learner fails.
+    size: the model's size, a key of SIZES. behind: whether learners call a front. shards: number of core processes.
+    Raises SystemExit if a learner fails.
     """
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.data_plane.sync_core",
-            directory,
-            "core",
-            "--dir",
-            str(place / "run"),
-        ]
-        core = group.start("core", [*command, "--listen", "127.0.0.1:0", *OPTIONS], piped=True)
-        address = group.serving(core)
+        cores, address = start_cores(group, place, shards)
         fronts = list[Child]()
         if behind:
             front, address = group.start_front("front", "127.0.0.1:0", address)
@@ -92,16 +87,16 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
-            everybody = (core, *fronts, *islands)
+            everybody = (*cores, *fronts, *islands)
             before = sum(map(cpu_s, everybody))
-            core_before = cpu_s(core)
+            core_before = sum(map(cpu_s, cores))
             bytes_before = loopback_bytes()
             front_before = sum(map(cpu_s, fronts))
             began = time.monotonic()
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
             wait(islands, done)
-            used, core_used = sum(map(cpu_s, everybody)) - before, cpu_s(core) - core_before
+            used, core_used = sum(map(cpu_s, everybody)) - before, sum(map(cpu_s, cores)) - core_before
             front_used = sum(map(cpu_s, fronts)) - front_before
             moved = loopback_bytes() - bytes_before
             told = [json.loads(path.read_text()) for path in done]
@@ -113,11 +108,25 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
         (place / "leave").touch()
         for child in islands:
             child.process.wait(MAX_WAIT_S)
-        peak, front_peak = peak_bytes(core), max(map(peak_bytes, fronts), default=0)
-        for child in (*fronts, core):
+        peak, front_peak = max(map(peak_bytes, cores)), max(map(peak_bytes, fronts), default=0)
+        for child in (*fronts, *reversed(cores)):
             group.stop(child)
     added = max(int(one["added_bytes"]) for one in told)
-    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak)
+    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak, shards)
+
+
+def start_cores(group: Children, place: Path, shards: int) -> tuple[list[Child], str]:
+    """Starts a core, or a registrar with shard 0 and the other shards. Returns them and the address for learners."""
+    command = [sys.executable, "-m", "benchmarks.data_plane.sync_core", str(place), "core", "--listen", "127.0.0.1:0"]
+    first = [*OPTIONS, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
+    cores = [group.start("core", [*command, "--dir", str(place / "run"), *first], piped=True)]
+    address = group.serving(cores[0])
+    for number in range(1, shards):
+        mine = ["--dir", str(place / f"shard{number}"), "--shard", f"{number}/{shards}", "--registrar", address]
+        mine += ["--snapshot-every-s", "3600"]
+        cores.append(group.start(f"shard{number}", [*command, *mine], piped=True))
+        group.serving(cores[-1])
+    return cores, address
 
 
 def wait(islands: list[Child], marks: list[Path]) -> None:
@@ -151,9 +160,12 @@ def main() -> None:
     parser.add_argument("--size", default="124m")
     parser.add_argument("--syncs", type=int, default=5)
     parser.add_argument("--front", action="store_true")
+    parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
-    measured = measure(arguments.learners, arguments.size, arguments.syncs, behind=arguments.front)
+    measured = measure(
+        arguments.learners, arguments.size, arguments.syncs, behind=arguments.front, shards=arguments.shards
+    )
     for sync in measured.syncs:
         parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
         print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s, of which {parts}")

@@ -18,10 +18,11 @@ import torch
 from atoll.agent import sending
 from atoll.fragments.exchange import Submission
 from atoll.learner import Learner
-from atoll.reference.model import SIZES, Transformer
+from atoll.reference.model import SIZES, ModelSize, Transformer
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
+ALL_SIZES = SIZES | {"500m": ModelSize(width=1536, layers=17, heads=16, context=512)}
 BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payloads, each counted once
 
@@ -60,7 +61,7 @@ def main() -> None:
     sending._messages = _counted
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Transformer(SIZES[size])
+    model = Transformer(ALL_SIZES[size])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     torch.manual_seed(int(name) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
