@@ -158,6 +158,8 @@ class Learner:
                 self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
         except BaseException:
             self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
+            if self._checkpoints is not None:
+                self._checkpoints.release()
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()
@@ -194,6 +196,11 @@ class Learner:
                 return LearnerError(str(error))
         if problem := self._identity.problem():
             return problem
+        if self._checkpoints is not None and ranks.is_leader:
+            try:
+                self._checkpoints.lock()
+            except LearnerError as error:
+                return error
         self._leaving.callback(lambda: self._counters.left(self._exchange.unsettled))
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
         coder = self._coder or segments
@@ -253,16 +260,23 @@ class Learner:
         if os.getpid() != self._process:
             return  # a forked child left its copy of the block, but the learner belongs to the parent
         self._left = True
+        try:
+            self._leave(is_clean=kind is None)
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.release()
+
+    def _leave(self, *, is_clean: bool) -> None:
         with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
-            if kind is None and self._boundary is not None and self._boundary.failure() is None:
+            if is_clean and self._boundary is not None and self._boundary.failure() is None:
                 self._boundary.drain(self._drain_s)
         if self._checkpoints is not None:
-            if kind is None:
+            if is_clean:
                 self._checkpoints.finish(self.run_tokens, self._drain_s)
             self._checkpoints.end()
         if self._boundary is not None:
             self._boundary.local.forget()
-        if kind is None:
+        if is_clean:
             self._mine(self._ranks).leave()
             if self._checkpoints is not None:
                 self._checkpoints.close()

@@ -11,7 +11,6 @@ import threading
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from atoll import Learner, LearnerError, RandomState
 from atoll.checkpoints import storage
@@ -19,43 +18,11 @@ from atoll.checkpoints.directory import FACTS, CheckpointDirectory, RunFacts
 from atoll_wire.codec.checksums import crc32c
 from torch import nn
 
-from tests.learner.fake_core import fake_core
 from tests.learner.loops import until
-from tests.learner.saving import Saving, pause, saved
+from tests.learner.saving import Saving, events, pause, saved
 from tests.learner.test_movement_watch import Masters
 from tests.learner.test_movement_watch_quiet import ScheduleFree
 from tests.learner.watched import mlp
-
-
-@pytest.fixture
-def core():
-    with fake_core() as it:
-        yield it
-
-
-@pytest.fixture
-def said():
-    with structlog.testing.capture_logs() as logs:
-        yield logs
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Returns an event; writing a checkpoint waits until it is set."""
-    event, write = threading.Event(), storage._Writer.write_data
-
-    def waiting(self, *given):
-        assert event.wait(60)
-        return write(self, *given)
-
-    monkeypatch.setattr(storage._Writer, "write_data", waiting)
-    yield event
-    event.set()
-
-
-def events(said, text: str) -> list[dict]:
-    return [each for each in said if text in each["event"]]
-
 
 # ------------------------------------------------------------------------------ saving
 
@@ -404,10 +371,6 @@ def test_an_object_that_raises_costs_a_checkpoint_and_one_that_cannot_load_stops
 # ------------------------------------------------------------------------------ checkpoints that are not used
 
 
-def spoil_part(folder):
-    folder.rename(folder.with_name(folder.name + ".part"))
-
-
 def spoil_marker(folder):
     (folder / FACTS).unlink()
 
@@ -440,7 +403,6 @@ def spoil_layout(folder):
 
 
 REASONS = {
-    spoil_part: "it is not complete",
     spoil_marker: "it is not complete",
     spoil_size: "differs from atoll.json",
     spoil_bit: "does not match its checksum",

@@ -68,7 +68,7 @@ def run(core: FakeCore) -> list[torch.Tensor]:
 def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
     with fake_core() as core:
         first = lived("fsdp", 2, core, tmp_path, "first", "die")
-        [folder] = (tmp_path / "saved" / "a").iterdir()
+        [folder] = (tmp_path / "saved" / "a").glob("checkpoint-*")
         assert json.loads((folder / FACTS).read_text())["ranks"] == 2
         assert {each.name for each in folder.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
         sizes = [each.stat().st_size for each in folder.glob("__*")]
@@ -77,6 +77,7 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
             second = lived_here(core, tmp_path)
     check(first, second, core)
     for report in first:
+        assert report["has_lock"], "every rank writes to the folder"
         assert len(report["steps_s"]) > 5, "training went on while the last rank wrote"
         assert max(report["steps_s"]) < SLOW_S / 2
     reasons = {each["name"]: each["reason"] for each in said if "extra state" in each["event"]}

@@ -78,11 +78,25 @@ class CheckpointDirectory:
         """Returns the folder in which a checkpoint is written."""
         return self.path / f"checkpoint-{number:08}{PART}"
 
+    def remove_unfinished(self) -> None:
+        """Deletes what killed processes left. Call this only while no other process can write to these folders."""
+        for number, suffix in sorted(self._folders()):
+            if not suffix:
+                continue
+            folder = self.folder(number).with_suffix(suffix)
+            try:
+                shutil.rmtree(folder)
+            except OSError as error:
+                self.ignore(folder, f"it is not complete, and cannot be removed ({error.strerror or error})")
+                continue
+            if suffix == PART:
+                log.info("removed a checkpoint that was not complete", learner=self._learner, folder=str(folder))
+
     def candidates(self, run: RunFacts) -> list[tuple[int, Facts]]:
         """Returns this run's complete checkpoints, newest first. Logs a warning for each other folder."""
         found = []
         for number, suffix in sorted(self._folders(), reverse=True):
-            if suffix == DELETED:
+            if suffix == DELETED or self.part(number) in self._ignored:
                 continue
             facts = "it is not complete" if suffix else self._read(number)
             reason = facts if isinstance(facts, str) else _of_another_run(facts, run)
