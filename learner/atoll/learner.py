@@ -27,8 +27,9 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.checkpoints.directory import RunFacts
-from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, CheckpointSettings, LearnerCheckpoints
+from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
+from atoll.checkpoints.settings import checkpoint_settings
 from atoll.device.device_coder import DeviceCoder, coder_for
 from atoll.errors import LearnerError
 from atoll.fragments import segments
@@ -75,8 +76,9 @@ class Learner:
             outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: directory for this learner's checkpoints. Entering restores the optimizers and extra_state from
-            the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
+        checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. Entering restores the
+            optimizers and extra_state from the newest checkpoint of this run. Under torchrun, all ranks need the same
+            directory. Entering raises LearnerError if another learner of this name uses the directory.
         checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
@@ -125,10 +127,9 @@ class Learner:
         self._clock = SYSTEM
         self._counters = Counters()
         self._exchange = ThreadExchange(self._clock)
-        directory = None if checkpoint_dir is None else Path(checkpoint_dir)
-        settings = CheckpointSettings(directory, checkpoint_every_s, dict(extra_state or {}))
+        settings = checkpoint_settings(checkpoint_dir, checkpoint_every_s, extra_state)
         self._checkpoints: LearnerCheckpoints | None = None
-        if directory is not None:
+        if settings is not None:
             self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
         self._ranks: RankGroup | None = None

@@ -21,6 +21,7 @@ FORMAT = 1  # version of a checkpoint's contents
 KEPT = 2  # number of complete checkpoints of a run that are kept
 SUMS = "__{}.sums"  # of one rank, until rank 0 has put them into FACTS
 FACTS = "atoll.json"  # written last: a folder without it is not complete
+DAMAGED = f"{FACTS} is damaged: delete the folder if you do not need it, and check the disk"
 PART, DELETED = ".part", ".deleted"  # suffixes of folders that are being written or deleted
 NAMED = re.compile(r"checkpoint-(\d{8,18})(\.part|\.deleted)?")
 MAX_FACTS_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
@@ -56,6 +57,13 @@ class Facts:
     torch: str
     format: int = FORMAT
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyFormat:
+    """The part of a checkpoint's facts that every version of Atoll can read."""
+
+    format: int
 
 
 class CheckpointDirectory:
@@ -174,23 +182,31 @@ class CheckpointDirectory:
         """Returns a folder's facts, or why it cannot be used."""
         folder = self.folder(number)
         try:
-            if (folder / FACTS).stat().st_size > MAX_FACTS_BYTES:
-                return f"{FACTS} is too large"
-            facts = FACTS_JSON.validate_json((folder / FACTS).read_bytes())
-            for name, (size, _) in facts.files.items():
+            too_large = (folder / FACTS).stat().st_size > MAX_FACTS_BYTES
+            facts = DAMAGED if too_large else _facts((folder / FACTS).read_bytes())
+            for name, (size, _) in facts.files.items() if isinstance(facts, Facts) else ():
                 if Path(name).name != name or (folder / name).stat().st_size != size:
                     return f"the size of {name} differs from {FACTS}"
         except FileNotFoundError:
             return "it is not complete"
-        except (OSError, ValidationError) as error:
-            return f"{FACTS} cannot be read ({str(error).splitlines()[0]})"
+        except OSError as error:
+            return f"{FACTS} cannot be read ({error.strerror}): check the disk"
         return facts
+
+
+def _facts(content: bytes) -> Facts | str:
+    """Returns the facts that a file contains, or why it cannot be used."""
+    try:
+        written = ANY_FORMAT_JSON.validate_json(content).format
+        if written != FORMAT:
+            return f"it has format {written}, but this version reads {FORMAT}: use the version that wrote it"
+        return FACTS_JSON.validate_json(content)
+    except ValidationError:
+        return DAMAGED
 
 
 def _of_another_run(facts: Facts, run: RunFacts) -> str:
     """Returns why a checkpoint does not belong to a run, or ""."""
-    if facts.format != FORMAT:
-        return f"it has format {facts.format}, but this version reads {FORMAT}: use the version that wrote it"
     if facts.run.run != run.run:
         return f'it belongs to the run "{facts.run.run}", and this run is "{run.run}"'
     return "" if facts.run.layout == run.layout else "it belongs to a run with another layout"
@@ -205,6 +221,7 @@ def _checksum(path: Path) -> int:
     return crc
 
 
+ANY_FORMAT_JSON = TypeAdapter(AnyFormat)
 FACTS_JSON = TypeAdapter(Facts)
 FILES_JSON = TypeAdapter(dict[str, tuple[int, int]])
 FOUND_JSON = TypeAdapter(list[tuple[int, Facts]])

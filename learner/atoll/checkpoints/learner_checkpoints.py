@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,8 +19,9 @@ from atoll_wire.process.clock import Clock
 from atoll.boundary.parameters import Parameters
 from atoll.checkpoints.directory import FOUND_JSON, CheckpointDirectory, Facts, RunFacts
 from atoll.checkpoints.directory_lock import DirectoryLock, unusable
-from atoll.checkpoints.learner_state import HasState, LearnerState
-from atoll.checkpoints.nested_state import StateError
+from atoll.checkpoints.learner_state import LearnerState
+from atoll.checkpoints.nested_state import StateError, first_line
+from atoll.checkpoints.settings import CheckpointSettings
 from atoll.checkpoints.staging import Staged
 from atoll.errors import LearnerError
 from atoll.ranks.rank_group import ALONE, SAVE, SAVING, WAIT, RankGroup
@@ -30,30 +31,6 @@ log = structlog.get_logger()
 
 NO_DIRECTORY = "this learner saves no checkpoints: pass checkpoint_dir= to the Learner"
 Run: TypeAlias = Callable[[], RunFacts]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
-    """Where and when a learner saves. every_s: None saves only on request. extra: see Learner's `extra_state`.
-
-    Raises LearnerError for values that cannot work.
-    """
-
-    directory: Path | None
-    every_s: float | None
-    extra: Mapping[str, HasState]
-
-    def __post_init__(self) -> None:
-        if self.every_s is not None and not self.every_s > 0:
-            raise LearnerError(f"checkpoint_every_s={self.every_s} is not positive: use None to save only on request")
-        if self.extra and self.directory is None:
-            raise LearnerError("extra_state is saved only in checkpoints: pass checkpoint_dir= too")
-        for name, each in self.extra.items():
-            if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
-                raise LearnerError(
-                    f'extra_state["{name}"] is a {type(each).__name__} without state_dict() and load_state_dict(): '
-                    "wrap it in an object with both methods"
-                )
 
 
 @dataclass(slots=True)
@@ -77,15 +54,14 @@ class LearnerCheckpoints:
     """
 
     def __init__(self, settings: CheckpointSettings, learner: str, counters: Counters, clock: Clock) -> None:
-        assert settings.directory is not None, "settings for a learner that saves"
-        self._settings, self._root = settings, settings.directory
+        self._settings = settings
         self._learner = learner
         self._counters = counters
         self._clock = clock
         self._ranks: RankGroup = ALONE
         self._run: Run
         self._group: dist.ProcessGroup | None = None
-        self._directory = CheckpointDirectory(self._root, learner)
+        self._directory = CheckpointDirectory(settings.directory, learner)
         self._lock = DirectoryLock(self._directory.path, clock)
         self._state: LearnerState
         self._next = 1  # number of the next checkpoint, equal on all ranks
@@ -118,7 +94,7 @@ class LearnerCheckpoints:
         name, problem, last, found, has_locks = told
         if problem:
             raise LearnerError(problem)
-        self._directory, self._next = CheckpointDirectory(self._root, name), last + 1
+        self._directory, self._next = CheckpointDirectory(self._settings.directory, name), last + 1
         if has_locks and ranks.size > 1:
             self._share_lock()
         candidates = FOUND_JSON.validate_python(found)
@@ -174,19 +150,22 @@ class LearnerCheckpoints:
         except StateError as error:
             problem = str(error)
         except Exception as error:  # all ranks must learn of it, because they would wait for this one
-            problem = f"it cannot be read ({type(error).__name__}: {storage.first_line(error)})"
+            problem = f"it cannot be read ({type(error).__name__}: {first_line(error)})"
         if self._is_a_problem(folder, problem) or restored is None:
             return False
         self._state.apply(restored, facts)
         self._steps = facts.steps
         if self._ranks.is_leader:
-            log.info(
-                "restored a checkpoint: the optimizer continues",
-                learner=self._learner,
-                folder=str(folder),
-                steps=facts.steps,
-                generation=facts.run.generation,
-            )
+            said = {"folder": str(folder), "steps": facts.steps, "generation": facts.run.generation}
+            if facts.learner == self._learner:
+                log.info("restored a checkpoint: the optimizer continues", learner=self._learner, **said)
+            else:
+                log.warning(
+                    "restored a checkpoint of another learner: the optimizer continues",
+                    learner=self._learner,
+                    saved_by=facts.learner,
+                    **said,
+                )
         return True
 
     def _is_a_problem(self, folder: Path, mine: str) -> bool:
