@@ -15,6 +15,8 @@ from tests.learner.loops import until
 RANK = """
 import hashlib, json, sys, threading, torch, torch.distributed as dist, atoll
 torch.set_num_threads(1)
+if sys.argv[3] == "device":  # for which CPU tensors stand
+    atoll.learner.coding_device = lambda _: torch.device("cpu")
 dist.init_process_group("gloo")
 rank, breath = dist.get_rank(), threading.Event()
 torch.manual_seed(rank)
@@ -37,8 +39,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+@pytest.fixture(scope="module", params=["host", "device"])
+def ranks(request, tmp_path_factory):
     """Returns both ranks' values after each step, while a round was merged and other learners trained."""
     directory = tmp_path_factory.mktemp("ranks")
     (directory / "rank.py").write_text(RANK)
@@ -46,7 +48,7 @@ def ranks(tmp_path_factory):
     with fake_core() as core:
         core.run_tokens, core.total_tokens = 5_000, 70_000
         done = []
-        command = [*launch, str(directory / "rank.py"), core.address, str(directory)]
+        command = [*launch, str(directory / "rank.py"), core.address, str(directory), request.param]
         running = threading.Thread(
             target=lambda: done.append(subprocess.run(command, capture_output=True, text=True, timeout=100))
         )
