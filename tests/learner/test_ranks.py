@@ -14,9 +14,10 @@ from tests.learner.loops import until
 
 RANK = """
 import hashlib, json, sys, threading, torch, torch.distributed as dist, atoll
+from atoll import learner as public
 torch.set_num_threads(1)
 if sys.argv[3] == "device":  # for which CPU tensors stand
-    atoll.learner.coding_device = lambda _: torch.device("cpu")
+    public.coding_device = lambda _: torch.device("cpu")
 dist.init_process_group("gloo")
 rank, breath = dist.get_rank(), threading.Event()
 torch.manual_seed(rank)
