@@ -28,6 +28,7 @@ from atoll.ranks.division import divide
 from atoll.ranks.entering import gathered_parts
 from atoll.ranks.placements import local_tensor
 from atoll.ranks.rank_group import RankGroup, rank_group
+from atoll.ranks.tensor_part import TensorPart
 from atoll_wire.layout import layout
 from atoll_wire.layout.frame_spans import Codec
 
@@ -47,6 +48,7 @@ class Twin:
         torch.set_default_dtype(TYPES[dtype])
         self.model = model_of(kind)[0]
         self.parameters = Parameters(self.model, torch.optim.SGD(self.model.parameters(), 0.1))
+        self.directions = [_directions(part) for part in self.parameters.parts]
         parts = gathered_parts(self.parameters.tensors, self.parameters.parts, ranks)
         with mock.patch.object(layout, "FRAME_PARAMETERS", FRAME):
             fragments = layout.plan(self.parameters.tensors, FRAGMENTS).fragments
@@ -84,11 +86,9 @@ class Twin:
 
     def _train(self, seed: int) -> None:
         """Changes the parameters, equally on all ranks that hold the same values."""
-        random = torch.Generator().manual_seed(seed)
-        for value, part in zip(self.parameters.values, self.parameters.parts, strict=True):
-            whole = 0.01 * torch.randn(part.shape, generator=random, dtype=torch.float32)
-            places = np.ix_(*([i for pair in each for i in range(*pair)] for each in part.ranges))
-            local_tensor(value).add_(torch.from_numpy(whole.numpy()[places]))
+        weights = 0.01 * np.random.default_rng(seed).standard_normal(2, np.float32)
+        for value, mine in zip(self.parameters.values, self.directions, strict=True):
+            local_tensor(value).add_(torch.from_numpy(weights[0] * mine[0] + weights[1] * mine[1]))
 
     def _newer(self, fragment: int, fate: Fate, *, known: bool) -> PreparedAnchor:
         """Returns the next anchor. known: whether its update is known, so that the change is computed in advance."""
@@ -98,6 +98,13 @@ class Twin:
         values = self.coder.change(track.anchor, new, update, fate.q, track.shape)
         ahead = Change(track.anchor, fate.q, values) if known else None
         return PreparedAnchor(fragment, track.version + 1, new, fate, ahead)
+
+
+def _directions(part: TensorPart) -> tuple[np.ndarray, np.ndarray]:
+    """Returns this rank's part of two random tensors."""
+    random, places = np.random.default_rng(0), np.ix_(*([i for r in each for i in range(*r)] for each in part.ranges))
+    first, second = (random.standard_normal(part.shape, np.float32)[places] for _ in range(2))
+    return first, second
 
 
 def digests(kind: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def lived(kinds: tuple[str, ...], size: int, folder: Path) -> list[dict[str, Any
     commands = [[*command, str(rank), str(size), str(folder)] for rank in range(size)]
     running = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in commands]
     try:
-        said = [each.communicate(timeout=200)[1] for each in running]
+        said = [each.communicate(timeout=350)[1] for each in running]
     finally:
         for each in running:
             each.kill()
@@ -32,6 +32,7 @@ def lived(kinds: tuple[str, ...], size: int, folder: Path) -> list[dict[str, Any
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kinds", "size"), [(FAST, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((TWO, 2), (FOUR, 4)))]
 )
