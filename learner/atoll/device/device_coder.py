@@ -72,8 +72,6 @@ class DeviceCoder:
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
         """Encodes anchor - values, and waits for the contents. Raises CodecError if a value is not finite."""
-        if not shape.length:
-            return Coded.of(())  # other ranks own all frames
         layout = BlockLayout.of(shape)
         with self.beside():
             vector, copy = self.await_on_stream(values), self._copied_ahead(anchor)
