@@ -30,7 +30,7 @@ from atoll.checkpoints.directory import RunFacts
 from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
 from atoll.checkpoints.settings import checkpoint_settings
-from atoll.device.device_coder import DeviceCoder, coder_for
+from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.adoption import PreparedAnchor
@@ -169,7 +169,8 @@ class Learner:
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
         """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError on failure."""
-        self._coder = coder_for(parameters.values, ranks.size)
+        device = coding_device(parameters.values)
+        self._coder = DeviceCoder(device) if ranks.connect(device) and device is not None else None
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
         file = FirstFile(parameters, ranks)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)
