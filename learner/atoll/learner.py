@@ -27,9 +27,10 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.checkpoints.directory import RunFacts
-from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, CheckpointSettings, LearnerCheckpoints
+from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
-from atoll.device.device_coder import DeviceCoder, coder_for
+from atoll.checkpoints.settings import checkpoint_settings
+from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.adoption import PreparedAnchor
@@ -75,8 +76,10 @@ class Learner:
             outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: directory for this learner's checkpoints. At entry, the learner restores the optimizers and
-            extra_state from the newest checkpoint of this run. Under torchrun, all ranks need the same directory.
+        checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. At entry, the
+            learner restores the optimizers and extra_state from the newest checkpoint of this run, or raises
+            LearnerError if another learner of this name uses the directory. Under torchrun, all ranks need the same
+            directory.
         checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
@@ -125,10 +128,9 @@ class Learner:
         self._clock = SYSTEM
         self._counters = Counters()
         self._exchange = ThreadExchange(self._clock)
-        directory = None if checkpoint_dir is None else Path(checkpoint_dir)
-        settings = CheckpointSettings(directory, checkpoint_every_s, dict(extra_state or {}))
+        settings = checkpoint_settings(checkpoint_dir, checkpoint_every_s, extra_state)
         self._checkpoints: LearnerCheckpoints | None = None
-        if directory is not None:
+        if settings is not None:
             self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
         self._ranks: RankGroup | None = None
@@ -158,6 +160,8 @@ class Learner:
                 self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
         except BaseException:
             self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
+            if self._checkpoints is not None:
+                self._checkpoints.release()
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()
@@ -165,7 +169,8 @@ class Learner:
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
         """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError on failure."""
-        self._coder = coder_for(parameters.values, ranks.size)
+        device = coding_device(parameters.values)
+        self._coder = DeviceCoder(device) if ranks.connect(device) and device is not None else None
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
         file = FirstFile(parameters, ranks)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)
@@ -194,6 +199,11 @@ class Learner:
                 return LearnerError(str(error))
         if problem := self._identity.problem():
             return problem
+        if self._checkpoints is not None and ranks.is_leader:
+            try:
+                self._checkpoints.lock()
+            except LearnerError as error:
+                return error
         self._leaving.callback(lambda: self._counters.left(self._exchange.unsettled))
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
         coder = self._coder or segments
@@ -253,16 +263,23 @@ class Learner:
         if os.getpid() != self._process:
             return  # a forked child left its copy of the block, but the learner belongs to the parent
         self._left = True
+        try:
+            self._leave(is_clean=kind is None)
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.release()
+
+    def _leave(self, *, is_clean: bool) -> None:
         with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
-            if kind is None and self._boundary is not None and self._boundary.failure() is None:
+            if is_clean and self._boundary is not None and self._boundary.failure() is None:
                 self._boundary.drain(self._drain_s)
         if self._checkpoints is not None:
-            if kind is None:
+            if is_clean:
                 self._checkpoints.finish(self.run_tokens, self._drain_s)
             self._checkpoints.end()
         if self._boundary is not None:
             self._boundary.local.forget()
-        if kind is None:
+        if is_clean:
             self._mine(self._ranks).leave()
             if self._checkpoints is not None:
                 self._checkpoints.close()

@@ -8,13 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankMessage(_message.Message):
-    __slots__ = ("sender", "joined", "announced", "table", "ended", "refetch", "part", "rows", "session_lost", "traffic")
+    __slots__ = ("sender", "joined", "announced", "table", "ended", "refetch", "opened", "part", "rows", "session_lost", "traffic")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REFETCH_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
@@ -25,11 +26,12 @@ class RankMessage(_message.Message):
     table: Table
     ended: Ended
     refetch: Refetch
+    opened: Opened
     part: Part
     rows: Table
     session_lost: SessionLost
     traffic: Traffic
-    def __init__(self, sender: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., refetch: _Optional[_Union[Refetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., rows: _Optional[_Union[Table, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
+    def __init__(self, sender: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., refetch: _Optional[_Union[Refetch, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., rows: _Optional[_Union[Table, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("reply", "restores", "address")
@@ -74,6 +76,12 @@ class Ended(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., seq: _Optional[int] = ..., drop: bool = ...) -> None: ...
 
 class Refetch(_message.Message):
+    __slots__ = ("fragment",)
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    def __init__(self, fragment: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
     __slots__ = ("fragment",)
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     fragment: int

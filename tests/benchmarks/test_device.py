@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -16,3 +19,12 @@ def test_every_figure_is_measured(dtype, on_host):
     times = [figure.value for figure in found if figure.unit.startswith(("ms", "GB/s"))]
     assert len(times) == 8
     assert min(times) > 0
+
+
+def test_two_ranks_are_measured_on_the_cpu():
+    options = ["--ranks", "2", "--device", "cpu", "--parameters", "2e5", "--fragments", "3"]
+    command = [sys.executable, "-m", "benchmarks.data_plane.device", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2 ranks, coded on the device" in done.stdout
+    assert "exchange with all ranks" in done.stdout

@@ -1,6 +1,7 @@
 """One rank of a learner with several ranks, for `test_islands`: python island_rank.py KIND ADDRESS NAME STEPS FOLDER.
 
-It trains a small model with this kind of parallelism. FOLDER/NAME-RANK.json then has what the test compares.
+It trains a small model with this kind of parallelism. FOLDER/NAME-RANK.json then has what the test compares. With
+KIND/device, it codes as on a device, for which CPU tensors stand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import atoll
 import torch
 import torch.distributed as dist
+from atoll import learner as public
+from atoll.boundary.device_values import DeviceValues
 from atoll.fragments.adoption import Track
 from atoll_wire.codec import frame_codec
 from torch import nn
@@ -56,6 +59,9 @@ def model_of(kind: str) -> tuple[nn.Module, dict[str, Any], int, int]:
 
 def main() -> None:
     kind, address, name, steps, folder = sys.argv[1:]
+    kind, _, on_device = kind.partition("/")
+    if on_device:
+        public.coding_device = lambda _: torch.device("cpu")
     torch.set_num_threads(1)
     if kind != "one":
         dist.init_process_group("gloo")
@@ -96,6 +102,7 @@ def main() -> None:
         stats = learner.stats()
     said = {"anchors": anchors, "losses": losses, "run_tokens": run_tokens, "tokens": learner.stats().tokens}
     said |= {
+        "on_device": isinstance(boundary.local._values, DeviceValues),
         "fingerprint": boundary._layout.fingerprint.hex(),
         "merged": learner.stats().merged,
         "mismatches": stats.mismatches,

@@ -41,7 +41,8 @@ class Counted(DeviceCoder):
 def device(monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Makes learners code as on a device, and returns their coder."""
     coder = Counted()
-    monkeypatch.setattr(public, "coder_for", lambda *_: coder)
+    monkeypatch.setattr(public, "coding_device", lambda _: coder.device)
+    monkeypatch.setattr(public, "DeviceCoder", lambda _: coder)
     return coder
 
 

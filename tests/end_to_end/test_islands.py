@@ -28,6 +28,7 @@ SCRIPT = Path(__file__).with_name("island_rank.py")
 LOCKSTEP = Path(__file__).with_name("lockstep_rank.py")
 STEPS, FRAGMENTS = 80, 2
 KINDS, MORE = [("fsdp", 2)], [("tp", 2), ("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
+ON_DEVICES = [("fsdp/device", 2), ("hsdp/device", 4), ("fsdp+tp/device", 4)]
 
 
 def started(kind: str, ranks: int, address: str, name: str, folder: Path, steps: int = STEPS) -> subprocess.Popen[str]:
@@ -78,7 +79,9 @@ def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> No
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
 
 
-@pytest.mark.parametrize(("kind", "count"), [*KINDS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [*KINDS, *(pytest.param(*each, marks=pytest.mark.slow) for each in (*MORE, *ON_DEVICES))]
+)
 def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, count):
     with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
         island = started(kind, count, running.address, "island", tmp_path)
@@ -98,6 +101,7 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
     assert_same(versions(island), export, 1)
     assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
     assert all(rank["run_tokens"] == island[0]["run_tokens"] for rank in island)
+    assert all(rank["on_device"] is kind.endswith("/device") for rank in island)
     assert island[0]["merged"] > 2
     assert one[0]["merged"] > 2
     tokens = {each.learner: each.tokens for each in status.learners}

@@ -120,7 +120,7 @@ def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) 
             blocked_s = learner.stats().blocked_s
             learner.step(tokens=0)
             steps_s.append(learner.stats().blocked_s - blocked_s)
-        end({"begun": begun, "saved": state(), "steps_s": steps_s})
+        end({"begun": begun, "saved": state(), "steps_s": steps_s, "has_lock": learner._checkpoints._lock.is_held})
         if rank == size - 1:
             learner.save_checkpoint()
     assert learner.stats().checkpoints == 2, "leaving saves a checkpoint that was asked for"

@@ -20,17 +20,17 @@ WAIT_S = 60.0
 
 
 class Saving:
-    """A learner named "a" that trains a small model, and saves to `directory`. options: of the Learner."""
+    """A learner that trains a small model, and saves to `directory`. options: of the Learner."""
 
     def __init__(
         self, core: FakeCore, directory: Path, model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None, **options: object,
+        optimizer: torch.optim.Optimizer | None = None, name: str = "a", **options: object,
     ) -> None:  # fmt: skip
-        self.core, self.directory = core, directory
+        self.core, self.directory, self.name = core, directory, name
         self.model = mlp() if model is None else model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3) if optimizer is None else optimizer
         settings = {"connect_timeout_s": 20.0, "drain_s": 5.0, "checkpoint_every_s": None} | options
-        self.learner = Learner(self.model, self.optimizer, core.address, "a", checkpoint_dir=directory, **settings)
+        self.learner = Learner(self.model, self.optimizer, core.address, name, checkpoint_dir=directory, **settings)
         self._random = torch.Generator().manual_seed(1)
 
     def __enter__(self) -> Saving:
@@ -87,7 +87,7 @@ class Saving:
         until(turned, WAIT_S)
 
     def folders(self) -> list[Path]:
-        return sorted((self.directory / "a").glob("*"))
+        return sorted((self.directory / self.name).glob("checkpoint-*"))
 
     def values(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.model.named_parameters()}
@@ -118,3 +118,7 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
 
 def pause() -> None:
     BREATH.wait(0.05)
+
+
+def events(said, text: str) -> list[dict]:
+    return [each for each in said if text in each["event"]]

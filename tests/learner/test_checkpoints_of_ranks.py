@@ -14,8 +14,10 @@ import pytest
 import structlog
 import torch
 from atoll.checkpoints.directory import FACTS
+from atoll.checkpoints.directory_lock import DirectoryLock
 from atoll.ranks import rank_group
 from atoll.ranks.rank_group import FAILED, SAVE, SAVING, Decision
+from atoll_wire.process.clock import SYSTEM
 
 from tests.learner.checkpoint_rank import SLOW_S, STEPS, live
 from tests.learner.fake_core import FakeCore, fake_core
@@ -24,6 +26,13 @@ from tests.learner.saving import anchors
 
 def lived(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: str) -> list[dict[str, Any]]:
     """Runs a learner of several ranks. Returns the reports of all ranks. end: "die" if they kill themselves."""
+    statuses, said = ended(kind, size, core, folder, name, *end)
+    assert statuses == [-signal.SIGKILL if end else 0] * size, "".join(said)[-6000:]
+    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def ended(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: str) -> tuple[list[int], list[str]]:
+    """Runs a learner of several ranks. Returns the exit status and the log of each rank."""
     command = [sys.executable, "-m", "tests.learner.checkpoint_rank", kind]
     commands = [[*command, str(rank), str(size), core.address, str(folder), name, *end] for rank in range(size)]
     env = os.environ | {"MASTER_ADDR": "127.0.0.1"}
@@ -33,8 +42,7 @@ def lived(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: s
     finally:
         for each in running:
             each.kill()
-    assert [each.returncode for each in running] == [-signal.SIGKILL if end else 0] * size, "".join(said)[-6000:]
-    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(size)]
+    return [each.returncode for each in running], said
 
 
 def lived_here(core: FakeCore, folder: Path, kind: str = "one") -> list[dict[str, Any]]:
@@ -68,7 +76,7 @@ def run(core: FakeCore) -> list[torch.Tensor]:
 def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
     with fake_core() as core:
         first = lived("fsdp", 2, core, tmp_path, "first", "die")
-        [folder] = (tmp_path / "saved" / "a").iterdir()
+        [folder] = (tmp_path / "saved" / "a").glob("checkpoint-*")
         assert json.loads((folder / FACTS).read_text())["ranks"] == 2
         assert {each.name for each in folder.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
         sizes = [each.stat().st_size for each in folder.glob("__*")]
@@ -77,6 +85,7 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
             second = lived_here(core, tmp_path)
     check(first, second, core)
     for report in first:
+        assert report["has_lock"], "every rank writes to the folder"
         assert len(report["steps_s"]) > 5, "training went on while the last rank wrote"
         assert max(report["steps_s"]) < SLOW_S / 2
     reasons = {each["name"]: each["reason"] for each in said if "extra state" in each["event"]}
@@ -85,6 +94,20 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
     )
     assert first[0]["begun"]["optimizer"] == {}
     assert second[0]["saved"]["optimizer"]["1.weight.step"] == 2 * STEPS
+
+
+@pytest.mark.slow
+def test_all_ranks_are_told_that_another_learner_uses_the_folder(tmp_path):
+    lock = DirectoryLock(tmp_path / "saved" / "a", SYSTEM)
+    lock.take()
+    with fake_core() as core:
+        statuses, said = ended("fsdp", 2, core, tmp_path, "second")
+        assert not core.joins
+    lock.release()
+    assert statuses == [1, 1]
+    for each in said:
+        assert f"/saved/a is in use by process {os.getpid()} on " in each.splitlines()[-1], each[-3000:]
+    assert "rank 0 could not join the run" in said[1].splitlines()[-1]
 
 
 def test_ranks_save_when_one_asks_and_none_is_still_writing():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ import torch
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
 from atoll.device import block_kernels, device_coder
-from atoll.device.block_layout import BlockLayout
-from atoll.device.device_coder import DeviceCoder, OnDevice, coder_for
+from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coded, FragmentShape
-from atoll.ranks.division import undivided
+from atoll.ranks.division import divide, undivided
+from atoll.ranks.rank_group import SingleRank
+from atoll.ranks.tensor_part import TensorPart, chunk
 from atoll_wire.codec.frame_codec import LEVELS, CodecError
 from atoll_wire.codec.quantising import SMALLEST
 from atoll_wire.layout.frame_spans import BLOCK, Codec
@@ -36,19 +39,13 @@ WHOLE = fragment(BLOCK, 4 * BLOCK)  # no block is short
 FRAMES = fragment(FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, 300)
 
 
-def flat(values: OnDevice, shape: FragmentShape) -> np.ndarray:
-    """Returns the values on the device as one vector."""
-    found = values.blocks.view(-1).numpy()
-    return np.concatenate([found[at : at + length] for at, length in BlockLayout.of(shape).rows])
-
-
 def same(one: Coded, other: Coded) -> None:
     for mine, theirs in zip(one.contents, other.contents, strict=True):
         assert np.array_equal(mine, theirs)
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> None:
-    assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+def same_bits(one: torch.Tensor, other: np.ndarray) -> None:
+    assert np.array_equal(one.numpy().view(np.uint32), other.view(np.uint32))
 
 
 def difficult(random: np.random.Generator, length: int) -> np.ndarray:
@@ -92,10 +89,10 @@ def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed):
     layout = fragment(*sizes) if seed else LENGTHS
     shape, values = FragmentShape.of(layout.whole, kind), difficult(random, layout.length)
     nothing = np.zeros_like(values)
-    host, device = segments.code(values, nothing, shape), CODER.code(values, CODER.whole(nothing, shape), shape)
+    host, device = segments.code(values, nothing, shape), CODER.code(values, CODER.whole(nothing), shape)
     same(device, host)
     added = segments.change(nothing, nothing, host, host, shape)
-    same_bits(flat(CODER.change(nothing, nothing, device, device, shape), shape), added)
+    same_bits(CODER.change(nothing, nothing, device, device, shape).vector, added)
 
 
 @pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
@@ -104,11 +101,11 @@ def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch):
     monkeypatch.setattr(device_coder, "AT_ONCE", 100)
     random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
     anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
-    host, device = segments.code(anchor, values, shape), CODER.code(anchor, CODER.whole(values, shape), shape)
+    host, device = segments.code(anchor, values, shape), CODER.code(anchor, CODER.whole(values), shape)
     same(device, host)
     for update in (None, segments.code(newer, anchor, shape)):
         for q in (None, host):
-            found = flat(CODER.change(anchor, newer, update, q, shape), shape)
+            found = CODER.change(anchor, newer, update, q, shape).vector
             same_bits(found, segments.change(anchor, newer, update, q, shape))
 
 
@@ -119,7 +116,7 @@ def test_work_that_is_not_finite_is_not_coded(kind, value, place):
     shape, values = FragmentShape.of(LENGTHS.whole, kind), np.ones(LENGTHS.length, np.float32)
     values[place] = value
     with pytest.raises(CodecError, match="not finite"):
-        CODER.code(np.zeros_like(values), CODER.whole(values, shape), shape)
+        CODER.code(np.zeros_like(values), CODER.whole(values), shape)
 
 
 @pytest.mark.parametrize("kind", [Codec.INT4, Codec.INT8])
@@ -142,34 +139,26 @@ def test_the_defaults_of_a_training_script_change_nothing():
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            same(CODER.code(values, CODER.whole(nothing, shape), shape), host)
+            same(CODER.code(values, CODER.whole(nothing), shape), host)
             for update in (None, host):
-                found = flat(CODER.change(nothing, values, update, host, shape), shape)
+                found = CODER.change(nothing, values, update, host, shape).vector
                 same_bits(found, segments.change(nothing, values, update, host, shape))
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def test_parameters_of_one_process_on_one_gpu_are_coded_there(monkeypatch):
+def test_parameters_on_one_gpu_are_coded_there():
     class Placed(torch.Tensor):
         device = torch.device("cuda", 0)
 
     class Elsewhere(Placed):
         device = torch.device("cuda", 1)
 
-    monkeypatch.setattr(device_coder, "DeviceCoder", lambda device: device)
     host, without_streams = torch.zeros(2), torch.zeros(2, device="meta")
     one, other = torch.zeros(2).as_subclass(Placed), torch.zeros(2).as_subclass(Elsewhere)
-    assert coder_for([one, one], ranks=1) == torch.device("cuda", 0)
-    for values, ranks in (
-        ([host], 1),
-        ([without_streams], 1),
-        ([one, other], 1),
-        ([one, host], 1),
-        ([one], 2),
-        ([], 1),
-    ):
-        assert coder_for(values, ranks) is None
+    assert coding_device([one, one]) == torch.device("cuda", 0)
+    for values in ([host], [without_streams], [one, other], [one, host], []):
+        assert coding_device(values) is None
 
 
 class Moving(DeviceCoder):
@@ -177,16 +166,16 @@ class Moving(DeviceCoder):
 
     moved = 0
 
-    def _moved(self, values, shape, layout):
+    def _moved(self, values):
         self.moved += 1
-        return super()._moved(values, shape, layout)
+        return super()._moved(values)
 
 
 def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
     shape, coder = FragmentShape.of(LENGTHS.whole, Codec.INT4), Moving(torch.device("cpu"))
     anchors = [difficult(np.random.default_rng(seed), LENGTHS.length) for seed in range(3)]
     nothing = np.zeros(LENGTHS.length, np.float32)
-    values = coder.whole(nothing, shape)
+    values = coder.whole(nothing)
     for anchor in anchors:
         coder.ahead(anchor, shape)()
     for anchor, copies in zip(anchors, (1, 0, 0), strict=True):  # only two copies are kept
@@ -211,31 +200,64 @@ class Module:
                 self.name = "coder" if _ else "training"
 
             def wait_stream(self, other: Stream) -> None:
-                module.said.append((self.name, "waits for", other.name, module.watched.item()))
+                module.say(self.name, "waits for", other.name)
 
         class Event:
+            of = ""
+
             def record(self, stream: Stream) -> None:
                 self.of = stream.name
-                module.said.append((stream.name, "records", module.watched.item()))
+                module.say(stream.name, "records")
 
             def wait(self, stream: Stream) -> None:
-                module.said.append((stream.name, "waits for", self.of, module.watched.item()))
+                if stream.name != self.of:
+                    module.say(stream.name, "waits for", self.of)
 
             def synchronize(self) -> None:
-                module.said.append(("this thread", "waits for", self.of))
+                if self.of:
+                    module.said.append(("this thread", "waits for", self.of))
 
-        self.Stream, self.Event, self._training = Stream, Event, Stream()
+        self.Stream, self.Event, self.current = Stream, Event, Stream()
+
+    def say(self, *words: str) -> None:
+        self.said.append((*words, self.watched.item()))
 
     def current_stream(self, _: torch.device) -> object:
-        return self._training
+        return self.current
 
-    def stream(self, _: object) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
 
 
-def test_streams_wait_for_each_other_and_the_training_thread_for_none(monkeypatch):
-    module = Module()
-    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+class Recorded(SingleRank):
+    """The first of two ranks. It records the streams of exchanges, and receives ones."""
+
+    size = 2
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+
+    def exchange(self, given: Any, sent: Sequence[int], received: Sequence[int]) -> Any:
+        self._module.say(self._module.current.name, "begins an exchange")
+
+        def wait() -> torch.Tensor:
+            self._module.say(self._module.current.name, "waits for an exchange")
+            return torch.ones(sum(received))
+
+        return wait
+
+
+@pytest.fixture
+def module(monkeypatch):
+    found = Module()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: found)
+    return found
+
+
+def test_streams_wait_for_each_other_and_the_training_thread_for_none(module):
     coder, model = DeviceCoder(torch.device("cpu")), nn.Linear(1, 1, bias=False)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout = plan(parameters.tensors, 1)
@@ -253,9 +275,53 @@ def test_streams_wait_for_each_other_and_the_training_thread_for_none(monkeypatc
     assert module.said[1:] == [
         ("coder", "waits for", "training", 4.0),
         ("coder", "records", 4.0),
+        ("coder", "records", 4.0),
         ("this thread", "waits for", "coder"),
     ]
     change = Change(anchor, q, coder.change(anchor, anchor - 2, q, q, shape))
     module.said.clear()
     local.adopt(PreparedAnchor(0, 2, anchor - 2, Fate(q), change), 1, 1)
-    assert module.said == [("training", "waits for", "coder", 4.0), ("coder", "waits for", "training", 0.0)]
+    assert module.said == [
+        ("coder", "records", 4.0),
+        ("training", "waits for", "coder", 4.0),
+        ("coder", "waits for", "training", 0.0),
+    ]
+
+
+def test_ranks_exchange_values_once_per_take_and_once_per_adoption_beside_training(module):
+    coder, weight = DeviceCoder(torch.device("cpu")), nn.Parameter(torch.ones(1))
+    layout = plan([TensorSpec("weight", (2,), "float32", MergeKind.DIRECTION)], 1)
+    division = divide(layout.fragments[0], [[TensorPart((2,), (chunk([(0, 2)], rank, 2),))] for rank in (0, 1)], 0)
+    owned = np.ones(division.run.length, np.float32)
+    first, module.watched = PreparedAnchor(0, 1, owned, Fate()), weight
+    local = LocalParameters([weight], [division], Codec.INT4, [first], keep=True, coder=coder, ranks=Recorded(module))
+    module.said.clear()
+    taken = local.take(0, 1, 1)
+    assert module.said == [("training", "records", 1.0), ("training", "begins an exchange", 1.0)]
+    with torch.no_grad():
+        weight.fill_(4)
+    q, shape = taken.coded, local.tracks[0].shape
+    assert module.said[2:5] == [
+        ("coder", "waits for", "training", 4.0),
+        ("coder", "waits for an exchange", 4.0),
+        ("coder", "records", 4.0),
+    ]
+    change = Change(owned, q, coder.change(owned, owned + 1, q, q, shape))
+    module.said.clear()
+    local.begin(PreparedAnchor(0, 2, owned + 1, Fate(q), change))
+    assert module.said == [("coder", "records", 4.0), ("coder", "begins an exchange", 4.0)]
+    module.said.clear()
+    local.finish(0, 1, 1)
+    assert module.said == [
+        ("training", "waits for", "coder", 4.0),
+        ("training", "waits for an exchange", 4.0),
+        ("coder", "waits for", "training", 5.0),
+    ]
+
+
+def test_an_overwrite_waits_only_for_an_earlier_copy(module):
+    coder = DeviceCoder(torch.device("cpu"))
+    coder.whole(np.ones(3, np.float32))
+    assert module.said == [("coder", "records", 0.0)]
+    coder.whole(np.ones(3, np.float32))
+    assert module.said[1:] == [("this thread", "waits for", "coder"), ("coder", "records", 0.0)]

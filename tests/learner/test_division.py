@@ -12,7 +12,7 @@ from atoll.ranks.division import Division, Moves, divide, owned_runs
 from atoll.ranks.tensor_part import Block, TensorPart, chunk
 from atoll_wire.layout import layout
 from atoll_wire.layout.layout import FragmentLayout, Layout, MergeKind, TensorSpec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 SHAPES = ((24, 16), (13, 7, 3), (5,), (), (1, 9), (40, 2))
@@ -103,6 +103,32 @@ def test_values_reach_their_owners_and_come_back(fragments, sizes, cuts):
             divisions, locals_, exchanged(sent, spread, [d.held for d in divisions]), strict=True
         ):
             assert np.array_equal(scattered(buffer, division.held, division.local_length), -mine)
+
+
+runs = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=12)  # distance from the last run, length
+
+
+@given(runs=runs)
+@example([(1, 2), (1, 2), (1, 2), (0, 1), (2, 1), (1, 1), (2, 3)])
+def test_grids_hold_the_runs_of_an_exchange(runs):
+    lengths = np.array([length for _, length in runs], np.int64)
+    places = np.cumsum([gap for gap, _ in runs], dtype=np.int64) + np.cumsum(lengths) - lengths
+    for order in (places, places[::-1]):
+        moves = Moves(order, lengths[:: 1 if order is places else -1], (int(lengths.sum()),))
+        found = [
+            (g.place + n * g.step, g.start + n * g.length, g.length) for g in moves.grids() for n in range(g.count)
+        ]
+        assert found == list(zip(moves.places, moves.starts, moves.lengths, strict=True))
+        assert all(grid.step > 0 for grid in moves.grids())
+
+
+def test_a_part_that_is_cut_along_its_columns_has_few_grids():
+    specs = [TensorSpec("t", (100, 16), "float32", MergeKind.DIRECTION)]
+    whole = layout.plan(specs, 1).fragments[0]
+    parts = [[part((100, 16), [(1, number, 2)])] for number in range(2)]
+    owned = max((divide(whole, parts, rank).owned for rank in (0, 1)), key=lambda moves: moves.size)
+    assert len(owned.places) == 200
+    assert len(owned.grids()) == 2
 
 
 @given(fragments=st.integers(1, 4), ranks=st.integers(1, 70))

@@ -14,7 +14,16 @@ from tests.learner.loops import until
 
 RANK = """
 import hashlib, json, sys, threading, torch, torch.distributed as dist, atoll
+from atoll import learner as public
 torch.set_num_threads(1)
+copied = []
+class Counted(public.DeviceCoder):
+    def _copy_ahead(self, anchor):
+        copied.append(len(anchor))
+        super()._copy_ahead(anchor)
+if sys.argv[3] == "device":  # for which CPU tensors stand
+    public.DeviceCoder = Counted
+    public.coding_device = lambda _: torch.device("cpu")
 dist.init_process_group("gloo")
 rank, breath = dist.get_rank(), threading.Event()
 torch.manual_seed(rank)
@@ -32,45 +41,56 @@ with atoll.Learner(model, optimizer, sys.argv[1], "island", connect_timeout_s=30
         learner.step(tokens=10)
         whole = b"".join(p.detach().contiguous().numpy().tobytes() for p in model.parameters())
         seen.append([learner.run_tokens, hashlib.sha256(whole).hexdigest()])
-json.dump(seen, open(f"{sys.argv[2]}/rank{rank}", "w"))
+json.dump([copied, seen], open(f"{sys.argv[2]}/rank{rank}", "w"))
 dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """Returns both ranks' values after each step, while a round was merged and other learners trained."""
+@pytest.fixture(scope="module", params=["host", "device"])
+def ranks(request, tmp_path_factory):
+    """Returns both ranks' values after each step, while a round was merged and other learners trained.
+
+    Each rank owns one of two fragments. The first is merged.
+    """
     directory = tmp_path_factory.mktemp("ranks")
     (directory / "rank.py").write_text(RANK)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with fake_core() as core:
         core.run_tokens, core.total_tokens = 5_000, 70_000
         done = []
-        command = [*launch, str(directory / "rank.py"), core.address, str(directory)]
+        command = [*launch, str(directory / "rank.py"), core.address, str(directory), request.param]
         running = threading.Thread(
             target=lambda: done.append(subprocess.run(command, capture_output=True, text=True, timeout=100))
         )
         running.start()
         until(lambda: core.progress and core.progress[-1].steps, 60.0)
-        core.open(0)
-        until(lambda: core.pending(0))
+        for fragment in (0, 1):
+            core.open(fragment)
+            until(lambda fragment=fragment: core.pending(fragment))
         core.run_tokens = 9_000
         core.merge(0)
         running.join(100)
         adopted = [each.version for progress in core.progress for each in progress.adopted]
     assert done[0].returncode == 0, done[0].stderr[-3000:]
-    return adopted, *(json.loads((directory / f"rank{rank}").read_text()) for rank in (0, 1))
+    said = [json.loads((directory / f"rank{rank}").read_text()) for rank in (0, 1)]
+    sizes = [fragment.length for fragment in core.layout.fragments]
+    return request.param, sizes, adopted, *said
 
 
 def test_ranks_hold_the_same_parameters_after_every_step(ranks):
-    adopted, first, second = ranks
+    *_, adopted, (_, first), (_, second) = ranks
     assert adopted == [1]
     assert [digest for _, digest in first[1:]] == [digest for _, digest in second[1:]]
 
 
 def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
     """Otherwise, schedules would differ, and a loop that ends by them would never end on some ranks."""
-    _, first, second = ranks
+    *_, (_, first), (_, second) = ranks
     assert first[0] == second[0] == [5_000, 70_000]
     assert [tokens for tokens, _ in first[1:]] == [tokens for tokens, _ in second[1:]]
     assert first[-1][0] >= 9_000
+
+
+def test_each_owner_copies_its_anchor_to_a_device_when_a_round_opens(ranks):
+    place, sizes, _, (first, _), (second, _) = ranks
+    assert [first, second] == ([[sizes[0]], [sizes[1]]] if place == "device" else [[], []])

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from atoll.agent.partial_fetch import PartialFetch
 from atoll.boundary.local_parameters import LocalParameters
+from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor, PseudoGradient
-from atoll.fragments.segments import FragmentShape
+from atoll.fragments.segments import Coder, FragmentShape
 from atoll.ranks.division import divide
 from atoll.ranks.rank_group import ALONE
 from atoll.ranks.tensor_part import TensorPart
@@ -32,6 +33,7 @@ CODEC = Codec.INT4
 LAYOUT = planned(4)
 WHOLE = [[TensorPart.whole(shape) for shape in SHAPES]]
 ROUNDING = 2e-5
+ON_CPU_TENSORS = DeviceCoder(torch.device("cpu"))
 
 
 class Rank:
@@ -48,11 +50,14 @@ class Rank:
         self.local: LocalParameters
         self.in_flight: PseudoGradient | None = None
 
-    def enter(self, anchors: Sequence[np.ndarray], fragment: int) -> None:
+    def enter(self, anchors: Sequence[np.ndarray], fragment: int, coder: DeviceCoder | None) -> None:
         runs = [division.run for division in self.divisions]
         mine = [anchor[run.offset : run.offset + run.length] for anchor, run in zip(anchors, runs, strict=True)]
         prepared = [PreparedAnchor(number, 3, anchor.copy(), Fate()) for number, anchor in enumerate(mine)]
-        self.local = LocalParameters(self.parameters, self.divisions, CODEC, prepared, keep=True, ranks=self.ranks)
+        self.coder: Coder = coder or segments
+        self.local = LocalParameters(
+            self.parameters, self.divisions, CODEC, prepared, keep=True, ranks=self.ranks, coder=coder
+        )
         self.run: FrameRun = runs[fragment]
         self.merged, self.abandoned = np.zeros(self.run.length), np.zeros(self.run.length)
 
@@ -74,13 +79,19 @@ class Rank:
 
 
 class Island:
-    """One fragment of a learner that is divided among ranks."""
+    """One fragment of a learner that is divided among ranks. coder: None if they code in host memory."""
 
-    def __init__(self, parts: Sequence[Sequence[TensorPart]], fragment: int, anchors: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Sequence[TensorPart]],
+        fragment: int,
+        anchors: Sequence[np.ndarray],
+        coder: DeviceCoder | None = None,
+    ) -> None:
         hub = Hub(len(parts)) if len(parts) > 1 else None
         self.place, self.number = LAYOUT.fragments[fragment], fragment
         self.ranks = [Rank(LAYOUT, parts, number, hub) for number in range(len(parts))]
-        self._together(lambda rank: rank.enter(anchors, fragment))
+        self._together(lambda rank: rank.enter(anchors, fragment, coder))
         self.trained, self.steps, self.given_up = np.zeros(self.place.length), 0, False
 
     def _together(self, work: Callable[[Rank], object]) -> None:
@@ -149,7 +160,7 @@ class Island:
                 work -= rank.sent()
             if drop:
                 rank.abandoned += work
-            added = segments.change(track.anchor, anchor, decoded.update, q, FragmentShape.of(rank.run, CODEC))
+            added = rank.coder.change(track.anchor, anchor, decoded.update, q, FragmentShape.of(rank.run, CODEC))
             known = Change(track.anchor, q, added) if ahead else None
             rank.local.begin(PreparedAnchor(self.number, track.version + 1, anchor, Fate(q, drop), known))
         for rank in self.ranks:
@@ -187,15 +198,18 @@ EXAMPLE = ["train", "send", "train", "restore", "train", "merged", "train", "sen
 
 @given(
     mesh=meshes, cuts=cuts, fragment=st.integers(0, 3), moves=st.lists(st.sampled_from(MOVES), max_size=25),
-    seed=st.integers(0, 2**32),
+    seed=st.integers(0, 2**32), coder=st.sampled_from([None, ON_CPU_TENSORS]),
 )  # fmt: skip
-@example(mesh=(2, 2), cuts=[(0, 1)] * len(SHAPES), fragment=0, moves=EXAMPLE, seed=1)
-@example(mesh=(4, 1), cuts=[(9, 9)] * len(SHAPES), fragment=1, moves=EXAMPLE, seed=2)
-@settings(max_examples=50, deadline=None)
-def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment, moves, seed):
+@example(mesh=(2, 2), cuts=[(0, 1)] * len(SHAPES), fragment=0, moves=EXAMPLE, seed=1, coder=None)
+@example(mesh=(4, 1), cuts=[(9, 9)] * len(SHAPES), fragment=1, moves=EXAMPLE, seed=2, coder=None)
+@example(mesh=(2, 2), cuts=[(0, 1)] * len(SHAPES), fragment=0, moves=EXAMPLE, seed=1, coder=ON_CPU_TENSORS)
+@example(mesh=(4, 1), cuts=[(9, 9)] * len(SHAPES), fragment=1, moves=EXAMPLE, seed=2, coder=ON_CPU_TENSORS)
+@settings(max_examples=100, deadline=None)
+def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment, moves, seed, coder):
+    """Whether its ranks code on a device or on the host, the learner has the bits of one process on the host."""
     random = np.random.default_rng(seed)
     anchors = [random.standard_normal(each.length).astype(np.float32) for each in LAYOUT.fragments]
-    island, one = Island(of_mesh(mesh, cuts), fragment, anchors), Island(WHOLE, fragment, anchors)
+    island, one = Island(of_mesh(mesh, cuts), fragment, anchors, coder), Island(WHOLE, fragment, anchors)
     for move in moves:
         changes = [(0.01 * random.standard_normal(shape)).astype(np.float32) for shape in SHAPES]
         update = (0.02 * random.standard_normal(island.place.length)).astype(np.float32)

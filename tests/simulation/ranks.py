@@ -12,10 +12,12 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from atoll.ranks.division import Division, divide
-from atoll.ranks.rank_group import Agreed, CarryOut, Decide, Exchanged
+from atoll.ranks.rank_group import Agreed, CarryOut, Decide, Vector
 from atoll.ranks.tensor_part import TensorPart, chunk
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.layout.layout import Layout, TensorSpec
@@ -84,11 +86,20 @@ class SimulatedRanks:
         """See RankGroup."""
         raise AssertionError("the ranks of a simulated learner know each other's parts")
 
-    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+    def connect(self, device: torch.device | None) -> bool:
+        """See RankGroup."""
+        raise AssertionError("the ranks of a simulated learner have no devices")
+
+    def exchange(self, given: Vector, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Vector]:
         """See RankGroup."""
         call, self._calls = self._calls, self._calls + 1
-        self._hub.put(call, self.rank, given, sent)
-        return lambda: self._hub.get(call, self.rank, received)
+        self._hub.put(call, self.rank, np.asarray(given), sent)
+
+        def wait() -> Any:
+            found = self._hub.get(call, self.rank, received)
+            return torch.from_numpy(found) if isinstance(given, torch.Tensor) else found
+
+        return wait
 
     def leave(self) -> None:
         """See RankGroup."""

@@ -54,6 +54,9 @@ class Coordination:
     def announced(self, track: FragmentTrack) -> None:
         """Tells the other ranks the newest version of a fragment."""
 
+    def opened(self, track: FragmentTrack) -> None:
+        """Tells the other ranks that a fragment's round opened."""
+
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
         """Passes the reply to a Join to the other ranks. restores: see Track."""
 
@@ -140,6 +143,9 @@ class Leading(Coordination):
 
     def announced(self, track: FragmentTrack) -> None:
         self._tell(announced=rk.Announced(fragment=track.fragment, version=track.target, setbacks=track.setbacks))
+
+    def opened(self, track: FragmentTrack) -> None:
+        self._tell(opened=rk.Opened(fragment=track.fragment))
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
         self._tell(joined=rk.Joined(reply=reply, restores=restores, address=self._core.link.address))

@@ -86,10 +86,12 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def opened(self, track: FragmentTrack) -> None:
-        """Starts work that can be done before a step boundary answers the fragment's round."""
-        has_anchor = len(track.anchor) == track.run.length > 0
-        work = self._coder.ahead(track.anchor, self._shape(track)) if has_anchor else None
-        if work is not None:
+        """Starts work that can be done before a step boundary answers the fragment's round, on all ranks."""
+        work = self._coder.ahead(track.anchor, self._shape(track))
+        if work is None:
+            return
+        self._coordination.opened(track)
+        if len(track.anchor) == track.run.length > 0:
             track.copying = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
             track.copying.add_done_callback(self._ended)
 

@@ -58,6 +58,8 @@ class MemberSession(RunSession):
                     self._on_ready(self.core.layout)
             case "announced":
                 self._announced(message.announced)
+            case "opened":
+                self._fetcher.opened(self.core.track(message.opened.fragment))
             case "table":
                 self._following.tables.found(message.table.fragment, message.table.seq, rows_of(message.table))
             case "ended":

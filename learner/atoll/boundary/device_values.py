@@ -1,4 +1,8 @@
-"""The values of a learner of one process, on the device of its parameters. The training thread only queues work.
+"""A rank's values on the device of its parameters, and their exchange with the other ranks.
+
+The training thread only queues work. It begins all exchanges, because all ranks must begin them in the same order. To
+take a pseudo-gradient, it copies and sends values on training's stream. The coder's stream receives them. To adopt an
+anchor, the coder's stream sends changes. Training's stream receives them when it adds them, at a later step.
 
 For types narrower than float32, this module keeps the rounding error of each fragment's last write on the device, as
 `host_memory` does in host memory.
@@ -7,57 +11,72 @@ For types narrower than float32, this module keeps the rounding error of each fr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from atoll_wire.codec.block_kernels import F32
-from atoll_wire.layout.frame_spans import BLOCK
 from torch import nn
 
 from atoll.boundary.parameter_views import ParameterViews
-from atoll.device.block_layout import BlockLayout
-from atoll.device.device_coder import DeviceCoder, OnDevice, segment_values
-from atoll.fragments.segments import FragmentShape
-from atoll.ranks.division import Division, LocalPiece
+from atoll.device.device_coder import DeviceCoder, OnDevice, copy_all
+from atoll.ranks.division import Division, Grid, Moves
+from atoll.ranks.rank_group import RankGroup
 
 
 class DeviceValues:
-    """Values as blocks on a device. See `local_parameters.Values`.
+    """Values as vectors on a device. See `local_parameters.Values`.
 
-    values: trainable parameters in the order of the layout's tensors, all on the coder's device. divisions: the
-    division of each fragment, which has one rank. shapes: the shape of each fragment.
+    values: trainable parameters in the order of the layout's tensors, all on the coder's device.
+    divisions: this rank's division of each fragment.
     """
 
     def __init__(
-        self,
-        values: Sequence[nn.Parameter],
-        divisions: Sequence[Division],
-        shapes: Sequence[FragmentShape],
-        coder: DeviceCoder,
+        self, values: Sequence[nn.Parameter], divisions: Sequence[Division], coder: DeviceCoder, ranks: RankGroup
     ) -> None:
         self.coder = coder
-        self._shapes = shapes
-        self._layouts = [BlockLayout.of(shape) for shape in shapes]
-        self._views = ParameterViews(values, [_segments(division) for division in divisions])
+        self._ranks = ranks
+        self._routes = [_Routes.of(division) for division in divisions]
+        self._views = ParameterViews(values, [division.pieces for division in divisions])
         self._lost: dict[int, torch.Tensor] = {}  # by fragment: rounding error of the last write
 
     def read(self, number: int) -> Callable[[], OnDevice]:
-        """Queues a copy of the parameters."""
-        values = self.coder.queued(self._read(number))
-        return lambda: values
+        """Queues a copy of the parameters, and its exchange."""
+        routes, division = self._routes[number], self._routes[number].division
+        given = routes.given.collected(self._read(number))
+        copied = self.coder.queued(given)
+        received = self._ranks.exchange(given, division.given.counts, division.owned.counts)
 
-    def whole(self, number: int, anchor: F32) -> OnDevice:
-        return self.coder.whole(anchor, self._shapes[number])
+        def arrived() -> OnDevice:
+            with self.coder.beside():
+                self.coder.await_on_stream(copied)
+                buffer = received()
+                return self.coder.queued(routes.owned.placed(buffer), given, buffer)
 
-    def spread(self, number: int, values: OnDevice) -> Callable[[], OnDevice]:  # noqa: ARG002 - see Values
-        """Returns the values, because there are no other ranks."""
-        return lambda: values
+        return arrived
 
-    def write(self, number: int, values: OnDevice, *, add: bool) -> None:
-        wanted = self.coder.await_on_stream(values)
+    def whole(self, number: int, anchor: F32) -> OnDevice:  # noqa: ARG002 - see Values
+        return self.coder.whole(anchor)
+
+    def spread(self, number: int, values: OnDevice) -> Callable[[], torch.Tensor]:
+        """Queues an exchange. Training's stream waits for its result, but not this thread."""
+        routes, division = self._routes[number], self._routes[number].division
+        with self.coder.beside():
+            given = self.coder.queued(routes.spread.collected(self.coder.await_on_stream(values)))
+            received = self._ranks.exchange(given.vector, division.spread.counts, division.held.counts)
+
+        def arrived() -> torch.Tensor:
+            self.coder.await_on_stream(given)
+            return received()
+
+        return arrived
+
+    def write(self, number: int, values: torch.Tensor, *, add: bool) -> None:
+        wanted = self._routes[number].held.placed(values)
         if add:
             wanted = self._read(number).add_(wanted)
         views = self._views.of(number)
-        views.store(segment_values(wanted, self._layouts[number]))
+        views.store(self._pieces(number, wanted))
         if views.narrow:
             self._lost[number] = wanted - self._stored(number)
         self.coder.used()
@@ -72,23 +91,75 @@ class DeviceValues:
 
     def _read(self, number: int) -> torch.Tensor:
         """Returns the values without the rounding error of the last write, in new memory."""
-        blocks = self._stored(number)
-        return blocks.add_(self._lost[number]) if number in self._lost else blocks
+        vector = self._stored(number)
+        return vector.add_(self._lost[number]) if number in self._lost else vector
 
     def _stored(self, number: int) -> torch.Tensor:
-        blocks = torch.empty(self._layouts[number].blocks, BLOCK, dtype=torch.float32, device=self.coder.device)
-        self._views.of(number).load(segment_values(blocks, self._layouts[number]))
-        return blocks
+        length = self._routes[number].division.local_length
+        vector = torch.empty(length, dtype=torch.float32, device=self.coder.device)
+        self._views.of(number).load(self._pieces(number, vector))
+        return vector
+
+    def _pieces(self, number: int, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Returns views of each piece in a local vector."""
+        return list(vector.split([piece.length for piece in self._routes[number].division.pieces]))
 
 
-def _segments(division: Division) -> list[LocalPiece]:
-    """Returns the local pieces of a fragment, cut where its segments end."""
-    found, pieces = list[LocalPiece](), iter(division.pieces)
-    piece = next(pieces)
-    for frame in division.run.frames:
-        for segment in frame.segments:
-            if segment.offset >= piece.offset + piece.length:
-                piece = next(pieces)
-            start = piece.start + segment.offset - piece.offset
-            found.append(LocalPiece(piece.tensor, start, segment.length, segment.offset))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """The way between a vector and a message buffer. same: whether both are identical."""
+
+    length: int
+    size: int
+    same: bool
+    grids: list[Grid]
+
+    @classmethod
+    def of(cls, moves: Moves, length: int) -> _Route:
+        """length: number of values in the vector."""
+        same = moves.size == length and np.array_equal(moves.places, moves.starts)
+        return cls(length, moves.size, same, [] if same else moves.grids())
+
+    def collected(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the message buffer, or the vector itself if both are identical."""
+        if self.same:
+            return vector
+        buffer = torch.empty(self.size, dtype=torch.float32, device=vector.device)
+        copy_all(self._in_buffer(buffer), self._in_vector(vector))
+        return buffer
+
+    def placed(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Returns the vector with the values of a message buffer: the inverse of `collected`."""
+        if self.same:
+            return buffer
+        vector = torch.empty(self.length, dtype=torch.float32, device=buffer.device)
+        copy_all(self._in_vector(vector), self._in_buffer(buffer))
+        return vector
+
+    def _in_vector(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        return [vector.as_strided((each.count, each.length), (each.step, 1), each.place) for each in self.grids]
+
+    def _in_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        return [buffer.as_strided((each.count, each.length), (each.length, 1), each.start) for each in self.grids]
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """A division, with the ways of its values."""
+
+    division: Division
+    given: _Route
+    owned: _Route
+    spread: _Route
+    held: _Route
+
+    @classmethod
+    def of(cls, division: Division) -> _Routes:
+        local, run = division.local_length, division.run.length
+        return cls(
+            division,
+            _Route.of(division.given, local),
+            _Route.of(division.owned, run),
+            _Route.of(division.spread, run),
+            _Route.of(division.held, local),
+        )

@@ -19,7 +19,7 @@ from atoll.boundary.host_memory import HostMemory
 from atoll.fragments import segments
 from atoll.fragments.segments import I64, Coder
 from atoll.ranks.division import Division, Moves
-from atoll.ranks.rank_group import Exchanged, RankGroup
+from atoll.ranks.rank_group import RankGroup
 
 
 class HostValues:
@@ -46,7 +46,7 @@ class HostValues:
         """Returns the anchor itself."""
         return anchor
 
-    def spread(self, number: int, values: F32) -> Exchanged:
+    def spread(self, number: int, values: F32) -> Callable[[], F32]:
         division = self._routes[number].division
         given = _collected(values, division.spread)
         return self._ranks.exchange(given, division.spread.counts, division.held.counts)

@@ -63,7 +63,7 @@ class LocalParameters:
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
-    coder: encodes on the parameters' device, if there is only one rank. None: the values are encoded in host memory.
+    coder: encodes the values on the parameters' device. All ranks have one, or none. None: host memory is used.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LocalParameters:
     ) -> None:
         shapes = [FragmentShape.of(division.run, codec) for division in divisions]
         self._values: Values = (
-            HostValues(values, divisions, ranks) if coder is None else DeviceValues(values, divisions, shapes, coder)
+            HostValues(values, divisions, ranks) if coder is None else DeviceValues(values, divisions, coder, ranks)
         )
         self._keep = keep
         self._apart: dict[int, Any] = {}  # by fragment: values after the adoptions of `adopt_apart`

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from atoll.device.device_coder import copy_all
 from atoll.ranks.division import LocalPiece
 from atoll.ranks.placements import local_tensor
 
@@ -37,14 +38,14 @@ class FragmentViews:
     def store(self, parts: Sequence[torch.Tensor]) -> None:
         """Writes values to the parameters. parts: float32, the values of each piece."""
         with torch.no_grad():
-            torch._foreach_copy_(self.pieces, list(parts))
+            copy_all(self.pieces, parts)
             for parameter, ordered in self.turned:
                 parameter.copy_(ordered)
 
     def load(self, parts: Sequence[torch.Tensor]) -> None:
         """Copies the parameters' values to float32 tensors, one for each piece."""
         with torch.no_grad():
-            torch._foreach_copy_(list(parts), self.pieces)
+            copy_all(parts, self.pieces)
 
 
 class ParameterViews:

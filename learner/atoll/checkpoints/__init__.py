@@ -2,7 +2,8 @@
 
 `learner_checkpoints` decides when to save, and restores. `learner_state` collects and applies the state. `staging`
 copies it, and `nested_state` takes nested states apart. `storage` writes and reads tensors with
-torch.distributed.checkpoint, and `directory` names and checks folders.
+torch.distributed.checkpoint. `directory` names and checks folders, and `directory_lock` lets one learner at a time use
+them. `settings` checks the Learner's arguments.
 
 May import: boundary, errors, ranks, stats.
 """

@@ -21,6 +21,7 @@ FORMAT = 1  # version of a checkpoint's contents
 KEPT = 2  # number of complete checkpoints of a run that are kept
 SUMS = "__{}.sums"  # checksums of one rank's files, until rank 0 has added them to FACTS
 FACTS = "atoll.json"  # written last: a folder without it is not complete
+DAMAGED = f"{FACTS} is damaged: delete the folder if you do not need it, and check the disk"
 PART, DELETED = ".part", ".deleted"  # suffixes of folders that are being written or deleted
 NAMED = re.compile(r"checkpoint-(\d{8,18})(\.part|\.deleted)?")
 MAX_FACTS_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
@@ -58,6 +59,13 @@ class Facts:
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class AnyFormat:
+    """The part of a checkpoint's facts that every version of Atoll can read."""
+
+    format: int
+
+
 class CheckpointDirectory:
     """The folders of one learner in a directory that several learners may share."""
 
@@ -78,11 +86,25 @@ class CheckpointDirectory:
         """Returns the folder in which a checkpoint is written."""
         return self.path / f"checkpoint-{number:08}{PART}"
 
+    def remove_unfinished(self) -> None:
+        """Deletes what killed processes left. Call this only while no other process can write to these folders."""
+        for number, suffix in sorted(self._folders()):
+            if not suffix:
+                continue
+            folder = self.folder(number).with_suffix(suffix)
+            try:
+                shutil.rmtree(folder)
+            except OSError as error:
+                self.ignore(folder, f"it is not complete, and cannot be removed ({error.strerror or error})")
+                continue
+            if suffix == PART:
+                log.info("removed a checkpoint that was not complete", learner=self._learner, folder=str(folder))
+
     def candidates(self, run: RunFacts) -> list[tuple[int, Facts]]:
         """Returns this run's complete checkpoints, newest first. Logs a warning for each other folder."""
         found = []
         for number, suffix in sorted(self._folders(), reverse=True):
-            if suffix == DELETED:
+            if suffix == DELETED or self.part(number) in self._ignored:
                 continue
             facts = "it is not complete" if suffix else self._read(number)
             reason = facts if isinstance(facts, str) else _of_another_run(facts, run)
@@ -160,23 +182,31 @@ class CheckpointDirectory:
         """Returns a folder's facts, or why it cannot be used."""
         folder = self.folder(number)
         try:
-            if (folder / FACTS).stat().st_size > MAX_FACTS_BYTES:
-                return f"{FACTS} is too large"
-            facts = FACTS_JSON.validate_json((folder / FACTS).read_bytes())
-            for name, (size, _) in facts.files.items():
+            too_large = (folder / FACTS).stat().st_size > MAX_FACTS_BYTES
+            facts = DAMAGED if too_large else _facts((folder / FACTS).read_bytes())
+            for name, (size, _) in facts.files.items() if isinstance(facts, Facts) else ():
                 if Path(name).name != name or (folder / name).stat().st_size != size:
                     return f"the size of {name} differs from {FACTS}"
         except FileNotFoundError:
             return "it is not complete"
-        except (OSError, ValidationError) as error:
-            return f"{FACTS} cannot be read ({str(error).splitlines()[0]})"
+        except OSError as error:
+            return f"{FACTS} cannot be read ({error.strerror}): check the disk"
         return facts
+
+
+def _facts(content: bytes) -> Facts | str:
+    """Returns the facts that a file contains, or why it cannot be used."""
+    try:
+        written = ANY_FORMAT_JSON.validate_json(content).format
+        if written != FORMAT:
+            return f"it has format {written}, but this version reads {FORMAT}: use the version that wrote it"
+        return FACTS_JSON.validate_json(content)
+    except ValidationError:
+        return DAMAGED
 
 
 def _of_another_run(facts: Facts, run: RunFacts) -> str:
     """Returns why a checkpoint does not belong to a run, or ""."""
-    if facts.format != FORMAT:
-        return f"it has format {facts.format}, but this version reads {FORMAT}: use the version that wrote it"
     if facts.run.run != run.run:
         return f'it belongs to the run "{facts.run.run}", but this run is "{run.run}"'
     return "" if facts.run.layout == run.layout else "it belongs to a run with a different layout"
@@ -191,6 +221,7 @@ def _checksum(path: Path) -> int:
     return crc
 
 
+ANY_FORMAT_JSON = TypeAdapter(AnyFormat)
 FACTS_JSON = TypeAdapter(Facts)
 FILES_JSON = TypeAdapter(dict[str, tuple[int, int]])
 FOUND_JSON = TypeAdapter(list[tuple[int, Facts]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,8 +18,10 @@ from atoll_wire.process.clock import Clock
 
 from atoll.boundary.parameters import Parameters
 from atoll.checkpoints.directory import FOUND_JSON, CheckpointDirectory, Facts, RunFacts
-from atoll.checkpoints.learner_state import HasState, LearnerState
-from atoll.checkpoints.nested_state import StateError
+from atoll.checkpoints.directory_lock import DirectoryLock, unusable
+from atoll.checkpoints.learner_state import LearnerState
+from atoll.checkpoints.nested_state import StateError, first_line
+from atoll.checkpoints.settings import CheckpointSettings
 from atoll.checkpoints.staging import Staged
 from atoll.errors import LearnerError
 from atoll.ranks.rank_group import ALONE, SAVE, SAVING, WAIT, RankGroup
@@ -29,30 +31,6 @@ log = structlog.get_logger()
 
 NO_DIRECTORY = "this learner saves no checkpoints: pass checkpoint_dir= to the Learner"
 Run: TypeAlias = Callable[[], RunFacts]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
-    """Where and when a learner saves. every_s: None saves only on request. extra: see Learner's `extra_state`.
-
-    Raises LearnerError for invalid values.
-    """
-
-    directory: Path | None
-    every_s: float | None
-    extra: Mapping[str, HasState]
-
-    def __post_init__(self) -> None:
-        if self.every_s is not None and not self.every_s > 0:
-            raise LearnerError(f"checkpoint_every_s={self.every_s} is not positive: use None to save only on request")
-        if self.extra and self.directory is None:
-            raise LearnerError("extra_state is saved only in checkpoints: pass checkpoint_dir= too")
-        for name, each in self.extra.items():
-            if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
-                raise LearnerError(
-                    f'extra_state["{name}"] is a {type(each).__name__} without state_dict() and load_state_dict(): '
-                    "wrap it in an object with both methods"
-                )
 
 
 @dataclass(slots=True)
@@ -70,18 +48,21 @@ class RunningSave:
 
 
 class LearnerCheckpoints:
-    """The checkpoints of one learner. Every rank calls `begin`, `save` and `finish` together with the others."""
+    """The checkpoints of one learner. Rank 0 calls `lock` first, and every rank calls `release` last.
+
+    Every rank calls `begin`, `save` and `finish` together with the others.
+    """
 
     def __init__(self, settings: CheckpointSettings, learner: str, counters: Counters, clock: Clock) -> None:
-        assert settings.directory is not None, "settings for a learner that saves"
-        self._settings, self._root = settings, settings.directory
+        self._settings = settings
         self._learner = learner
         self._counters = counters
         self._clock = clock
         self._ranks: RankGroup = ALONE
         self._run: Run
         self._group: dist.ProcessGroup | None = None
-        self._directory = CheckpointDirectory(self._root, learner)
+        self._directory = CheckpointDirectory(settings.directory, learner)
+        self._lock = DirectoryLock(self._directory.path, clock)
         self._state: LearnerState
         self._next = 1  # number of the next checkpoint, equal on all ranks
         self._steps = 0  # steps of this learner before its last restart
@@ -89,6 +70,13 @@ class LearnerCheckpoints:
         self._last_at = math.inf  # when the last checkpoint or training began
         self._running: RunningSave | None = None
         self._version = version("atoll")
+
+    def lock(self) -> None:
+        """Makes the folder, and waits a moment until no other learner uses it. Only rank 0 calls this.
+
+        Call it before the learner joins, because joining fences off another process of this name. Raises LearnerError.
+        """
+        self._lock.take()
 
     def begin(self, parameters: Parameters, ranks: RankGroup, run: Run) -> None:
         """Restores the newest readable checkpoint of this run. Call this after the parameters have the run's values.
@@ -103,10 +91,12 @@ class LearnerCheckpoints:
             self._group = dist.new_group(backend="gloo", timeout=WAIT)
         self._state = LearnerState(parameters, self._settings.extra, ranks.rank, ranks.size)
         told = json.loads(ranks.gathered(json.dumps(self._look() if ranks.is_leader else []).encode())[0])
-        name, problem, last, found = told
+        name, problem, last, found, has_locks = told
         if problem:
             raise LearnerError(problem)
-        self._directory, self._next = CheckpointDirectory(self._root, name), last + 1
+        self._directory, self._next = CheckpointDirectory(self._settings.directory, name), last + 1
+        if has_locks and ranks.size > 1:
+            self._share_lock()
         candidates = FOUND_JSON.validate_python(found)
         if not any(self._restored(number, facts) for number, facts in candidates) and ranks.is_leader:
             log.info(
@@ -117,15 +107,34 @@ class LearnerCheckpoints:
         self._last_at = self._clock.monotonic()
 
     def _look(self) -> list[Any]:
-        """Returns the learner's name, a problem or "", the number of the last folder, and the checkpoints to try."""
+        """Returns the learner's name, a problem or "", the number of the last folder, the checkpoints to try, and
+        whether the folder is locked."""
+        problem, last, found = "", 0, list[Any]()
         try:
-            self._directory.path.mkdir(parents=True, exist_ok=True)
+            last = self._directory.last_number()  # of any folder, so that no number is used twice
+            if self._lock.is_held:
+                self._directory.remove_unfinished()
             found = FOUND_JSON.dump_python(self._directory.candidates(self._run()), mode="json")
-            return [self._learner, "", self._directory.last_number(), found]
+            if self._lock.is_held and self._ranks.size > 1:
+                self._lock.share()
         except OSError as error:
-            place = self._directory.path
-            problem = f"checkpoint_dir: {place} cannot be used ({error.strerror}): give another directory"
-            return [self._learner, problem, 0, []]
+            problem = str(unusable(self._directory.path, error))
+        except LearnerError as error:
+            problem = str(error)
+        return [self._learner, problem, last, found, self._lock.is_held]
+
+    def _share_lock(self) -> None:
+        """Takes the lock on the other ranks too, because all write to the folder. Raises LearnerError on all ranks."""
+        problem = ""
+        if not self._ranks.is_leader:
+            self._lock = DirectoryLock(self._directory.path, self._clock)
+            try:
+                self._lock.share()
+            except LearnerError as error:
+                problem = str(error)
+        for rank, said in enumerate(self._ranks.gathered(json.dumps(problem).encode())):
+            if found := json.loads(said):
+                raise LearnerError(f"rank {rank}: {found}")
 
     def _restored(self, number: int, facts: Facts) -> bool:
         """Restores a checkpoint on all ranks. Returns whether all could read it."""
@@ -141,19 +150,22 @@ class LearnerCheckpoints:
         except StateError as error:
             problem = str(error)
         except Exception as error:  # all ranks must learn of it, because they would wait for this one
-            problem = f"it cannot be read ({type(error).__name__}: {storage.first_line(error)})"
+            problem = f"it cannot be read ({type(error).__name__}: {first_line(error)})"
         if self._is_a_problem(folder, problem) or restored is None:
             return False
         self._state.apply(restored, facts)
         self._steps = facts.steps
         if self._ranks.is_leader:
-            log.info(
-                "restored a checkpoint: the optimizer continues",
-                learner=self._learner,
-                folder=str(folder),
-                steps=facts.steps,
-                generation=facts.run.generation,
-            )
+            said = {"folder": str(folder), "steps": facts.steps, "generation": facts.run.generation}
+            if facts.learner == self._learner:
+                log.info("restored a checkpoint: the optimizer continues", learner=self._learner, **said)
+            else:
+                log.warning(
+                    "restored a checkpoint of another learner: the optimizer continues",
+                    learner=self._learner,
+                    saved_by=facts.learner,
+                    **said,
+                )
         return True
 
     def _is_a_problem(self, folder: Path, mine: str) -> bool:
@@ -233,6 +245,13 @@ class LearnerCheckpoints:
         if self._group is not None and self._running is None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+    def release(self) -> None:
+        """Ends this process's use of the folder, after a running save. Repeated calls are allowed."""
+        if self._running is None:
+            self._lock.release()
+        else:
+            self._running.ended.add_done_callback(lambda _: self._lock.release())
 
     def _ended(self, save: RunningSave) -> None:
         """Counts a save that has ended, and logs it on rank 0."""

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from atoll.boundary.parameters import Parameters
 from atoll.checkpoints import optimizer_state as optimizers
 from atoll.checkpoints.directory import Facts
-from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, join, take_apart
+from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, first_line, join, take_apart
 from atoll.checkpoints.staging import HeldPart, Staged, Staging
 from atoll.checkpoints.storage import SavedTensors
 from atoll.errors import LearnerError
@@ -65,19 +65,19 @@ class LearnerState:
     # ------------------------------------------------------------------------------ saving
 
     def stage(self) -> Staged:
-        """Returns a copy of the state. Makes no collective calls. Raises the errors of users' objects."""
+        """Returns a copy of the state. Makes no collective calls. Raises StateError if it cannot be copied."""
         self._parameters.reshard()
         held = self._of_model() | {f"copies.{key}": each for key, each in self._named_copies().items()}
         tensors: dict[str, torch.Tensor] = {}
         objects = {}
         for number, optimizer in enumerate(self._parameters.optimizers):
             like = self._like_of(optimizer)
-            state = optimizers.by_name(optimizer.state_dict(), self._groups(optimizer))
-            name = f"optimizer.{number}"
-            objects[self._mine(name)] = take_apart(state, self._key_of(name, like), tensors)
+            what, name = f"optimizer {number}: state_dict()", f"optimizer.{number}"
+            state = optimizers.by_name(_state(what, optimizer), self._groups(optimizer))
+            objects[self._mine(name)] = take_apart(what, state, self._key_of(name, like), tensors)
         for name, each in self._extra.items():
-            key_of = self._key_of(f"extra.{name}", lambda _: None)
-            objects[self._mine(f"extra.{name}")] = take_apart(each.state_dict(), key_of, tensors)
+            what, key_of = f'extra_state["{name}"].state_dict()', self._key_of(f"extra.{name}", lambda _: None)
+            objects[self._mine(f"extra.{name}")] = take_apart(what, _state(what, each), key_of, tensors)
         held |= {key: _held(key, tensor) for key, tensor in tensors.items()}
         return Staged(self.staging.copy(held), objects)
 
@@ -317,6 +317,14 @@ def _same(saved: SavedTensors, first: Apart, other: Apart, rank: int) -> bool:
         if key != other_key and not equal(saved.read_whole(key), saved.read_whole(other_key)):
             return False
     return True
+
+
+def _state(what: str, each: HasState) -> Any:  # noqa: ANN401
+    """Returns an object's state. what: names its state_dict() in the StateError for any error that this raises."""
+    try:
+        return each.state_dict()
+    except Exception as error:
+        raise StateError(f"{what} raised {type(error).__name__} ({first_line(error)}): correct this method") from error
 
 
 def _not_loaded(what: str, error: Exception) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -24,6 +25,11 @@ from atoll.ranks.placements import local_tensor
 Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a value in a nested state
 
 
+CURE = "return tensors and plain values from its state_dict()"
+ALLOW = "allow the type with torch.serialization.add_safe_globals"
+DEEPEST = 50  # steps to a value that a message names
+
+
 class StateError(Exception):
     """State that a checkpoint cannot hold, or that does not fit the model."""
 
@@ -32,17 +38,21 @@ class StateError(Exception):
 class Apart:
     """A state without its tensors.
 
-    state: the rest, with None in place of each tensor. tensors: path and key of each tensor.
+    state: the rest, with None in place of each tensor. tensors: path and key of each tensor. what: which state this is,
+    for messages.
     """
 
     state: Any
     tensors: list[tuple[Path, str]]
+    what: str
 
 
-def take_apart(state: object, key_of: Callable[[Path, torch.Tensor], str], tensors: dict[str, torch.Tensor]) -> Apart:
+def take_apart(
+    what: str, state: object, key_of: Callable[[Path, torch.Tensor], str], tensors: dict[str, torch.Tensor]
+) -> Apart:
     """Returns a copy of a state without its tensors, which are added to `tensors` uncopied.
 
-    key_of: returns the key of the tensor at a path.
+    what: which state this is, for messages. key_of: returns the key of the tensor at a path. Raises StateError.
     """
     paths: list[tuple[Path, str]] = []
 
@@ -58,7 +68,9 @@ def take_apart(state: object, key_of: Callable[[Path, torch.Tensor], str], tenso
         if isinstance(value, np.generic):  # a scheduler's learning rate, for example
             return value.item()
         if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value)
+            return _copy(value, what, path)
+        if local_tensor(value).is_meta:
+            raise StateError(f"{_place(what, path)} is a tensor on the device meta, which has no values: {CURE}")
         scalar = not value.dim() and not isinstance(value, DTensor)
         if scalar or not _is_plain(local_tensor(value)):
             return local_tensor(value).to("cpu", copy=True)
@@ -69,7 +81,10 @@ def take_apart(state: object, key_of: Callable[[Path, torch.Tensor], str], tenso
         paths.append((path, key))
         return None
 
-    return Apart(rest(state, ()), paths)
+    try:
+        return Apart(rest(state, ()), paths, what)
+    except RecursionError:
+        raise StateError(f"{what} contains itself, or is nested too deeply: {CURE}") from None
 
 
 def join(apart: Apart, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
@@ -93,28 +108,26 @@ def at(state: object, path: Path) -> object:
     return state
 
 
-def pack(name: str, apart: Apart) -> torch.Tensor:
+def pack(apart: Apart) -> torch.Tensor:
     """Returns a state without its tensors as bytes, uint8 (bytes,). Raises StateError if it could not be loaded."""
-    file = io.BytesIO()
-    try:
-        torch.save({"state": apart.state, "tensors": apart.tensors}, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except Exception as error:
-        raise StateError(
-            f'"{name}" has a value that torch.load refuses with weights_only=True: return tensors and plain values '
-            "from its state_dict(), or allow its type with torch.serialization.add_safe_globals"
-        ) from error
-    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+    packed, error = _packed({"state": apart.state, "tensors": apart.tensors})
+    if error is not None:
+        raise StateError(_refused(apart.state, apart.what, ())) from error
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def unpack(name: str, packed: torch.Tensor) -> Apart:
     """Returns what `pack` packed. Raises StateError."""
     try:
         found = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
-        return Apart(found["state"], [(tuple(path), str(key)) for path, key in found["tensors"]])
+        return Apart(found["state"], [(tuple(path), str(key)) for path, key in found["tensors"]], name)
     except (pickle.UnpicklingError, LookupError, TypeError, ValueError, RuntimeError, EOFError) as error:
-        raise StateError(f'"{name}" cannot be read ({str(error).splitlines()[0]})') from error
+        raise StateError(f'"{name}" cannot be read ({first_line(error)})') from error
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its type."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def equal(one: Any, other: Any) -> bool:  # noqa: ANN401
@@ -128,6 +141,54 @@ def equal(one: Any, other: Any) -> bool:  # noqa: ANN401
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)
+
+
+def _copy(value: object, what: str, path: Path) -> object:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        raise
+    except Exception as error:
+        found = f"{_place(what, path)} is of type {_type(value)}, which cannot be copied ({first_line(error)})"
+        raise StateError(f"{found}: {CURE}") from error
+
+
+def _packed(value: object) -> tuple[bytes, Exception | None]:
+    """Returns a value as bytes that torch.load accepts, or the error if there are none."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:  # pickle calls methods of the user's objects
+        return b"", error
+    return file.getvalue(), None
+
+
+def _refused(value: object, what: str, path: Path) -> str:
+    """Returns the message about the innermost value that cannot be packed. value: at `path`, cannot be packed."""
+    reason = f"which torch.load refuses with weights_only=True: {CURE}, or {ALLOW}"
+    items: list[tuple[Any, object]] = []
+    if isinstance(value, dict):
+        for key in value:
+            if _packed(key)[1] is not None:
+                return f"{_place(what, path)} has a key of type {_type(key)}, {reason}"
+        items = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    for key, each in items:
+        if len(path) < DEEPEST and _packed(each)[1] is not None:
+            return _refused(each, what, (*path, key))
+    return f"{_place(what, path)} is of type {_type(value)}, {reason}"
+
+
+def _place(what: str, path: Path) -> str:
+    return what + "".join(f"[{json.dumps(step) if isinstance(step, str) else repr(step)}]" for step in path)
+
+
+def _type(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from atoll.checkpoints.directory import CheckpointDirectory, Facts
-from atoll.checkpoints.nested_state import Apart, StateError, pack, unpack
+from atoll.checkpoints.nested_state import Apart, StateError, first_line, pack, unpack
 from atoll.checkpoints.staging import HeldPart, Staged
 from atoll.ranks.tensor_part import Block, TensorPart
 
@@ -126,11 +126,6 @@ def cause(error: BaseException) -> str:
     return first_line(error)
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
 class _Writer(FileSystemWriter):
     """Writes staged tensors to a temporary folder. Rank 0 then publishes the folder."""
 
@@ -172,7 +167,7 @@ class _SavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         assert isinstance(self._staged, Staged), "checked in set_up_planner"
-        packed = {OBJECTS + name: pack(name, apart) for name, apart in self._staged.objects.items()}
+        packed = {OBJECTS + name: pack(apart) for name, apart in self._staged.objects.items()}
         wholes = {key: HeldPart(TensorPart.whole(each.shape), each) for key, each in packed.items()}
         items = []
         for key, held in (self._staged.tensors | wholes).items():

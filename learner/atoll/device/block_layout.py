@@ -21,7 +21,7 @@ class BlockLayout:
     """The layout of a run.
 
     lengths: int64 (blocks,), number of values in each block.
-    rows: int64 (segments, 2), position of each segment in the flat matrix, and its length.
+    segments: number of values in each segment, in the order of the run's vector.
     values: sizes that split the flat matrix into each segment's values and the space after them, alternately.
     codes: sizes that split the flat matrix of codes in the same way, in bytes.
     contents: sizes that split the contents of all frames: for each frame, the codes of its segments, the scales, and
@@ -30,7 +30,7 @@ class BlockLayout:
     """
 
     lengths: I64
-    rows: I64
+    segments: list[int]
     values: list[int]
     codes: list[int]
     contents: list[int]
@@ -42,6 +42,11 @@ class BlockLayout:
     def blocks(self) -> int:
         """The number of rows of the matrix."""
         return len(self.lengths)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the flat matrix is the run's vector, because each segment consists of whole blocks."""
+        return not any(self.values[1::2])
 
     @property
     def content_bytes(self) -> int:
@@ -66,9 +71,9 @@ class BlockLayout:
             scales.append(int(blocks[shape.rows[:, 2] == frame].sum()))
             scale_parts.append(len(contents))
             contents += [2 * scales[-1] if shape.levels else 0, -shape.sizes[frame] % ALIGNED]
-        rows = np.stack([BLOCK * first, size], axis=1)
+        assert np.array_equal(shape.rows[:, 0], np.cumsum(size) - size), "segments are consecutive"
         values, codes = _alternating(size, BLOCK * blocks), _alternating(np.array(coded, np.int64), width * blocks)
-        return cls(lengths, rows, values, codes, contents, code_parts, scale_parts, scales)
+        return cls(lengths, size.tolist(), values, codes, contents, code_parts, scale_parts, scales)
 
 
 def _alternating(used: I64, whole: I64) -> list[int]:

@@ -7,6 +7,8 @@ and copy the coded bytes to the host. To adopt an update, they copy coded bytes 
 The parameters are copied on training's own stream. The next optimizer step may then change them immediately. If this
 module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
 
+Several ranks exchange values on the device. Each rank codes the frames that it owns, as a learner of one process does.
+
 torch has streams and events for each kind of device, and stand-ins for the CPU that do nothing. The same code therefore
 runs on CPU tensors.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,12 +43,13 @@ AT_ONCE = 1 << 13  # blocks per call of a kernel, which limits temporary memory 
 class OnDevice:
     """A run's values on the device, which a stream may still have to compute.
 
-    blocks: float32 (blocks, 512): see BlockLayout. The space after each segment has undefined values.
-    ready: event after which other streams may read the values.
+    vector: float32 (run.length,). ready: event after which other streams may read the values.
+    sources: memory that other streams may read until then, so it must not be freed earlier.
     """
 
-    blocks: torch.Tensor
+    vector: torch.Tensor
     ready: Any
+    sources: tuple[torch.Tensor, ...] = ()
 
 
 class DeviceCoder:
@@ -60,22 +64,19 @@ class DeviceCoder:
         self._stream = self._torch.Stream(device)
         self._lock = threading.Lock()
         self._ahead: deque[tuple[F32, torch.Tensor]] = deque(maxlen=AHEAD)  # anchors, and their copies on the device
+        self._last = self._torch.Event()  # after the last copy of `whole`
 
-    def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None]:
+    def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None]:  # noqa: ARG002 - see Coder
         """Returns work that copies an anchor to the device before its pseudo-gradient is taken."""
-        return partial(self._copy_ahead, anchor, shape)
+        return partial(self._copy_ahead, anchor)
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
         """Encodes anchor - values, and waits for the contents. Raises CodecError if a value is not finite."""
         layout = BlockLayout.of(shape)
-        with self._torch.stream(self._stream):
-            values.ready.wait(self._stream)
-            difference = self._copied_ahead(anchor)
-            if difference is None:
-                difference = self._moved(anchor, shape, layout)
-            torch.sub(difference, values.blocks, out=difference)
-            if spaces := [space for space in difference.view(-1).split(layout.values)[1::2] if len(space)]:
-                torch._foreach_zero_(spaces)
+        with self.beside():
+            vector, copy = self.await_on_stream(values), self._copied_ahead(anchor)
+            copy = self._moved(anchor) if copy is None else copy
+            difference = _as_blocks(copy.sub_(vector), layout)
             contents = self._coded(difference, shape.levels, layout)
             there = self._host(len(contents), torch.uint8)
             there.copy_(contents, non_blocking=True)
@@ -88,67 +89,71 @@ class DeviceCoder:
     def change(self, old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> OnDevice:
         """Begins to compute what an adoption adds to the parameters. The arguments are those of `segments.change`."""
         layout = BlockLayout.of(shape)
-        with self._torch.stream(self._stream):
+        with self.beside():
             if update is None:
-                total = self._moved(segments.change(old, new, None, None, shape), shape, layout)
+                total = _as_blocks(self._moved(segments.change(old, new, None, None, shape)), layout)
             else:
                 total = torch.zeros(layout.blocks, BLOCK, dtype=torch.float32, device=self.device)
                 self._add(update, shape, layout, total)
             if q is not None:
                 self._add(q, shape, layout, total)
-            return OnDevice(total, self._event())
+            return self.queued(_as_vector(total, layout))
 
-    def whole(self, values: F32, shape: FragmentShape) -> OnDevice:
-        """Copies a run's values to the device, and waits for the copy. values: float32 (shape.length,)."""
-        with self._torch.stream(self._stream):
-            blocks, ready = self._moved(values, shape, BlockLayout.of(shape)), self._event()
-            ready.synchronize()  # so that successive fragments use the same pinned memory
-            return OnDevice(blocks, ready)
+    def whole(self, values: F32) -> OnDevice:
+        """Begins to copy a run's values to the device."""
+        with self.beside():
+            self._last.synchronize()  # so that successive fragments use the same pinned memory
+            found = self.queued(self._moved(values))
+            self._last = found.ready
+            return found
 
-    # ------------------------------------------------------------------------------ on the stream of training
+    # ------------------------------------------------------------------------------ on the current stream
 
-    def queued(self, blocks: torch.Tensor) -> OnDevice:
-        """Returns values whose computation is queued on the current stream."""
-        ready = self._torch.Event()
-        ready.record(self._torch.current_stream(self.device))
-        return OnDevice(blocks, ready)
+    def queued(self, vector: torch.Tensor, *sources: torch.Tensor) -> OnDevice:
+        """Returns values whose computation is queued on the current stream. sources: see OnDevice."""
+        return OnDevice(vector, self._event(), sources)
 
     def await_on_stream(self, values: OnDevice) -> torch.Tensor:
-        """Returns the values' blocks. The current stream waits for them; this thread does not."""
+        """Returns the values. The current stream waits for them; this thread does not."""
         values.ready.wait(self._torch.current_stream(self.device))
-        return values.blocks
+        return values.vector
 
     def used(self) -> None:
-        """Records that the current stream uses values of this class. Their memory is reused only after that."""
+        """Records that the current stream uses memory of this class's stream, which is reused only after that."""
         self._stream.wait_stream(self._torch.current_stream(self.device))
 
-    # ------------------------------------------------------------------------------ on this class's stream
+    def beside(self) -> AbstractContextManager[object]:
+        """Context manager that queues work on this class's stream, in parallel with training."""
+        stream: AbstractContextManager[object] = self._torch.stream(self._stream)
+        return stream
 
     def _event(self) -> Any:  # noqa: ANN401 - the class depends on the kind of device
         event = self._torch.Event()
-        event.record(self._stream)
+        event.record(self._torch.current_stream(self.device))
         return event
 
-    def _copy_ahead(self, anchor: F32, shape: FragmentShape) -> None:
-        with self._torch.stream(self._stream):
-            blocks = self._moved(anchor, shape, BlockLayout.of(shape))
+    # ------------------------------------------------------------------------------ on this class's stream
+
+    def _copy_ahead(self, anchor: F32) -> None:
+        with self.beside():
+            copy = self._moved(anchor)
         with self._lock:
-            self._ahead.append((anchor, blocks))
+            self._ahead.append((anchor, copy))
 
     def _copied_ahead(self, anchor: F32) -> torch.Tensor | None:
         """Removes and returns an anchor's copy on the device, or returns None if there is none."""
         with self._lock:
-            for place, (known, blocks) in enumerate(self._ahead):
+            for place, (known, copy) in enumerate(self._ahead):
                 if known is anchor:
                     del self._ahead[place]
-                    return blocks
+                    return copy
         return None
 
-    def _moved(self, values: F32, shape: FragmentShape, layout: BlockLayout) -> torch.Tensor:
-        """Returns a run's values as blocks on the device."""
-        host = self._host(layout.blocks * BLOCK, torch.float32)
-        segments.gather(values.ctypes.data + 4 * shape.rows[:, 0], layout.rows, host.numpy())
-        return host.to(self.device, non_blocking=True).view(-1, BLOCK)
+    def _moved(self, values: F32) -> torch.Tensor:
+        """Returns a copy of values on the device."""
+        host = self._host(len(values), torch.float32)
+        np.copyto(host.numpy(), values)
+        return host.to(self.device, non_blocking=True)
 
     def _host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialised vector in host memory, from which or to which copies do not block other streams."""
@@ -164,7 +169,7 @@ class DeviceCoder:
             codes[some], scales[some], sound = block_kernels.quantise(blocks[some], lengths, levels)
             finite &= sound
         out = torch.empty(layout.content_bytes + 1, dtype=torch.uint8, device=self.device)
-        torch._foreach_copy_(_content_parts(out[:-1], levels, layout), _matrix_parts(codes, scales, levels, layout))
+        copy_all(_content_parts(out[:-1], levels, layout), _matrix_parts(codes, scales, levels, layout))
         out[-1] = finite
         return out
 
@@ -177,7 +182,7 @@ class DeviceCoder:
         contents = host.to(self.device, non_blocking=True)
         codes = torch.empty(layout.blocks, coded_bytes(BLOCK, levels), dtype=torch.uint8, device=self.device)
         scales = torch.empty(layout.blocks, dtype=torch.int16, device=self.device)
-        torch._foreach_copy_(_matrix_parts(codes, scales, levels, layout), _content_parts(contents, levels, layout))
+        copy_all(_matrix_parts(codes, scales, levels, layout), _content_parts(contents, levels, layout))
         for some, lengths in self._chunks(layout):
             out[some] += block_kernels.decode(codes[some], scales[some], lengths, levels)
 
@@ -189,21 +194,44 @@ class DeviceCoder:
             yield some, lengths[some]
 
 
-def coder_for(values: Sequence[nn.Parameter], ranks: int) -> DeviceCoder | None:
-    """Returns the coder of a learner, or None if its values are encoded in host memory.
+def coding_device(values: Sequence[nn.Parameter]) -> torch.device | None:
+    """Returns the device on which a learner can encode these trainable parameters, or None for host memory.
 
-    values: the trainable parameters. ranks: number of ranks of the learner. Several ranks exchange values in host
-    memory, so they also encode there. Devices without streams, such as "mps", have no coder either.
+    Parameters on several devices, and devices without streams, such as "mps", need host memory.
     """
     devices = {value.device for value in values}
-    if ranks > 1 or len(devices) != 1:
+    if len(devices) != 1:
         return None
     [device] = devices
     has_streams = device.type != "cpu" and hasattr(getattr(torch, device.type, None), "Stream")
-    return DeviceCoder(device) if has_streams else None
+    return device if has_streams else None
 
 
-def segment_values(blocks: torch.Tensor, layout: BlockLayout) -> list[torch.Tensor]:
+def copy_all(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copies tensors to others of the same shapes, with few calls of the device. There may be none."""
+    if to:
+        torch._foreach_copy_(list(to), list(values))
+
+
+def _as_blocks(vector: torch.Tensor, layout: BlockLayout) -> torch.Tensor:
+    """Returns a run's values as blocks, with zeros after each segment."""
+    if layout.is_vector:
+        return vector.view(layout.blocks, BLOCK)
+    blocks = torch.zeros(layout.blocks, BLOCK, dtype=torch.float32, device=vector.device)
+    copy_all(_segment_values(blocks, layout), vector.split(layout.segments))
+    return blocks
+
+
+def _as_vector(blocks: torch.Tensor, layout: BlockLayout) -> torch.Tensor:
+    """Returns the values of blocks as a run's vector."""
+    if layout.is_vector:
+        return blocks.view(-1)
+    vector = torch.empty(sum(layout.segments), dtype=torch.float32, device=blocks.device)
+    copy_all(vector.split(layout.segments), _segment_values(blocks, layout))
+    return vector
+
+
+def _segment_values(blocks: torch.Tensor, layout: BlockLayout) -> list[torch.Tensor]:
     """Returns flat views of each segment's values in blocks."""
     return list(blocks.view(-1).split(layout.values)[::2])
 

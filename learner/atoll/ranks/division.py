@@ -41,6 +41,21 @@ class LocalPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """Runs of equal length at equal distances, which one strided copy moves.
+
+    place: position of the first run in the rank's own vector. step: distance between the starts of the runs there.
+    start: position of the first run in the message buffer, where the runs are consecutive.
+    """
+
+    place: int
+    step: int
+    start: int
+    count: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Moves:
     """The values that one rank sends or receives in one exchange with all ranks.
 
@@ -65,6 +80,20 @@ class Moves:
     def is_all_of(self, length: int) -> bool:
         """Returns whether the message buffer is the same as the whole vector, which has this length."""
         return len(self.places) == 1 and self.places[0] == 0 and self.lengths[0] == length
+
+    def grids(self) -> list[Grid]:
+        """Returns the runs as few grids. A part that is cut along its columns has one run per row, but few grids."""
+        steps, found, run, runs = np.diff(self.places), list[Grid](), 0, len(self.places)
+        steps[(self.lengths[1:] != self.lengths[:-1]) | (steps < 0)] = 0  # between runs that cannot be in one grid
+        ends = np.append(np.flatnonzero(steps[1:] != steps[:-1]) + 1, runs - 1)  # of equal steps
+        starts = self.starts
+        while run < runs:
+            step = int(steps[run]) if run < runs - 1 else 0
+            count = int(ends[np.searchsorted(ends, run, side="right")]) - run + 1 if step else 1
+            place, start, length = (int(each[run]) for each in (self.places, starts, self.lengths))
+            found.append(Grid(place, step or length, start, count, length))
+            run += count
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 Under torchrun, every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce
 sums the ranks' tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary
 and ends at a later one, where all ranks carry out the decision. A learner of one process makes no collective calls.
+
+Agreements use a gloo group. Values are exchanged over gloo in host memory, or over another group on their device.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
 from atoll.fragments.exchange import AT_ONCE
 
-Exchanged: TypeAlias = Callable[[], F32]  # waits for the values from all ranks, and returns them
+Vector = TypeVar("Vector", F32, torch.Tensor)  # float32 values in host memory, or on the device of `connect`
 
 GO_ON = 0
 STAND = 1
@@ -102,12 +104,21 @@ class RankGroup(Protocol):
         """Begins an agreement and waits for its result. No other agreement may be running. All ranks call this
         together."""
 
-    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+    def connect(self, device: torch.device | None) -> bool:
+        """Prepares exchanges of values on a device. All ranks call this together.
+
+        device: the device of this rank's values, or None if they are not on one device.
+        Returns whether the ranks can exchange such values. Otherwise, they exchange values in host memory.
+        """
+
+    def exchange(self, given: Vector, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Vector]:
         """Begins to exchange values with every rank. All ranks call this together.
 
-        given: float32 (sum(sent),), in order of receivers. The caller must not change `given` until the exchange ends.
+        given: float32 (sum(sent),), in order of receivers. The caller must not change or free `given` until the
+            exchange ends. On a device, the exchange begins after the work that is queued on the current stream.
         sent, received: number of values to and from each rank.
-        Returns a function that waits for the received values, and returns them in order of senders.
+        Returns a function that waits for the received values, and returns them in order of senders. On a device, only
+        the then current stream waits for them.
         """
 
     def gathered(self, mine: bytes) -> list[bytes]:
@@ -134,7 +145,11 @@ class SingleRank:
     def agree(self, decide: Decide, flags: Flags) -> Agreed:
         return _agreed(0, 0, decide(), [flags()])
 
-    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
+    def connect(self, device: torch.device | None) -> bool:
+        """Returns whether there is a device."""
+        return device is not None
+
+    def exchange(self, given: Vector, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Vector]:
         """Returns a function that returns the given values, because there are no other ranks."""
         assert [*sent] == [*received] == [len(given)], "a single rank sends all values to itself"
         return lambda: given
@@ -157,8 +172,9 @@ class TorchRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:
-        """group: a separate process group for values in host memory. `leave` destroys it."""
+        """group: a separate process group for values in host memory. `leave` destroys it and the group of `connect`."""
         self._group = group
+        self._of_device: dist.ProcessGroup | None = None  # for values on the device of `connect`
         self.rank = rank
         self.size = size
         self.is_leader = self.rank == 0
@@ -206,16 +222,34 @@ class TorchRanks:
             self._interval = min(MOST_STEPS, math.ceil(AGREED_S / decision.step_s))
         return _agreed(tokens, steps, decision, numbers[_LENGTH - 1 :])
 
-    def exchange(self, given: F32, sent: Sequence[int], received: Sequence[int]) -> Exchanged:
-        """Transfers the values on gloo's threads."""
-        out = buffers.empty(sum(received))
-        work: Any = dist.all_to_all_single(
-            torch.from_numpy(out), torch.from_numpy(given), list(received), list(sent), group=self._group, async_op=True
-        )
+    def connect(self, device: torch.device | None) -> bool:
+        """Creates a process group with the default group's backend for this kind of device.
 
-        def wait() -> F32:
+        Training uses this backend too, so it works with the ranks' devices. The group is a separate one, so that
+        training's collective calls do not wait for exchanges.
+        """
+        backend = _backend_for(device)
+        mine = f"{device.type} {backend}".encode() if device is not None and backend else b"none"
+        if {*self.gathered(mine)} != {mine} or mine == b"none":
+            return False
+        self._of_device = dist.new_group(backend=backend, timeout=WAIT)
+        return True
+
+    def exchange(self, given: Vector, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Vector]:
+        """Transfers the values on threads of gloo, or on a stream of NCCL."""
+        out: Any  # as `given`
+        if isinstance(given, torch.Tensor):
+            out = torch.empty(sum(received), dtype=torch.float32, device=given.device)
+            tensors, group = (out, given), self._of_device
+        else:
+            out = buffers.empty(sum(received))
+            tensors, group = (torch.from_numpy(out), torch.from_numpy(given)), self._group
+        assert group is not None, "call connect first"
+        work: Any = dist.all_to_all_single(*tensors, list(received), list(sent), group=group, async_op=True)
+
+        def wait() -> Any:  # noqa: ANN401 - as `given`
             work.wait()
-            assert len(given) == sum(sent), "gloo reads `given` until the exchange ends"
+            assert len(given) == sum(sent), "the backend reads `given` until the exchange ends"
             return out
 
         return wait
@@ -229,18 +263,26 @@ class TorchRanks:
         return [bytes(each[: int(length)].numpy()) for each, length in zip(found, lengths, strict=True)]
 
     def leave(self) -> None:
-        """Waits for all ranks at a barrier, then destroys the group."""
+        """Waits for all ranks at a barrier, then destroys the groups."""
         dist.barrier(group=self._group)
-        dist.destroy_process_group(self._group)
+        for group in (self._of_device, self._group):
+            if group is not None:
+                dist.destroy_process_group(group)
 
 
 def rank_group(*, counts: bool = True) -> RankGroup:
     """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        # The values are in host memory, so the group uses gloo. Gradients may use another backend.
+        # Agreements and values in host memory need gloo. The default group may have another backend only.
         group = dist.new_group(backend="gloo", timeout=WAIT)
         return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()
+
+
+def _backend_for(device: torch.device | None) -> str:
+    """Returns the default group's backend for a kind of device, or "" if it has none. All ranks have the same."""
+    configured = (each.split(":") for each in dist.get_backend_config().split(","))
+    return "" if device is None else dict(configured).get(device.type, "")
 
 
 def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -> Agreed:

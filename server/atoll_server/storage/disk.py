@@ -7,7 +7,6 @@ or fails.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -17,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 from atoll_wire.process.durable import sync_folder
+from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
 
@@ -57,14 +57,14 @@ class Disk:
 
         Raises BlockingIOError if another process holds the lock.
         """
-        return _locked(os.open(path, os.O_CREAT | os.O_RDWR, 0o640), fcntl.LOCK_EX)
+        return locked(os.open(path, os.O_CREAT | os.O_RDWR, 0o640)).release
 
     def share(self, path: Path) -> Callable[[], None]:
         """Takes a shared lock on an existing file without writing to it. Returns a function that releases the lock.
 
         Raises BlockingIOError while another process holds an exclusive lock.
         """
-        return _locked(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+        return locked(os.open(path, os.O_RDONLY), shared=True).release
 
     def create(self, path: Path) -> WritableFile:
         """Creates an empty file, or replaces an existing file."""
@@ -133,15 +133,6 @@ class ReadOnlyDisk(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(old), None, str(new))
-
-
-def _locked(descriptor: int, kind: int) -> Callable[[], None]:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return lambda: os.close(descriptor)
 
 
 class _Written:

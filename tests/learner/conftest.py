@@ -1,0 +1,37 @@
+"""What tests of learners share: a core that the test controls, the log, and a gate in front of the disk."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import structlog
+from atoll.checkpoints import storage
+
+from tests.learner.fake_core import fake_core
+
+
+@pytest.fixture
+def core():
+    with fake_core() as it:
+        yield it
+
+
+@pytest.fixture
+def said():
+    with structlog.testing.capture_logs() as logs:
+        yield logs
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Returns an event; writing a checkpoint waits until it is set."""
+    event, write = threading.Event(), storage._Writer.write_data
+
+    def waiting(self, *given):
+        assert event.wait(60)
+        return write(self, *given)
+
+    monkeypatch.setattr(storage._Writer, "write_data", waiting)
+    yield event
+    event.set()
