@@ -139,6 +139,9 @@ class ShardCore(CoreProcess):
                 else:
                     await asyncio.to_thread(file.take, reply.chunk)
             await asyncio.to_thread(file.check)
+            if self.staged:  # the new file must never be taken for the older parameters
+                await self.run.writer.commit(partial(_put_meta, meta={STAGED: ""}))
+                self.staged = b""
             await asyncio.to_thread(file.publish, directory)
         finally:
             await asyncio.to_thread(file.close)
