@@ -10,8 +10,10 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.frame_spans import Codec
 
 ROOT = Path(__file__).parent.parent
-KINDS = {"outer": ("python", "pyi", "grpc_python"), "ranks": ("python", "pyi")}
-NAMES = ("outer_pb2.py", "outer_pb2.pyi", "outer_pb2_grpc.py", "ranks_pb2.py", "ranks_pb2.pyi")
+SERVED = ("python", "pyi", "grpc_python")
+KINDS = {"outer": SERVED, "ranks": ("python", "pyi"), "shards": SERVED}
+SUFFIXES = {"python": "_pb2.py", "pyi": "_pb2.pyi", "grpc_python": "_pb2_grpc.py"}
+NAMES = [f"{name}{SUFFIXES[kind]}" for name, kinds in KINDS.items() for kind in kinds]
 
 
 def test_generated_code_does_not_drift_from_the_proto(tmp_path):

@@ -124,8 +124,8 @@ class Calls:
         await self._core.stop()
         again = Core(self._settings, {})
         await again.start()
-        assert again.registrar.versions() == self._core.run.versions()
-        assert again.registrar.registry.entries.keys() == self._core.run.registry.entries.keys()
+        assert again.run.versions() == self._core.run.versions()
+        assert again.run.registry.entries.keys() == self._core.run.registry.entries.keys()
         await OperatorService(again).Status(pb.StatusRequest(), Context())
         await again.stop()
 
@@ -143,9 +143,9 @@ class Calls:
         else:
             return True
         finally:
-            shards = self._core.run.shards
-            if shards and rng.random() < 0.01:
-                shards[0].uploads.expire(1e18)
+            shard = self._core.run.shard
+            if shard is not None and rng.random() < 0.01:
+                shard.uploads.expire(1e18)
             if rng.random() < 0.4:  # a fenced, evicted or departed process calls again
                 await self._again()
 
@@ -172,11 +172,10 @@ class Calls:
         return [pb.InitialiseRequest(header=header), *(pb.InitialiseRequest(chunk=chunk) for chunk in chunks)]
 
     def _push(self, rng: random.Random) -> Awaitable[Any]:
-        shards = self._core.run.shards
-        if not shards:
+        shard = self._core.run.shard
+        if shard is None:
             nothing = pb.PushRequest(header=pb.PushHeader(session=self._session))
             return _all(self._outer.Push(_stream([nothing]), Context()))
-        shard = shards[0]
         fragment = shard.layout.fragments[rng.randrange(len(shard.layout.fragments))]
         vector = (np.random.default_rng(rng.getrandbits(32)).standard_normal(fragment.length) * 1e-3).astype(np.float32)
         payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
@@ -209,7 +208,8 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        log = next((shard.follower_log.number for shard in self._core.run.shards), 0)
+        shard = self._core.run.shard
+        log = 0 if shard is None else shard.follower_log.number
         request = pb.FollowRequest(session=self._session, log=log, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), max_wait_s=0.005)
 

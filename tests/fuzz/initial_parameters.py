@@ -67,12 +67,12 @@ class InitialParameters:
         staging = None
         try:
             settings = CoreSettings(listen=(), directory=self._directory, limits=LIMITS)
-            check_room(settings, header.size_bytes, self._layout)
+            check_room(settings, header.size_bytes, self._layout.parameters)
             staging = StagedFile(self._directory, header.size_bytes, header.sha256)
             staging.begin()
             for chunk in chunks:
                 staging.take(chunk)
-            file = staging.check(self._layout)
+            file = staging.check(self._layout.tensors)
             states = initial_states(self._layout, file)
         except (Refused, TensorFileError) as error:
             str(error).encode()  # as gRPC encodes it

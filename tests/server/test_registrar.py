@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits
@@ -15,21 +16,31 @@ from atoll_wire.process.clock import SYSTEM
 
 
 def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():
-    run = Registrar(Limits(), RunClock(SYSTEM), Journal())
+    run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
     with pytest.raises(Refused, match="no parameters yet"):
-        run.shard(0)
+        run.numbered(0)
     tensors = [TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)]
     layout = plan(tensors, 4)
     assert len(layout.fragments) == 4
-    shards = [SimpleNamespace(fragments={0: "zero", 2: "two"}), SimpleNamespace(fragments={1: "one"})]
-    run.runs(layout, shards)
-    assert run.owner(2) == (shards[0], "two")
-    assert run.owner(1) == (shards[1], "one")
-    assert [list(each.fragments) for each in run.places()] == [[0, 2], [1]]
-    for fragment, status in ((3, Status.UNAUTHENTICATED), (4, Status.INVALID_ARGUMENT)):
+    shard = SimpleNamespace(layout=layout, fragments={0: "zero", 2: "two"})
+    run.runs(layout, shard)
+    assert run.owner(2) == (shard, "two")
+    for fragment, status in ((1, Status.UNAUTHENTICATED), (4, Status.INVALID_ARGUMENT)):
         with pytest.raises(Refused) as refused:
             run.owner(fragment)
         assert refused.value.status is status
-    assert run.shard(1) is shards[1], "it is followed by the number that places gives it"
-    with pytest.raises(Refused, match="shard 2 does not exist: the run has 2"):
-        run.shard(2)
+    assert run.numbered(0) is shard, "it is followed by the number that places gives it"
+    with pytest.raises(Refused, match="serves shard 0, not shard 1: join again") as refused:
+        run.numbered(1)
+    assert refused.value.status is Status.UNAUTHENTICATED
+
+
+def test_learners_get_the_places_of_all_shards_once_each_was_attached():
+    run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
+    layout = plan([TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)], 4)
+    run.runs(layout, SimpleNamespace(fragments={0: "zero", 2: "two"}))
+    with pytest.raises(Refused, match="shard 1 of the run has not been attached yet") as refused:
+        run.places()
+    assert refused.value.status is Status.UNAVAILABLE, "the learner tries again"
+    run.attached.shards[1].address = "shard-1:7400"
+    assert [(each.address, list(each.fragments)) for each in run.places()] == [("", [0, 2]), ("shard-1:7400", [1, 3])]

@@ -28,7 +28,7 @@ def core():
     registry = LearnerRegistry(10)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
-        SimpleNamespace(shards=[shard], clock=clock, registry=registry, tell=lambda: None),
+        SimpleNamespace(shard=shard, clock=clock, registry=registry, tell=lambda: None),
         entry,
         told,
     )
@@ -77,7 +77,7 @@ def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_
     entry.account.step_time_s = 0.25
     entry.account.current.steps = 100
     progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
-    assert core.shards[0].syncer.liveness["a"].step_time_s is None, "its new process has no step time yet"
+    assert core.shard.syncer.liveness["a"].step_time_s is None, "its new process has no step time yet"
     assert entry.account.rate() is not None, "one that lies while all others restart is compared with them"
 
 
@@ -95,7 +95,7 @@ def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(co
 def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_second(core):
     """Seed 3800023840: after delayed reports, a learner seemed three times as fast as it was."""
     core, entry, _ = core
-    observed = core.shards[0].syncer.liveness["a"]
+    observed = core.shard.syncer.liveness["a"]
     for steps, at in ((40, 5.0), (43, 5.08)):
         observed.hear(steps, False, at)
         progress(core, Limits().tokens, entry, pb.Progress(steps=steps, tokens=8 * steps))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from atoll_server.run.attached_shards import AttachedShards, Outbox
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits
 from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
+from atoll_server.shard_process.replica import Replica
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
@@ -18,6 +21,10 @@ from atoll_wire.layout.layout import plan
 from tests.bare_shard import Rows, bare_shard
 from tests.clocks import SetClock
 from tests.simulation.training import TENSORS
+
+
+async def committed(operation: object) -> None:
+    """Stands for the ledger's writer."""
 
 
 @pytest.fixture
@@ -41,13 +48,20 @@ def heard(shard: Shard, log: int, sequence: int) -> list[pb.Notification]:
 
 
 def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(shards):
-    run = Registrar(Limits(), RunClock(SetClock()), Journal())
-    run.runs(shards[0].layout, shards)
+    attached = AttachedShards(own=0, count=2)
+    run = Registrar(Limits(), RunClock(SetClock()), Journal(), attached)
     one, two = shards
+    run.runs(one.layout, one)
+    copy = Replica(Limits(), RunClock(SetClock()), Journal(), 1)
+    copy.writer = SimpleNamespace(commit=committed)
+    copy.runs(two.layout, two)
     assert one.follower_log.number != two.follower_log.number
     one.follower_log.on(entries.RoundOpened(0, 1), 0.0)
     run.paused = "by alice: the link is repaired"
+    box = attached.shards[1].outbox = Outbox()
     run.tell()
+    sent = asyncio.run(box.next()).view
+    asyncio.run(copy.viewed(RunView(sent.epoch, sent.sequence, sent.run_tokens, sent.voided_tokens, sent.paused)))
     for shard, before in ((one, 1), (two, 0)):
         paused, _ = heard(shard, shard.follower_log.number, before)
         assert (paused.sequence, paused.paused.reason) == (before + 1, run.paused)

@@ -8,7 +8,8 @@ import pytest
 from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.rounds.liveness import LearnerLiveness
-from atoll_server.run.registrar import Running, Waiting
+from atoll_server.run.attached_shards import AttachedShards
+from atoll_server.run.known_run import Running, Waiting
 from atoll_server.run.troubles import troubles
 from atoll_server.service.status import merged_tokens, trained_tokens
 
@@ -18,7 +19,8 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
     parameters = 100
     account = SimpleNamespace(merged_token_parameters=merged * parameters)
     registry = SimpleNamespace(tokens=lambda: reported, entries={"a": SimpleNamespace(account=account)})
-    run = SimpleNamespace(registry=registry, state=Running(()), layout=SimpleNamespace(parameters=parameters))
+    layout = SimpleNamespace(parameters=parameters)
+    run = SimpleNamespace(registry=registry, state=Running(SimpleNamespace()), layout=layout)
     assert merged_tokens(run) == merged
     assert trained_tokens(run) == told
     assert trained_tokens(SimpleNamespace(registry=registry, state=Waiting())) == reported
@@ -41,7 +43,8 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     )
     run = SimpleNamespace(
         registry=registry,
-        shards=[shard],
+        shard=shard,
+        attached=AttachedShards(own=0, count=1),
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),
         clock=SimpleNamespace(at=lambda _: 100.0),

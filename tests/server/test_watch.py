@@ -28,7 +28,7 @@ class Run:
         shard = SimpleNamespace(syncer=SimpleNamespace(liveness={"a": self.observed}))
         run: Any = SimpleNamespace(
             registry=SimpleNamespace(entries={"a": self.entry}),
-            shards=[shard],
+            shard=shard,
             journal=journal,
             clock=SimpleNamespace(at=lambda now: 1000.0 + now),
         )

@@ -24,13 +24,13 @@ class Violation(Exception):
 
 def shard_of(core: Core | None) -> Shard | None:
     """Returns a core's shard once the run has parameters, or else None."""
-    return next(iter(core.run.shards), None) if core is not None else None
+    return core.run.shard if core is not None else None
 
 
 def the_shard(core: Core) -> Shard:
     """Returns a core's shard. The run must have parameters."""
-    (shard,) = core.run.shards
-    return shard
+    assert core.run.shard is not None, "the run has parameters"
+    return core.run.shard
 
 
 def sums(core: Core) -> None:

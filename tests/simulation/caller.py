@@ -213,7 +213,7 @@ class Caller:
             return
         if len(regions := core.run.registry.regions()) > 2:
             raise Violation(11, f"a hostile learner takes regions: {regions}")
-        if core.run.shards and len(old := _old_versions(the_shard(core))) > MAX_OLD:
+        if core.run.shard is not None and len(old := _old_versions(the_shard(core))) > MAX_OLD:
             raise Violation(11, f"{len(old)} old versions are kept for their readers")
         if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.run.registry.entries:
             if tokens := core.run.registry.entries[NAME].account.total("tokens"):

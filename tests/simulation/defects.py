@@ -37,7 +37,7 @@ from atoll_server.merging import norm_limit
 from atoll_server.rounds import round_state as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.syncer_events import Merge
-from atoll_server.run import core, initial_parameters, joining, registrar
+from atoll_server.run import core_process, initial_parameters, joining, known_run
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger_writer, lineage, payload_writer, rows, run_ledger, shard_ledger
 from atoll_server.telemetry import entries, journal
@@ -177,19 +177,19 @@ def initial_parameters_accepted_twice() -> Iterator[None]:
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
     async def again(self: joining.Joining, process: Any, staging: Any) -> None:
-        kept, self._run.state = self._run.state, registrar.Waiting()
+        kept, self._run.state = self._run.state, known_run.Waiting()
         self._lease = initial_parameters.Lease(process.entry, 1e9, upload=staging)
         try:
             await accept(self, process, staging)
         finally:
-            if isinstance(self._run.state, registrar.Waiting):
+            if isinstance(self._run.state, known_run.Waiting):
                 self._run.state = kept
 
     async def lease_for_all(self: joining.Joining, request: Any, tensors: Any) -> Any:
         entry, state = await let_in(self, request, tensors)
         asks = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM
         early = asks and not sum(self._run.versions().values())
-        return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
+        return entry, pb.JoinReply.STATE_INITIALISE if early and self._run.shard is None else state
 
     async def stage(self: joining.Joining, _process: Any, header: Any) -> Any:
         made = initial_parameters.StagedFile(self._settings.directory, header.size_bytes, header.sha256, self._disk)
@@ -306,7 +306,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
         found = restored(db, *values, **more)
         return dataclasses.replace(found, snapshots=lineage.snapshots(db, found.line))
 
-    with patch(core, "restore", all_of_them):
+    with patch(core_process, "restore", all_of_them):
         yield
 
 
@@ -335,13 +335,13 @@ def a_start_forgets_the_last_merges() -> Iterator[None]:
 @defect
 def receipts_forgotten_at_a_restart() -> Iterator[None]:
     """A restarted core does not know which contributions it had acknowledged."""
-    restore = core.restore_shard
+    restore = core_process.restore_shard
 
     def forgetful(of: shard.Shard, *values: Any) -> None:
         restore(of, *values)
         of.uploads._newest.clear()
 
-    with patch(core, "restore_shard", forgetful):
+    with patch(core_process, "restore_shard", forgetful):
         yield
 
 

@@ -75,7 +75,8 @@ class Network:
     def __init__(self, loop: VirtualLoop, said: Callable[[Process, Any, Any], None]) -> None:
         """said: called with (caller's process, first request, reply) for each message of the core, before it is
         sent."""
-        self.loop, self.rng, self.said, self.weather = loop, loop.rng, said, Weather()
+        self.loop, self.rng, self.weather = loop, loop.rng, Weather()
+        self.observed = {CORE: said}  # by address: told of the messages of its server
         self.servers: dict[str, tuple[Any, Process]] = {}
         self.calls: dict[Call, None] = {}
         self.partitioned: dict[Process, float] = {}  # since when
@@ -371,7 +372,7 @@ class Call:
             elif self.method in {"Initialise", "Report"}:
                 self.reply_with(await method(self._requests(), context))
             else:
-                request = self._requests() if self.method == "Push" else await self._server_inbox.get()
+                request = self._requests() if self.method in {"Push", "Attach"} else await self._server_inbox.get()
                 async with aclosing(method(request, context)) as replies:
                     async for reply in replies:
                         self.reply_with(reply)
@@ -402,8 +403,8 @@ class Call:
     def reply_with(self, reply: Any) -> None:
         process = here()
         if process is not None and process.alive:
-            if self.address == CORE:
-                self.network.said(self.learner, self._first, reply)
+            if (said := self.network.observed.get(self.address)) is not None:
+                said(self.learner, self._first, reply)
             if not self._broken and self.network.rng.random() < self.network.weather.cut:
                 self.network.cuts += 1
                 self.cut(self.network.delay_s())
@@ -433,7 +434,7 @@ class Call:
 
 
 class Stub:
-    """`OuterStub` over the simulated network for one caller's process, and its channel."""
+    """`OuterStub` and `RegistryStub` over the simulated network for one caller's process, and its channel."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner, self._address = network, learner, address
@@ -469,6 +470,12 @@ class Stub:
 
     def Initialise(self) -> Call:
         return self._call("Initialise", ends=False)
+
+    def Attach(self) -> Call:
+        return self._call("Attach", ends=False)
+
+    def FetchInitial(self, request: Any) -> Call:
+        return self._call("FetchInitial", request)
 
     async def close(self) -> None:
         for call in self._calls:

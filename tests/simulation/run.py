@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.loop import Dead
 from tests.simulation.seed import simulate
+from tests.simulation.sharded_world import simulate_sharded
 
 BATCH = 25
 LINES = 60  # lines of a failing seed's trace
@@ -51,15 +52,15 @@ class Found:
         return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
 
 
-def run(seeds: list[int]) -> Found:
-    """Runs some seeds in sequence, and continues after failures."""
+def run(seeds: list[int], sharded: bool = False) -> Found:
+    """Runs some seeds in sequence, and continues after failures. sharded: of runs over several shards."""
     found = Found(seeds=len(seeds))
     gc.collect()
     gc.freeze()  # afterwards, only objects of a seed are collected
     gc.disable()
     for seed in seeds:
         try:
-            world = simulate(seed)
+            world = simulate_sharded(seed) if sharded else simulate(seed)
         except Violation as violation:
             world = violation.world  # type: ignore[attr-defined]
             found.violations[seed] = "\n".join([str(violation), *world.checks.trace[-LINES:]])
@@ -75,11 +76,11 @@ def run(seeds: list[int]) -> Found:
     return found
 
 
-def many(first: int, count: int) -> Iterator[Found]:
-    """Runs seeds on all CPUs. Yields partial results."""
+def many(first: int, count: int, sharded: bool = False) -> Iterator[Found]:
+    """Runs seeds on all CPUs. Yields partial results. sharded: of runs over several shards."""
     batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for batch, result in [(batch, pool.submit(run, batch)) for batch in batches]:
+        for batch, result in [(batch, pool.submit(run, batch, sharded)) for batch in batches]:
             try:
                 yield result.result()
             except BrokenProcessPool as error:  # the process itself died, by a signal or for lack of memory
@@ -92,9 +93,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations, faults}")
+    parser.add_argument("--shards", action="store_true", help="runs over several shards, which have their own seeds")
     arguments = parser.parse_args()
     began, total, shown = time.monotonic(), Found(), 0
-    for found in many(arguments.first, arguments.seeds):
+    for found in many(arguments.first, arguments.seeds, arguments.shards):
         total.add(found)
         for seed, text in list(found.bad().items())[: max(0, MOST - shown)]:
             shown += 1
@@ -105,7 +107,7 @@ def main() -> int:
     print(file=sys.stderr)
     _show(total, time.monotonic() - began)
     if arguments.json is not None:
-        crashes = total.counts["core crashes"] + total.counts["learner crashes"]
+        crashes = sum(total.counts[f"{what} crashes"] for what in ("core", "registrar", "shard", "learner"))
         counted = {"seeds": total.seeds, "events": total.counts["events"], "crashes": crashes,
                    "partitions": total.counts["partitions"], "violations": len(total.violations),
                    "faults": len(total.faults)}  # fmt: skip

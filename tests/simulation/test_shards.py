@@ -1,7 +1,7 @@
 """Two shards of one run give the same bytes and sums as one shard, even if they are killed.
 
-Shards, ledgers and disks are the product's, on the virtual clock. Learner, fragment and version determine a learner's
-work. Every round waits for all learners, and no value depends on the run's tokens.
+Shards, their copies of the run, ledgers and disks are the product's, on the virtual clock. Learner, fragment and
+version determine a learner's work. Every round waits for all learners, and no value depends on the run's tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.merging import merge
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import Phase
+from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
@@ -33,12 +34,14 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import database, shard_ledger
+from atoll_server.shard_process.replica import Replica
+from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import outer_pb2 as pb
+from atoll_wire import shards_pb2 as sh
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
 from atoll_wire.layout.frame_spans import Codec
@@ -68,14 +71,20 @@ FIRST = _initial_parameters()
 
 
 class Home:
-    """One shard as a process with its own disk. It can be killed, and restores its state from its ledger."""
+    """One shard as a process with its own disk. It can be killed, and restores its state from its ledger.
 
-    def __init__(self, run: Registrar, layout: Layout, owned: Collection[int], rng: random.Random, tell: Any) -> None:
-        self._run = run
+    run: what the process knows of the run.
+    """
+
+    def __init__(
+        self, registrar: Registrar, layout: Layout, owned: Collection[int], number: int, rng: random.Random
+    ) -> None:
+        self._registrar = registrar
         self._layout = layout
         self._owned = owned
-        self._tell = tell
+        self._number = number
         self._platter = Platter(rng)
+        self.run: Replica
         self.shard: Shard | None = None
         self.process = Process("shard")
 
@@ -97,37 +106,39 @@ class Home:
         """Kills the process, with a power failure."""
         self.shard = None
         self.process.kill()
-        self._tell()
         self._platter.crash()
 
     async def _live(self) -> None:
         disk: Any = SimulatedDisk(self._platter, self.process, Connection)
         for name in ("spool", "snapshots"):
             disk.make_directory(DIRECTORY / name)
-        run = self._run
+        run = Replica(Limits(), self._registrar.clock, self._registrar.journal, self._number)
         first = not disk.exists(DIRECTORY / LEDGER)
-        self.db = db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
+        self.db = db = database.open_ledger(DIRECTORY / LEDGER, disk)
         if first:
             self._write_first(disk)
-        origin = Origin(Line(), self._layout, hashlib.sha256(FIRST).hexdigest())
-        restored = restore(db, origin, DIRECTORY, disk, run.clock, owned=self._owned)
+        origin = Origin(Line(), self._layout, hashlib.sha256(FIRST).hexdigest(), frozenset(self._owned))
+        restored = restore(db, origin, DIRECTORY, disk, run.clock)
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
         )
         writer = LedgerWriter(db, self._failed, run.clock)
         writer.start()
+        run.restore({"epoch": 1} | run_ledger.get_meta(db), run_ledger.learners(db), writer)
         context = ShardContext(
-            settings, RUN, 1, run.registry, run.journal, writer, Metrics(), disk, run.clock, self._failed
+            settings, RUN, 1, self._number, run.registry, run.journal, writer, Metrics(), disk, run.clock, self._failed
         )
         shard = Shard(context, restored, run.view(), damaged=False)
         restore_shard(shard, db, restored)
-        for name in NAMES:
-            shard.joined(name, 1)
-        self.shard = shard
+        run.runs(self._layout, shard)
         shard.start()
-        self._tell()
+        for entry in self._registrar.registry.entries.values():
+            await run.member(sh.Member(learner=entry.name, region=entry.region, incarnation=1, session=entry.session))
+        self.run, self.shard = run, shard
+        await run.viewed(self._registrar.view())
         while True:
             await asyncio.sleep(1.0)
+            await run.save_accounts()
             if shard.snapshots.due():
                 await shard.snapshots.take()
 
@@ -145,17 +156,15 @@ class World:
     """A registrar, its shards, and learners that answer every round of both shards."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
-        self._run = Registrar(Limits(), RunClock(loop.clock), Journal())
+        attached = AttachedShards(None, len(owned))
+        self._run = Registrar(Limits(), RunClock(loop.clock), Journal(), attached)
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):
             self._run.registry.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.wall(), 0.0)
         rngs = [random.Random(loop.rng.random()) for _ in owned]
-        made = zip(owned, rngs, strict=True)
-        self.homes = [Home(self._run, self._layout, each, rng, self._runs) for each, rng in made]
-
-    def _runs(self) -> None:
-        self._run.runs(self._layout, [home.shard for home in self.homes if home.shard is not None])
+        made = enumerate(zip(owned, rngs, strict=True))
+        self.homes = [Home(self._run, self._layout, each, number, rng) for number, (each, rng) in made]
 
     async def train(self, kills: Kills) -> None:
         """Runs until every fragment is at its last version."""
@@ -167,7 +176,7 @@ class World:
         while self.versions() != dict.fromkeys(range(FRAGMENTS), VERSIONS):
             assert loop.time() < deadline, f"stuck at {self.versions()}"
             await asyncio.sleep(STEP_S)
-            self._report()
+            await self._report()
         answering.cancel()
         for home in self.homes:
             home.check_tokens()
@@ -182,34 +191,38 @@ class World:
         home.begin()
 
     def versions(self) -> dict[int, int]:
-        return self._run.versions()
+        """Returns the versions of all fragments whose shard runs."""
+        shards = [home.shard for home in self.homes if home.shard is not None]
+        return {index: version for shard in shards for index, version in shard.versions().items()}
 
     def counted(self) -> dict[str, Any]:
         """Returns the values behind goodput and bills, by learner, as merged, sent and acknowledged."""
-        accounts = {name: self._run.registry.entries[name].account for name in NAMES}
-        accepted = {
-            name: sum(sums.accepted_tokens for sums in each.by_shard.values()) for name, each in accounts.items()
-        }
-        return {
-            name: (each.merged_token_parameters, each.bytes_up, each.parameters_up, pytest.approx(accepted[name]))
-            for name, each in accounts.items()
-        }
+        counted = {}
+        for name in NAMES:
+            sums = [home.run.registry.entries[name].account.at(number) for number, home in enumerate(self.homes)]
+            counted[name] = (
+                sum(each.merged_token_parameters for each in sums), sum(each.bytes_up for each in sums),
+                sum(each.parameters_up for each in sums), pytest.approx(sum(each.accepted_tokens for each in sums)),
+            )  # fmt: skip
+        return counted
 
-    def _report(self) -> None:
+    async def _report(self) -> None:
         """Reports a step of all learners in one moment, so that a round that opens waits for all."""
         self._steps += 1
-        wall = self._run.clock.wall()
-        for name in NAMES:
-            entry = self._run.registry.entries[name]
-            spent = IncarnationCounters(
-                steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S
-            )
-            self._run.registry.heard(entry, wall, spent)
-        self._run.tell()
-        for name in NAMES:
-            for shard in self._run.shards:
+        running = [(home.run, home.shard) for home in self.homes if home.shard is not None]
+        for run in (self._run, *(run for run, _ in running)):
+            for name in NAMES:
+                spent = IncarnationCounters(
+                    steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S
+                )
+                run.registry.heard(run.registry.entries[name], run.clock.wall(), spent)
+        view = self._run.view()
+        for run, shard in running:
+            await run.viewed(view)
+            for name in NAMES:
                 shard.dispatch(ev.Reported(name, self._steps, False))
-                self._run.registry.entries[name].account.step_time_s = shard.syncer.liveness[name].step_time_s
+                for known in (run, self._run):
+                    known.registry.entries[name].account.step_time_s = shard.syncer.liveness[name].step_time_s
 
     async def _answer(self) -> None:
         while True:

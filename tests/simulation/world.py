@@ -391,7 +391,7 @@ class World:
     async def _end_cleanly(self, core: Core) -> None:
         """Ends the core cleanly, as `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
-        for shard in core.run.shards:
+        if (shard := core.run.shard) is not None:
             shard.follower_log.close()
         self.network.servers.pop(CORE, None)
         await core.stop()

@@ -29,19 +29,27 @@ QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by a
 
 
 class Outbox:
-    """Messages that wait to be sent to one shard. A newer message about the same thing replaces an older one."""
+    """Messages that wait to be sent to one shard. A newer message about the same thing replaces an older one.
+
+    The newer message also takes the older one's place and number. Otherwise, a shard could confirm a number although
+    the message with that number was replaced, and its replacement was not sent yet. confirmed: the newest message that
+    the shard has made durable.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[object, sh.FromRegistrar] = {}
         self._number = 0  # of the newest message
+        self.confirmed = 0
         self._wake = asyncio.Event()
         self.ended = False
 
     def put(self, about: object, message: sh.FromRegistrar) -> None:
         """Adds a message. about: what the message is about."""
-        self._number += 1
-        message.sequence = self._number
-        self._waiting.pop(about, None)
+        if (older := self._waiting.get(about)) is not None:
+            message.sequence = older.sequence
+        else:
+            self._number += 1
+            message.sequence = self._number
         self._waiting[about] = message
         self._wake.set()
 
@@ -70,8 +78,7 @@ class AttachedShard:
     """One shard process. outbox: None while the shard is away. heard_at: time of its last message, monotonic seconds.
 
     directory: identifies the shard's directory, so that no second directory can take its place. staged: digest of the
-    initial parameters that the shard holds. confirmed: the newest message that it has made durable. pending, missed: by
-    learner, see LearnerSums.
+    initial parameters that the shard holds. pending, missed: by learner, see LearnerSums.
     """
 
     number: int
@@ -80,7 +87,6 @@ class AttachedShard:
     fragments: tuple[int, ...] = ()
     staged: bytes = b""
     outbox: Outbox | None = None
-    confirmed: int = 0
     heard_at: float = 0.0
     summary: sh.Summary = field(default_factory=sh.Summary)
     pending: dict[str, int] = field(default_factory=dict)
@@ -107,7 +113,6 @@ class AttachedShards:
         self._changed = asyncio.Event()
         self._stage: sh.Stage | None = None
         self._begun: sh.Begun | None = None
-        self._view: RunView | None = None
 
     # ------------------------------------------------------------------------------ the division
 
@@ -192,10 +197,9 @@ class AttachedShards:
         if begun and not hello.generation and not hello.staged:
             text = f"the directory of shard {hello.shard} is empty, but the run has parameters: restore its backup"
             raise Refused(Status.FAILED_PRECONDITION, text)
-        if shard.outbox is not None:
-            shard.outbox.end()
+        self._end(shard)
         shard.address, shard.directory, shard.staged = hello.address, hello.directory, hello.staged
-        shard.outbox, shard.confirmed, shard.heard_at = Outbox(), 0, self.clock.monotonic()
+        shard.heard_at = self.clock.monotonic()
         if self.layout is not None:
             shard.fragments = self.fragments(self.layout, hello.shard)
         return shard
@@ -203,15 +207,21 @@ class AttachedShards:
     def _fresh(self, shard: AttachedShard) -> bool:
         return shard.outbox is not None and self.clock.monotonic() - shard.heard_at < QUIET_S
 
-    def welcome(self, shard: AttachedShard, welcome: sh.Welcome, members: Iterable[RegistryEntry]) -> Outbox:
-        """Puts everything that a newly attached shard must know into its outbox, and returns it."""
-        assert shard.outbox is not None, "`admit` opened it"
-        box = shard.outbox
+    def _end(self, shard: AttachedShard) -> None:
+        if shard.outbox is not None:
+            shard.outbox.end()
+            shard.outbox = None
+
+    def welcome(
+        self, shard: AttachedShard, welcome: sh.Welcome, members: Iterable[RegistryEntry], view: RunView
+    ) -> Outbox:
+        """Returns the outbox of a newly attached shard, with everything that the shard must know."""
+        self._end(shard)
+        box = shard.outbox = Outbox()
         box.put("welcome", sh.FromRegistrar(welcome=welcome))
         for entry in members:
             box.put(("member", entry.name), _member(entry))
-        if self._view is not None:
-            box.put("view", _view(self._view))
+        box.put("view", _view(view))
         if self._begun is not None:
             begun = sh.Begun(settings=self._begun.settings, stage=self._for(self._begun.stage, shard))
             box.put("begun", sh.FromRegistrar(begun=begun))
@@ -228,14 +238,19 @@ class AttachedShards:
 
     # ------------------------------------------------------------------------------ from shards
 
-    def heard(self, shard: AttachedShard, message: sh.FromShard, registry: LearnerRegistry) -> None:
-        """Applies a shard's message. registry: whose accounts get the learners' sums."""
+    def heard(self, shard: AttachedShard, box: Outbox, message: sh.FromShard, registry: LearnerRegistry) -> None:
+        """Applies a shard's message, unless a newer call has replaced the call with this outbox.
+
+        registry: whose accounts get the learners' sums.
+        """
+        if shard.outbox is not box:
+            return
         shard.heard_at = self.clock.monotonic()
         match message.WhichOneof("what"):
             case "staged":
                 shard.staged = message.staged.sha256
             case "confirmed":
-                shard.confirmed = max(shard.confirmed, message.confirmed.sequence)
+                box.confirmed = max(box.confirmed, message.confirmed.sequence)
             case "summary":
                 self._summarised(shard, message.summary, registry)
         self._changed.set()
@@ -262,7 +277,7 @@ class AttachedShards:
     # ------------------------------------------------------------------------------ to shards
 
     def tell(self, view: RunView) -> None:
-        self._view = view
+        """Sends a view to all shards."""
         for box in self._boxes():
             box.put("view", _view(view))
 
@@ -273,19 +288,28 @@ class AttachedShards:
 
     async def confirmed(self) -> list[int]:
         """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""
-        wanted = {shard.number: shard.outbox.newest for shard in self.shards.values() if shard.outbox is not None}
+        wanted: dict[Outbox, int] = {}  # a shard that attaches again gets a new outbox, with all that it must know
 
-        def late() -> list[int]:
-            return [n for n in self.remote if n not in wanted or self.shards[n].confirmed < wanted[n]]
+        def late(number: int) -> bool:
+            box = self.shards[number].outbox if number in self.shards else None
+            return box is None or box.confirmed < wanted.setdefault(box, box.newest)
+
+        def lacking() -> list[int]:
+            return [number for number in self.remote if late(number)]
 
         async def wait() -> None:
-            while any(number in wanted and self._here(number) for number in late()):
+            while any(map(self._here, lacking())):
                 self._changed.clear()
                 await self._changed.wait()
 
         with contextlib.suppress(TimeoutError):  # the caller names the shards that are late
             await asyncio.wait_for(wait(), CONFIRM_S)
-        return late()
+        return lacking()
+
+    def offered(self) -> bytes:
+        """Returns Stage.sha256 of the initial parameters that shards may fetch now; empty if there are none."""
+        stage = self._begun.stage if self._begun is not None else self._stage
+        return stage.sha256 if stage is not None else b""
 
     async def stage(self, stage: sh.Stage, layout: Layout) -> None:
         """Returns when every shard has durably written its part of the initial parameters."""

@@ -146,6 +146,9 @@ class KnownRun:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         return self.sessions.number(session.learner, session.incarnation, session.token)
 
+    async def fence(self, process: LearnerProcess) -> None:
+        """Returns when older processes of the same learner would be refused even after a restart."""
+
     async def left(self, entry: RegistryEntry) -> None:
         """Durably records that a learner left, so that a restarted core does not count the learner as lost."""
         entry.account.left_at = self.clock.wall()

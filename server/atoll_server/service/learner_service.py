@@ -126,6 +126,7 @@ class OuterService(rpc.OuterServicer):
                     )
                 header = request.header
             process = self._session(context, header.session)
+            await self._run.fence(process)
             shard, _ = self._run.owner(header.fragment)
             intake = Intake(shard)
             answer = intake.offer(header, self._core.clock.monotonic())

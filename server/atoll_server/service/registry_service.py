@@ -44,7 +44,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
             first = await wait.first(requests, "an Attach stream")
             shard = run.attached.admit(first.hello, run.run_id, run.generation, begun=run.shard is not None)
             await self._core.save_attached()
-            box = run.attached.welcome(shard, self._core.welcome(), run.registry.entries.values())
+            box = run.attached.welcome(shard, self._core.welcome(), run.registry.entries.values(), run.view())
             receiving = asyncio.create_task(self._receive(requests, shard, box))
             try:
                 while True:
@@ -72,7 +72,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
                 if message.WhichOneof("what") == "event":
                     self._core.events.add(message.event, f"shard {shard.number}")
                 else:
-                    self._run.attached.heard(shard, message, self._run.registry)
+                    self._run.attached.heard(shard, box, message, self._run.registry)
         finally:
             box.end()
 
@@ -86,6 +86,8 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
             layout = self._run.attached.layout
             if shard is None or layout is None:
                 raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: attach, and wait for them")
+            if request.sha256 != self._run.attached.offered():
+                raise Refused(Status.UNAVAILABLE, "other initial parameters have arrived since: attach again")
             file = await asyncio.to_thread(open_tensors, self._core.settings.directory / INITIAL, self._core.disk)
             digest, chunks = hashlib.sha256(), part_chunks(layout, file, shard.fragments)
             while chunk := await asyncio.to_thread(next, chunks, b""):

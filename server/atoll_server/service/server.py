@@ -28,11 +28,9 @@ from atoll_server.checkpoints.verification import RunVerifier
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import GRACE_S, RpcServer, open_files, stop_signal
-from atoll_server.run.attachment import Attachment, dial
 from atoll_server.run.core import Core
 from atoll_server.run.core_process import STANDBY_S, CoreProcess
 from atoll_server.run.known_run import KnownRun
-from atoll_server.run.shard_core import ShardCore
 from atoll_server.service.doctor_service import DoctorService
 from atoll_server.service.gauges import keep_gauges, keep_shard_gauges
 from atoll_server.service.learner_service import OuterService
@@ -40,6 +38,8 @@ from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.registry_service import RegistryService
 from atoll_server.service.shard_operator_service import ShardOperatorService
 from atoll_server.settings import CoreSettings
+from atoll_server.shard_process.attachment import Attachment, dial
+from atoll_server.shard_process.shard_core import ShardCore
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 

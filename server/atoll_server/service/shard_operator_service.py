@@ -9,7 +9,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort
-from atoll_server.run.shard_core import ShardCore
+from atoll_server.shard_process.shard_core import ShardCore
 
 
 class ShardOperatorService(rpc.OperatorServicer):

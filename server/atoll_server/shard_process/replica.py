@@ -18,7 +18,6 @@ from atoll_wire import shards_pb2 as sh
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
-from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings, ShardNumber
@@ -26,7 +25,6 @@ from atoll_server.shard.run_view import RunView
 from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
-from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 
 VIEW, START = "view", "session_start"  # keys in the ledger's meta table
@@ -40,6 +38,7 @@ class Replica(KnownRun):
         self.attached = False
         self._place = place
         self._view = self._stored = RunView()
+        self._unfenced: set[str] = set()  # learners with a newer process than the ledger knows
 
     @property
     def number(self) -> int:
@@ -145,25 +144,25 @@ class Replica(KnownRun):
 
     def _let_in(self, name: str, incarnation: int, session: int) -> None:
         entry = self.registry.let_in(name, incarnation, session, self.clock.wall())
-        if entry is not None and self.shard is not None:
+        if entry is None:
+            return
+        self._unfenced.add(name)
+        if self.shard is not None:
             self.shard.joined(name, incarnation)
+
+    async def fence(self, process: LearnerProcess) -> None:
+        if process.entry.name in self._unfenced:
+            await self.save(process.entry)
+
+    async def save(self, entry: RegistryEntry) -> None:
+        incarnation = entry.incarnation
+        await super().save(entry)
+        if entry.incarnation == incarnation:
+            self._unfenced.discard(entry.name)
 
     async def settled(self, entry: RegistryEntry) -> None:
         if entry.unsaved:
             await self.save(entry)
-
-    def tell_shard(self) -> None:
-        """Tells a new shard about all learners."""
-        if (shard := self.shard) is None:
-            return
-        for entry in self.registry.entries.values():
-            if entry.evicted:
-                shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
-            else:
-                shard.dispatch(ev.Joined(entry.name, entry.incarnation))
-
-    def record_started(self) -> None:
-        self.record(entries.Started(self.epoch))
 
 
 def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:

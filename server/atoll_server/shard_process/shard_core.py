@@ -22,9 +22,9 @@ from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.run.core_process import CoreProcess, check_protocol
 from atoll_server.run.initial_parameters import StagedFile, check_room
 from atoll_server.run.memory_budget import parameters_of, too_much
-from atoll_server.run.replica import Replica
 from atoll_server.settings import CoreSettings
 from atoll_server.shard.run_view import RunView
+from atoll_server.shard_process.replica import Replica
 from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
@@ -147,6 +147,9 @@ class ShardCore(CoreProcess):
                 else:
                     await asyncio.to_thread(file.take, reply.chunk)
             await asyncio.to_thread(file.check)
+            if self.staged:  # the new file must never be taken for the older parameters
+                await self.run.writer.commit(partial(_put_meta, meta={STAGED: ""}))
+                self.staged = b""
             await asyncio.to_thread(file.publish, directory)
         finally:
             await asyncio.to_thread(file.close)

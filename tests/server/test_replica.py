@@ -1,0 +1,239 @@
+"""A shard process's durable copy of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.learner_registry import LearnerProcess
+from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import Limits, RunSettings
+from atoll_server.shard.run_view import RunView
+from atoll_server.shard_process.replica import Replica
+from atoll_server.storage import database, run_ledger
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.journal import Journal
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import shards_pb2 as sh
+from atoll_wire.process.clock import SYSTEM
+
+KEY = SessionKey(bytes(32), b"first start", "r", 1)
+
+
+def welcome(start: bytes = KEY.start) -> sh.Welcome:
+    return sh.Welcome(
+        run="r", generation=1, epoch=1, secret=KEY.secret, start=start, settings=RunSettings().model_dump_json()
+    )
+
+
+def session(incarnation: int = 1, number: int = 1, key: SessionKey = KEY) -> pb.Session:
+    token = key.token("a", incarnation, number)
+    return pb.Session(run="r", generation=1, learner="a", incarnation=incarnation, token=token)
+
+
+class Told:
+    """Stands for the shard in the process."""
+
+    def __init__(self) -> None:
+        self.joins: list[tuple[str, int]] = []
+        self.evictions: list[tuple[str, int, str]] = []
+        self.views: list[RunView] = []
+        self.joined = lambda *values: self.joins.append(values)
+        self.evicted = lambda *values: self.evictions.append(values)
+        self.told = self.views.append
+
+
+Life = Callable[[Replica, Told], Awaitable[Any]]
+
+
+def live(directory: Path, life: Life, *, stops: bool = False) -> None:
+    """Runs one process with this directory, which is killed at the end. stops: whether it stops cleanly instead."""
+
+    async def lives() -> None:
+        db = database.open_ledger(directory / "ledger")
+        writer = LedgerWriter(db, _failed, SYSTEM)
+        writer.start()
+        run, told = Replica(Limits(), RunClock(SYSTEM), Journal(), 1), Told()
+        run.restore({"epoch": 1} | run_ledger.get_meta(db), run_ledger.learners(db), writer)
+        shard: Any = told
+        layout: Any = SimpleNamespace()
+        run.runs(layout, shard)
+        await life(run, told)
+        if stops:
+            await run.save_accounts()
+        await writer.stop()  # what was not committed is lost
+
+    asyncio.run(lives())
+
+
+def _failed(error: BaseException) -> None:
+    raise error
+
+
+def refusal(run: Replica, of: pb.Session) -> Refused:
+    with pytest.raises(Refused) as refused:
+        run.session(of)
+    return refused.value
+
+
+def test_a_session_is_let_in_by_its_token_though_the_registrar_never_told_of_it(tmp_path):
+    async def life(run: Replica, told: Told) -> None:
+        await run.welcomed(welcome())
+        process = run.session(session())
+        assert (process.entry.name, process.incarnation, told.joins) == ("a", 1, [("a", 1)])
+        assert run.session(session()).entry is process.entry
+        assert told.joins == [("a", 1)], "the shard is told once"
+        for wrong in (session(key=SessionKey(b"x" * 32, KEY.start, "r", 1)), pb.Session(run="other", learner="a")):
+            assert refusal(run, wrong).status in {Status.UNAUTHENTICATED, Status.UNAVAILABLE}
+
+    live(tmp_path, life)
+
+
+def test_an_unproven_session_waits_for_the_registrar_and_is_refused_when_it_is_there(tmp_path):
+    async def life(run: Replica, _: Told) -> None:
+        await run.welcomed(welcome())
+        run.session(session())
+        wrong = session(key=SessionKey(KEY.secret, b"next start", "r", 1))
+        assert refusal(run, wrong).status is Status.UNAVAILABLE
+        run.attached = True
+        assert refusal(run, wrong).status is Status.UNAUTHENTICATED
+
+    live(tmp_path, life)
+
+
+def test_a_newer_session_or_process_ends_the_older_one(tmp_path):
+    async def life(run: Replica, told: Told) -> None:
+        await run.welcomed(welcome())
+        run.session(session(1, 1))
+        older = run.session(session(1, 2))
+        run.attached = True
+        assert refusal(run, session(1, 1)).status is Status.UNAUTHENTICATED
+        run.session(session(2, 1))
+        assert told.joins[-1] == ("a", 2)
+        with pytest.raises(Refused, match="fenced off"):
+            older.check_current()
+        assert "fenced off" in refusal(run, session(1, 3)).detail
+        await run.member(sh.Member(learner="a", incarnation=1, session=9))  # an older word of the registrar
+        assert run.session(session(2, 1)).incarnation == 2
+
+    live(tmp_path, life)
+
+
+def test_a_fenced_process_stays_fenced_when_the_shard_is_killed_after_it_served_the_newer_one(tmp_path):
+    async def before(run: Replica, _: Told) -> None:
+        await run.welcomed(welcome())
+        process = run.session(session(2))
+        await run.fence(process)
+
+    async def after(run: Replica, told: Told) -> None:
+        assert refusal(run, session(1)).status is Status.UNAUTHENTICATED
+        assert run.session(session(2)).incarnation == 2
+        assert "fenced off" in refusal(run, session(1)).detail
+        assert told.joins == [("a", 2)]
+
+    live(tmp_path, before)
+    live(tmp_path, after)
+
+
+def test_fencing_costs_one_commit_for_each_process(tmp_path):
+    async def life(run: Replica, _: Told) -> None:
+        await run.welcomed(welcome())
+        process = run.session(session(2))
+        await run.fence(process)
+        run.writer = SimpleNamespace()  # type: ignore[assignment]
+        await run.fence(run.session(session(2)))
+        await run.fence(LearnerProcess(process.entry, 2))
+
+    live_without_stop(tmp_path, life)
+
+
+def live_without_stop(directory: Path, life: Life) -> None:
+    """Runs one process whose writer `life` replaces."""
+
+    async def other(run: Replica, told: Told) -> None:
+        writer = run.writer
+        await life(run, told)
+        run.writer = writer
+
+    live(directory, other)
+
+
+def test_sessions_of_before_a_restart_of_the_registrar_end_and_open_calls_go_on(tmp_path):
+    async def life(run: Replica, _: Told) -> None:
+        await run.welcomed(welcome())
+        process = run.session(session(1, 5))
+        await run.welcomed(welcome())  # the same registrar process: nothing changes
+        assert run.session(session(1, 5)).entry is process.entry
+        await run.welcomed(welcome(b"next start"))
+        process.check_current()
+        run.attached = True
+        assert refusal(run, session(1, 5)).status is Status.UNAUTHENTICATED
+        again = SessionKey(KEY.secret, b"next start", "r", 1)
+        assert run.session(session(1, 1, again)).incarnation == 1, "the new registrar counts sessions from 1"
+
+    async def after(run: Replica, _: Told) -> None:
+        again = SessionKey(KEY.secret, b"next start", "r", 1)
+        assert run.session(session(1, 1, again)).incarnation == 1, "the start is durable"
+        assert refusal(run, session(1, 5)).status is Status.UNAVAILABLE
+
+    live(tmp_path, life)
+    live(tmp_path, after)
+
+
+def test_an_eviction_and_its_end_are_durable_before_they_are_confirmed(tmp_path):
+    async def evicts(run: Replica, told: Told) -> None:
+        await run.welcomed(welcome())
+        run.session(session(1, 1))
+        await run.member(sh.Member(learner="a", incarnation=1, session=1, evicted="by alice: it lies"))
+        assert told.evictions == [("a", 1, "its learner was evicted: by alice: it lies")]
+
+    async def refuses(run: Replica, told: Told) -> None:
+        assert "was evicted (by alice: it lies)" in refusal(run, session(1, 1)).detail
+        await run.member(sh.Member(learner="a", incarnation=1, evicted="by alice: it lies"))
+        assert not told.evictions, "it was told before"
+        await run.member(sh.Member(learner="a", incarnation=1))
+
+    async def readmits(run: Replica, _: Told) -> None:
+        assert run.session(session(1, 2)).incarnation == 1
+
+    for life in (evicts, refuses, readmits):
+        live(tmp_path, life)
+
+
+def test_a_pause_is_durable_before_it_is_confirmed(tmp_path):
+    async def pauses(run: Replica, told: Told) -> None:
+        await run.viewed(RunView(3, 1, run_tokens=10, paused="by alice"))
+        assert told.views == [run.view()]
+
+    async def is_paused(run: Replica, _: Told) -> None:
+        assert (run.paused, run.view()) == ("by alice", RunView(3, 1, run_tokens=10, paused="by alice"))
+        await run.viewed(RunView(3, 2))
+
+    async def is_not(run: Replica, _: Told) -> None:
+        assert run.paused == ""
+
+    for life in (pauses, is_paused, is_not):
+        live(tmp_path, life)
+
+
+def test_the_newest_view_wins_not_the_one_with_the_most_tokens(tmp_path):
+    async def life(run: Replica, told: Told) -> None:
+        await run.viewed(RunView(3, 5, run_tokens=100))
+        await run.viewed(RunView(3, 6, run_tokens=60, voided_tokens=40))
+        for older in (RunView(3, 5, run_tokens=900), RunView(3, 6, run_tokens=900), RunView(2, 99, paused="x")):
+            await run.viewed(older)
+        assert (run.view(), run.paused) == (RunView(3, 6, 60, 40), "")
+        await run.viewed(RunView(4, 1, run_tokens=10))
+        assert [view.run_tokens for view in told.views] == [100, 60, 10]
+
+    async def after(run: Replica, _: Told) -> None:
+        assert run.view() == RunView(4, 1, run_tokens=10)
+
+    live(tmp_path, life, stops=True)
+    live(tmp_path, after)

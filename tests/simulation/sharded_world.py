@@ -1,0 +1,581 @@
+"""A run over several processes: a registrar, shards, fronts and learners. First a storm, then calm, then the account.
+
+The processes, their disks and the calls between them are the product's, on the simulated network, disk and clock. The
+seeds of this world are its own: they have nothing in common with those of `world`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import structlog
+from atoll_server.merging import merge
+from atoll_server.rounds.liveness import LiveLearners
+from atoll_server.rounds.round_state import CloseNow
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import Effect
+from atoll_server.run.core import Core
+from atoll_server.run.troubles import troubles
+from atoll_server.service.learner_service import OuterService
+from atoll_server.service.registry_service import RegistryService
+from atoll_server.service.status import status
+from atoll_server.settings import CoreSettings, Limits, ShardNumber
+from atoll_server.shard_process.attachment import Attachment
+from atoll_server.shard_process.shard_core import ShardCore
+from atoll_wire.codec import frame_codec
+
+from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of
+from tests.simulation.database import Connection
+from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.gateway import Gateway
+from tests.simulation.island import Island
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import CORE, Network, Stub, Weather
+from tests.simulation.seed import determinism
+from tests.simulation.sharded_checks import ShardedChecks, made_once
+
+NAMES = ("a", "b", "c")
+LATE = "late"  # joins while the registrar is away
+FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
+FRAGMENTS, INNER_STEPS = 4, 8
+STORM_S, PEACE_S = 5.0, 120.0
+AWAY_S = 25.0  # how long the registrar is away in the calm period, at most
+
+
+class Home:
+    """The place of one process: its disk and address. number: 0 for the registrar, which may have no fragments.
+
+    core: what runs there now, if it has started.
+    """
+
+    def __init__(self, world: ShardedWorld, number: int, shard: ShardNumber | None) -> None:
+        self.world, self.number, self.shard = world, number, shard
+        self.name = f"shard {shard}" if number else "registrar"
+        self.address = f"localhost:{number}" if number else CORE
+        self.platter = Platter(world.rng)
+        self.process: Process | None = None
+        self.core: Core | ShardCore | None = None
+        self.lives = 0
+        world.network.observed[self.address] = partial(world.checks.said_by, self)
+
+    def start(self) -> None:
+        """Starts a new process on the same disk, unless one runs."""
+        if self.process is not None and self.process.alive:
+            return
+        self.process = process = Process(f"{self.name}#{self.lives}")
+        self.lives += 1
+        process.on_death.append(lambda: self._died(process))
+        process.start(self._live(process), name=process.name)
+
+    def _settings(self) -> CoreSettings:
+        rng = self.world.rng
+        given: dict[str, Any] = {} if self.shard is None else {"shard": self.shard}
+        given |= {"registrar": "localhost:9"} if self.number else {"registrar_only": self.shard is None}
+        limits = Limits(norm_window=4, notifications=rng.choice((8, 64, 4096)), lease_s=rng.choice((1.0, 30.0)))
+        return CoreSettings.of(
+            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=rng.choice((0.5, 1.0, 60.0)), limits=limits,
+            **given,
+        )  # fmt: skip
+
+    async def _live(self, process: Process) -> None:
+        world = self.world
+        disk: Any = SimulatedDisk(self.platter, process, Connection)
+        core: Core | ShardCore
+        if self.number:
+            core = ShardCore(self._settings(), disk, world.loop.clock)
+        else:
+            core = Core(self._settings(), world.given, disk, world.loop.clock)
+        try:
+            await core.start()
+            self.core = core
+            world.checks.came_back(self, core)
+            service: Any = OuterService(core)
+            if isinstance(core, Core):
+                service = Both(service, RegistryService(core))
+            world.network.servers[self.address] = (service, process)
+            ends = [core.failed]
+            if isinstance(core, ShardCore):
+                attachment = Attachment(core, CORE, self.address, self._dialled)
+                ends.append(asyncio.create_task(attachment.keep()))
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        except Violation as violation:
+            world.problem = violation
+        except Exception as error:
+            if process.alive:
+                world.problem = Violation(8, f"{self.name} ended: {error!r}")
+                world.problem.__cause__ = error
+            process.kill()
+
+    @contextlib.asynccontextmanager
+    async def _dialled(self) -> AsyncIterator[Stub]:
+        process = self.process
+        assert process is not None, "it runs"
+        stub = Stub(self.world.network, process, CORE)
+        try:
+            yield stub
+        finally:
+            await stub.close()
+
+    def kill(self, *, power: bool) -> None:
+        """Kills the process. power: with a power failure, which may lose unsynced data."""
+        if self.process is not None:
+            self.process.kill()
+        if power:
+            self.platter.crash()
+
+    def _died(self, process: Process) -> None:
+        world = self.world
+        self.core = None
+        world.counts[f"{'shard' if self.number else 'registrar'} crashes"] += 1
+        world.checks.note(f"{process.name} dies")
+        world.network.died(self.address)
+        world.hang_up(process)
+        if not world.stormy:
+            return
+        if world.rng.random() < 0.6:
+            world.loop.after(0.0, self._power)  # not now, because this may be the middle of a write
+        long = world.rng.random() < 0.2
+        world.counts["long absences"] += long
+        world.loop.after(world.rng.uniform(4.0, 12.0) if long else world.rng.uniform(0.05, 1.5), self.start)
+
+    def _power(self) -> None:
+        if self.process is not None and not self.process.alive:
+            self.world.counts["power failures"] += 1
+            self.platter.crash()
+
+
+class Both:
+    """The registrar's two services, at one address."""
+
+    def __init__(self, outer: OuterService, registry: RegistryService) -> None:
+        self._outer, self._registry = outer, registry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry if name in {"Attach", "FetchInitial"} else self._outer, name)
+
+
+class ShardedWorld:
+    """The world of one seed. `run` raises Violation. counts: events by kind."""
+
+    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+        self.rng, self.loop = loop.rng, loop
+        self.counts: Counter[str] = Counter()
+        rng = self.rng
+        self.checks = ShardedChecks(loop, max_staleness=rng.choice((1, 4)))
+        self.network = Network(loop, self.checks.said)
+        self.given = {
+            "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
+            "overlap_steps": rng.choice((2.0, 8.0)), "keep_snapshots": rng.choice((2, 3)),
+        }  # fmt: skip
+        count, alone = rng.choice((2, 2, 3, 4)), rng.random() < 0.4
+        numbers = [ShardNumber(number=number, count=count) for number in range(count)]
+        self.homes = [Home(self, 0, None if alone else numbers.pop(0))]
+        self.homes += [Home(self, number, shard) for number, shard in enumerate(numbers, 1)]
+        self.checks.homes = self.homes
+        self.counts["registrars without fragments"] += alone
+        self.fronts = rng.choice(((), (), (FRONT,)))
+        self.gateways: dict[str, Gateway] = {}
+        self.pace = {name: rng.uniform(0.06, 0.2) for name in (*NAMES, LATE)}
+        self.islands: dict[str, Island] = {}
+        self.lives: Counter[str] = Counter()
+        self.stormy = True
+        self.problem: BaseException | None = None
+        self._asked: Counter[str] = Counter()  # operators' requests by learner
+        self._pauses = 0
+
+    @property
+    def registrar(self) -> Home:
+        return self.homes[0]
+
+    # ------------------------------------------------------------------------------ from start to end
+
+    async def run(self) -> None:
+        rng = self.rng
+        self.network.weather = Weather(
+            rng.uniform(0.001, 0.02), rng.choice((0.0, 0.01, 0.05)), rng.choice((0.0, 0.002, 0.01)),
+            rng.choice((0.0, 0.02, 0.1)), rng.choice((0.0, 0.0, 0.005)),
+        )  # fmt: skip
+        for home in self.homes:
+            self.loop.after(rng.uniform(0.0, 0.3), home.start)
+        for front in self.fronts:
+            self._start_front(front)
+        for name in NAMES:
+            self.loop.after(rng.uniform(0.0, 0.5), self._start_island, name)
+        for at, fault in self._faults():
+            self.loop.after(at, fault)
+        await self._until(lambda: self.loop.now >= STORM_S)
+        await self._peace()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Lets time pass until `done` returns True, with checks on the way."""
+        turn = 0
+        while not done():
+            turn += 1
+            await asyncio.sleep(0.25)
+            self.checks.always()
+            core = self.registrar.core
+            if isinstance(core, Core) and turn % 4 == 0:
+                now = core.clock.monotonic()
+                core.watch.look(troubles(core.run, "", now), now)
+                status(core.run, core.settings, core.facts(), core.watch.since)
+            self._look()
+
+    def _look(self) -> None:
+        if self.problem is not None:
+            raise self.problem
+        for context in self.loop.unhandled:
+            error = context.get("exception")
+            raise error if isinstance(error, Violation) else Violation(0, f"{context['message']}: {error!r}") from error
+        for name, island in self.islands.items():
+            if island.error is None:
+                continue
+            if "was evicted" in str(island.error):
+                if not self.stormy:
+                    self._start_island(name)  # it learned of this late, after its readmission
+            else:
+                raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
+
+    # ------------------------------------------------------------------------------ the storm
+
+    def _faults(self) -> list[tuple[float, Callable[[], None]]]:
+        rng, found = self.rng, list[tuple[float, Callable[[], None]]]()
+        for home in self.homes:
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                found.append((rng.uniform(0.1, STORM_S), partial(self._crash, home)))
+            if home.number and rng.random() < 0.5:
+                found.append((rng.uniform(0.3, STORM_S), partial(self._part, home)))
+        for _ in range(rng.choice((0, 1, 2))):
+            found.append((rng.uniform(0.3, STORM_S), self._crash_island))
+        for front in self.fronts:
+            found.append((rng.uniform(0.3, STORM_S), lambda name=front: self.gateways[name].process.kill()))
+        if rng.random() < 0.35:
+            found.append((rng.uniform(1.0, STORM_S), self._evict))
+        if rng.random() < 0.35:
+            found.append((rng.uniform(0.5, STORM_S), self._pause))
+        return found
+
+    def _crash(self, home: Home) -> None:
+        process = home.process
+        if process is None or not process.alive:
+            return
+        if self.rng.random() < 0.7:
+            process.countdown = self.rng.randrange(1, 120)
+        else:
+            process.kill()
+
+    def _part(self, home: Home) -> None:
+        """Cuts a shard off from its registrar. Learners and fronts reach both."""
+        process = home.process
+        if process is None or not process.alive or process in self.network.partitioned:
+            return
+        self.counts["shards cut off"] += 1
+        self.checks.note(f"{process.name} is cut off from the registrar")
+        self.network.part(process)
+
+        def heal() -> None:
+            if process in self.network.partitioned:
+                self.checks.note(f"{process.name} is back")
+                self.network.heal(process)
+
+        self.loop.after(self.rng.choice((0.3, 1.0, 3.0, 9.0)), heal)
+
+    def _crash_island(self) -> None:
+        name = self.rng.choice(NAMES)
+        island = self.islands.get(name)
+        if island is not None and island.process.alive:
+            self.counts["learner crashes"] += 1
+            island.process.kill()
+            self.loop.after(self.rng.uniform(0.05, 2.0), self._start_island, name)
+
+    def hang_up(self, caller: Process) -> None:
+        """Ends the calls of a dead process."""
+        for call in [call for call in self.network.calls if call.learner is caller]:
+            call.cut(self.rng.uniform(0.0, 4.0))
+        self.network.partitioned.pop(caller, None)
+
+    def _start_island(self, name: str) -> None:
+        current = self.islands.get(name)
+        if current is not None and current.process.alive:
+            return
+        addresses = (*self.fronts, CORE) if self.rng.random() < 0.7 else (CORE,)
+        life, self.lives[name] = self.lives[name], self.lives[name] + 1
+        island = Island(self.network, self.checks, name, life, addresses, self.pace[name], self.rng.getrandbits(32))
+        island.process.on_death.append(lambda: self.hang_up(island.process))
+        self.islands[name] = island
+
+    def _start_front(self, name: str) -> None:
+        if name in self.gateways and self.gateways[name].process.alive:
+            return
+        life, self.lives[name] = self.lives[name], self.lives[name] + 1
+        self.gateways[name] = gateway = Gateway(self.network, name, life, self.rng)
+
+        def died() -> None:
+            self.counts["front crashes"] += 1
+            self.network.died(name)
+            self.hang_up(gateway.process)
+            self.loop.after(self.rng.uniform(0.05, 1.5), self._start_front, name)
+
+        gateway.process.on_death.append(died)
+
+    # ------------------------------------------------------------------------------ operators
+
+    def _evict(self) -> None:
+        """Evicts a learner, and readmits it later, however often the registrar dies meanwhile."""
+        name = self.rng.choice(NAMES)
+        self.counts["evictions"] += 1
+        self._tell(name, "test")
+        self.loop.after(self.rng.uniform(0.5, 6.0), self._readmit, name)
+
+    def _readmit(self, name: str) -> None:
+        core = self._asked_core()
+        if core is not None and name in core.run.registry.entries:
+            if not core.run.registry.entries[name].evicted and self._asked[name] > 1:
+                self._start_island(name)
+                return
+            self._tell(name, "")
+        self.loop.after(0.5, self._readmit, name)
+
+    def _asked_core(self) -> Core | None:
+        core, process = self.registrar.core, self.registrar.process
+        return core if isinstance(core, Core) and process is not None and process.alive else None
+
+    def _tell(self, name: str, reason: str) -> None:
+        core, process = self._asked_core(), self.registrar.process
+        if core is not None and process is not None and name in core.run.registry.entries:
+            self._asked[name] += 1
+            process.start(self._evicting(core, name, reason, self._asked[name]))
+
+    async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
+        incarnation = core.run.registry.entries[name].incarnation
+        if not reason:
+            for home in self.homes:
+                self.checks.shut_out.pop((home.number, name, incarnation), None)
+        late = await core.run.evict(name, reason)
+        self.checks.note(f"{name} is {'evicted' if reason else 'readmitted'}, late {late}")
+        self.counts["answers that name late shards"] += bool(late)
+        if reason and number == self._asked[name]:
+            for home in self.homes:
+                if self._place(home) not in late:
+                    self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
+
+    @staticmethod
+    def _place(home: Home) -> int:
+        return home.shard.number if home.shard is not None else -1
+
+    def _pause(self) -> None:
+        """Pauses the run, and resumes it later, however often the registrar dies meanwhile."""
+        self.counts["runs paused"] += 1
+        self._set_pause("test")
+        self.loop.after(self.rng.uniform(0.3, 4.0), self._resume)
+
+    def _resume(self) -> None:
+        core = self._asked_core()
+        if core is not None and not core.run.paused:
+            return
+        self._set_pause("")
+        self.loop.after(0.5, self._resume)
+
+    def _set_pause(self, reason: str) -> None:
+        core, process = self._asked_core(), self.registrar.process
+        if core is not None and process is not None:
+            self._pauses += 1
+            self.checks.told_pause.clear()
+            process.start(self._pausing(core, reason, self._pauses))
+
+    async def _pausing(self, core: Core, reason: str, number: int) -> None:
+        late = await core.run.pause(reason)
+        self.checks.note(f"pause {reason!r}, late {late}")
+        if number == self._pauses:
+            self.checks.told_pause = {h.number: reason for h in self.homes if self._place(h) not in late}
+
+    # ------------------------------------------------------------------------------ calm
+
+    async def _peace(self) -> None:
+        """Ends all faults. All learners must train, also without the registrar, and settle every account."""
+        self.stormy = False
+        self.checks.note("peace")
+        self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
+        for process in list(self.network.partitioned):
+            self.network.heal(process)
+        for home in self.homes:
+            if home.process is not None:
+                home.process.countdown = None
+            home.start()
+        for name in NAMES:
+            self._start_island(name)
+        await self._train(NAMES)
+        if self.rng.random() < 0.5:
+            await self._without_registrar()
+        await self._rest()
+        await self._last_account()
+
+    def _connected(self, names: tuple[str, ...]) -> bool:
+        core = self._asked_core()
+        free = (
+            core is not None
+            and not core.run.paused
+            and not any(entry.evicted for entry in core.run.registry.entries.values())
+        )
+        return free and all(name in self.islands and self.islands[name].counters.connected for name in names)
+
+    async def _train(self, names: tuple[str, ...]) -> None:
+        """Waits until all learners are connected, and all fragments have got two more versions."""
+        deadline = self.loop.now + PEACE_S
+        await self._guarded(lambda: self._connected(names) and len(self._versions()) == FRAGMENTS, deadline, "connect")
+        before = self._versions()
+        await self._guarded(
+            lambda: all(self._versions().get(n, 0) >= v + 2 for n, v in before.items()), deadline, "train"
+        )
+
+    async def _without_registrar(self) -> None:
+        """Kills the registrar. Rounds go on at all shards. A learner that comes meanwhile joins afterwards."""
+        self.counts["registrars away in the calm"] += 1
+        before = self._versions()
+        remote = [index for index, number in self.checks.owners.items() if number]
+        self.registrar.kill(power=self.rng.random() < 0.5)
+        self._start_island(LATE)
+        deadline = self.loop.now + AWAY_S
+        await self._guarded(
+            lambda: all(self._versions().get(index, 0) > before[index] for index in remote), deadline,
+            "go on without the registrar",
+        )  # fmt: skip
+        if self.islands[LATE].counters.connected:
+            raise Violation(8, "a learner joined while the registrar was away")
+        self.registrar.start()
+        await self._train((*NAMES, LATE))
+
+    async def _guarded(self, done: Callable[[], bool], deadline: float, what: str) -> None:
+        def checked() -> bool:
+            if self.loop.now > deadline:
+                raise Violation(8, f"the run did not {what}: {self._seen()}")
+            return done()
+
+        await self._until(checked)
+
+    def _versions(self) -> dict[int, int]:
+        shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
+        return {index: version for shard in shards for index, version in shard.versions().items()}
+
+    def _seen(self) -> str:
+        islands = [(i.process.name, i.process.alive, i.counters.connected, i.counters.steps, i.idle(),
+                    [t.version for t in i.tracks], i.counters.last_error) for i in self.islands.values()]  # fmt: skip
+        homes = [(h.name, h.core is not None, shard_of(h.core) is not None and shard_of(h.core).pending())  # type: ignore[union-attr]
+                 for h in self.homes]  # fmt: skip
+        return f"{self._versions()}, {homes}, {islands}"
+
+    async def _rest(self) -> None:
+        def at_rest() -> bool:
+            for island in self.islands.values():
+                island.training = False
+            shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
+            versions = self._versions()
+            return (
+                len(versions) == FRAGMENTS
+                and not any(shard.pending() for shard in shards)
+                and all(island.idle() and len(island.tracks) == FRAGMENTS for island in self.islands.values())
+                and all(i.tracks[index].version == v for i in self.islands.values() for index, v in versions.items())
+            )
+
+        await self._guarded(at_rest, self.loop.now + PEACE_S, "come to rest")
+
+    async def _last_account(self) -> None:
+        """Checks that every acknowledged contribution has one fate, and that the disks alone give the same state."""
+        fates: set[Any] = set()
+        for home in self.homes:
+            core, shard = home.core, shard_of(home.core)
+            assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
+            fates |= set(self.checks.in_ledger_of(core, shard))
+            made_once(core)
+            self.checks.work_counted_once(core, (*NAMES, LATE))  # type: ignore[arg-type]
+            counts = shard.contributions
+            if counts.accepted != counts.merged + counts.refused:
+                raise Violation(2, f"{home.name}: {counts.accepted} accepted, {counts.merged}, {counts.refused}")
+        if missing := [name for name in self.checks.acknowledged if name not in fates]:
+            raise Violation(2, f"{missing} have no fate at the end")
+        before = self._checksums()
+        for island in self.islands.values():
+            island.check_conservation()
+            island.check_held()
+            for fragment in range(len(island.tracks)):
+                if frame_codec.vector_crc32c(island.anchor(fragment)) != before[fragment][1]:
+                    raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
+        for island in self.islands.values():
+            island.process.kill()  # otherwise, their later work would be merged as soon as the shards are back
+        for home in self.homes:
+            home.kill(power=True)
+            home.start()
+        deadline = self.loop.now + PEACE_S
+        await self._guarded(lambda: all(shard_of(home.core) is not None for home in self.homes), deadline, "restart")
+        if self._checksums() != before:
+            raise Violation(10, "the state after a restart differs")
+
+    def _checksums(self) -> dict[int, tuple[int, int, int]]:
+        shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
+        return {index: each.state.checksums() for shard in shards for index, each in shard.fragments.items()}
+
+    def sums(self) -> dict[str, int]:
+        """Returns numbers of events, in addition to `counts`."""
+        network = self.network
+        return {
+            "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
+            "payloads changed": network.changes, "writes lost": sum(h.platter.lost_writes for h in self.homes),
+            "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
+        }  # fmt: skip
+
+    def processes(self) -> list[Process]:
+        """Returns all processes that may still run."""
+        homes = [home.process for home in self.homes if home.process is not None]
+        others = [each.process for each in (*self.gateways.values(), *self.islands.values())]
+        return [*homes, *others]
+
+
+def simulate_sharded(seed: int) -> ShardedWorld:
+    """Runs one seed to its end. Raises Violation, with the world as `world`."""
+    merge.warm_up()
+    loop = VirtualLoop(random.Random(f"{seed} sharded"))
+    with determinism(loop), ExitStack() as stack:
+        stack.callback(structlog.configure, **structlog.get_config())
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        asyncio.set_event_loop(loop)
+        collects = gc.isenabled()
+        gc.disable()
+        world = ShardedWorld(seed, loop)
+        close = Syncer._close
+
+        def closing(syncer: Syncer, fragment: int, reason: CloseNow, present: LiveLearners) -> list[Effect]:
+            world.checks.closing(syncer, fragment, reason.cause, present.now)
+            return close(syncer, fragment, reason, present)
+
+        stack.enter_context(mock.patch.object(Syncer, "_close", closing))
+        try:
+            loop.run_until_complete(world.run())
+        except Violation as violation:
+            violation.world = world  # type: ignore[attr-defined]
+            raise
+        finally:
+            for process in world.processes():
+                process.on_death.clear()
+                process.kill()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            for home in world.homes:
+                for end in home.platter.at_end:
+                    end()
+            loop.close()
+            asyncio.set_event_loop(None)
+            if collects:
+                gc.enable()
+    return world
