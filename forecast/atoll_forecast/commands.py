@@ -132,6 +132,10 @@ def plan_command(
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
+    shard_memory_gib: Annotated[
+        float,
+        typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Decides the number of shards."),
+    ] = 512.0,
     values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[
         Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
@@ -145,9 +149,10 @@ def plan_command(
     """
     import math
 
-    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
+    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit + shard_memory_gib):
         raise UserError(
-            "--parameters, --step-s, --between-failures-h, --repair-min or --core-mbit is nan: give a number"
+            "--parameters, --step-s, --between-failures-h, --repair-min, --core-mbit or --shard-memory-gib is nan: "
+            "give a number"
         )
 
     from atoll_server.cli.tables import console
@@ -165,7 +170,7 @@ def plan_command(
         raise UserError("--region: two regions have the same name: give each region its own name")
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
     with console().status("simulating the plan ..."):
-        made = plan(job, fragments)
+        made = plan(job, fragments, shard_memory_gib * 2**30)
     for table in plan_tables(job, made):
         console().print(table)
     for warning in made.warnings:
