@@ -11,7 +11,7 @@ import pytest
 import yaml
 from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
-from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, plan, trip_steps
+from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
 from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
 from atoll_server.run.memory_budget import needed_bytes
 
@@ -329,6 +329,15 @@ def test_a_fleet_of_ones_own(tmp_path):
         code, _, error = atoll("simulate", "goodput", *words)
         assert code == 1
         assert error.startswith("error: --")
+
+
+def test_the_table_of_shards_is_the_planners():
+    page = (ROOT / "docs/operate/shards.md").read_text()
+    names = {7e9: "7 billion", 70e9: "70 billion", 405e9: "405 billion", 1e12: "1 trillion"}
+    for parameters, name in names.items():
+        made = sharding(parameters, 24, SHARD_BYTES, 0.0)
+        memory, disk = f"{made.memory_bytes / 2**30:.0f} GiB", f"{made.disk_bytes / 1e9:,.0f} GB"
+        assert f"| {name} | {made.shards} | {memory} | {disk} |" in page
 
 
 def test_the_table_of_memory_and_disk_is_the_planners():

@@ -158,7 +158,7 @@ def test_each_pod_starts_the_shard_of_its_number(rendered):
         assert (program, str(said["shard"])) == ("atoll", f"{number}/3")
         assert said["advertise"] == f"atoll-core-{number}.atoll-core-pods.atoll.svc:7070"
         assert said["registrar"] == (None if number == 0 else "atoll-core:7070")
-        assert (said["inner_steps"], said["quorum"]) == ((48, "60%") if number == 0 else (None, None))
+        assert (said["inner_steps"], said["quorum"]) == (("48", "60%") if number == 0 else (None, None))
         assert said["operator_tokens"] is not None
     elsewhere = parsed(_words(rendered["other core.shardDomain"], 2)[1:])
     assert elsewhere["advertise"] == "atoll-core-2.shards.example.com:7070"
