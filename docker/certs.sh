@@ -12,14 +12,15 @@ issue() { # directory, role, name, and --host options
   cp "$role-$(echo "$name" | sed 's/\*/+/')"/*.pem "$to"
 }
 
-issue home core home --host core --host localhost --host 127.0.0.1 --host relay-eu --host relay-us --host relay-ap
+issue home core home --host core --host localhost --host 127.0.0.1 --host relay-eu --host relay-us --host relay-ap \
+  --host shard-0 --host shard-1 --host shard-2
 issue operator operator demo
 if ! [ -s /certs/operator/token ]; then
   (umask 077 && atoll token demo --file /certs/operator/tokens > /certs/operator/token.part)
   mv /certs/operator/token.part /certs/operator/token
 fi
 issue dashboard operator dashboard
-for region in eu us ap; do
+for region in eu us ap near; do
   issue "$region/front" front "$region" --host "front-$region"
   issue "$region/learner" learner "$region.*"
 done

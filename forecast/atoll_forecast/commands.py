@@ -132,6 +132,10 @@ def plan_command(
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
+    shard_memory_gib: Annotated[
+        float,
+        typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Decides the number of shards."),
+    ] = 512.0,
     values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[
         Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
@@ -145,9 +149,10 @@ def plan_command(
     """
     import math
 
-    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
+    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit + shard_memory_gib):
         raise UserError(
-            "--parameters, --step-s, --between-failures-h, --repair-min or --core-mbit is nan: give a number"
+            "--parameters, --step-s, --between-failures-h, --repair-min, --core-mbit or --shard-memory-gib is nan: "
+            "give a number"
         )
 
     from atoll_server.cli.tables import console
@@ -158,14 +163,10 @@ def plan_command(
     from atoll_forecast.planning.tables import plan_json, plan_tables
 
     between_failures_s = between_failures_h * 3600 or math.inf
-    regions = tuple(map(_region, region))
-    if sum(each.learners for each in regions) > MAX_LEARNERS:
-        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
-    if len({each.name for each in regions}) < len(regions):
-        raise UserError("--region: two regions have the same name: give each region its own name")
+    regions = _regions(region)
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
     with console().status("simulating the plan ..."):
-        made = plan(job, fragments)
+        made = plan(job, fragments, shard_memory_gib * 2**30)
     for table in plan_tables(job, made):
         console().print(table)
     for warning in made.warnings:
@@ -173,9 +174,17 @@ def plan_command(
     _write(json_path, plan_json(job, made))
     if not made.works:
         raise UserError("the plan is infeasible: the warnings above say what to change")
-    for path, text in ((values, helm_values(job, made)), (compose, compose_override(job, made))):
-        if path is not None:
-            _save(path, text)
+    _write_text(values, helm_values(job, made))
+    _write_text(compose, compose_override(job, made))
+
+
+def _regions(texts: list[str]) -> tuple[Any, ...]:
+    regions = tuple(map(_region, texts))
+    if sum(each.learners for each in regions) > MAX_LEARNERS:
+        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
+    if len({each.name for each in regions}) < len(regions):
+        raise UserError("--region: two regions have the same name: give each region its own name")
+    return regions
 
 
 def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a command runs
@@ -223,10 +232,12 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
     if path is not None:
-        _save(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
+        _write_text(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
 
 
-def _save(path: Path, text: str) -> None:
+def _write_text(path: Path | None, text: str) -> None:
+    if path is None:
+        return
     try:
         path.write_text(text)
     except OSError as error:

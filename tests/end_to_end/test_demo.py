@@ -11,6 +11,8 @@ import sys
 
 import psutil
 import pytest
+from atoll.demo.kills import KILL_AT, victims
+from atoll.demo.settings import DemoSettings
 
 from tests.end_to_end.world import eventually
 
@@ -42,6 +44,45 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
     assert 0.3 < summary["goodput"] <= 1.0  # such a short run consists mostly of starts
     again = subprocess.run([*DEMO[:-1], "replay", str(tmp_path / "kept" / "run")], capture_output=True, text=True)
     assert "the same, byte for byte" in again.stdout, again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_demo_over_shards_survives_the_kill_of_a_shard_the_registrar_a_learner_and_the_front(tmp_path):
+    arguments = ["--shards", "3", "--steps", "300", "--json", str(tmp_path / "out.json")]
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what in ("the front", "learner us-east", "shard 2", "the registrar, which has shard 0,"):
+        assert f"killed {what} with SIGKILL" in done.stdout
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["kills"] == {"learner": 1, "front": 1, "shard": 1, "registrar": 1, "core": 2}
+    assert summary["validation_loss"]["last"] < 0.6 * summary["validation_loss"]["first"]
+    counts = summary["contributions"]
+    assert counts["accepted"] == counts["merged"] + counts["refused"]
+    assert counts["pending"] == 0
+    assert 0.8 < summary["tokens_merged"] / summary["tokens_trained"] <= 1.0
+    assert 0.3 < summary["goodput"] <= 1.0  # such a short run consists mostly of starts
+
+
+@pytest.mark.parametrize(
+    ("options", "planned"),
+    [
+        ({}, ["learner", "core"]),
+        ({"regions": 2}, ["front", "learner", "link", "core"]),
+        ({"shards": 3}, ["front", "learner", "shard", "registrar"]),
+    ],
+)
+def test_each_demo_kills_what_it_has(options, planned):
+    found = [victim.value for victim in victims(DemoSettings(**options))]
+    assert found == planned
+    assert sorted(KILL_AT.values()) == list(KILL_AT.values()), "`look` takes the first victim that is due"
+
+
+def test_regions_and_shards_contradict_each_other(tmp_path):
+    done = subprocess.run([*DEMO, "--regions", "2", "--shards", "2"], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --regions and --shards contradict each other")
+    assert done.stderr.endswith("give one of them\n")
 
 
 EARLY = """

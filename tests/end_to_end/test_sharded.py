@@ -50,3 +50,21 @@ def test_a_missing_shard_or_registrar_stalls_only_its_own_part(tmp_path):
         eventually(lambda: run.status().contributions.pending == 0)
         status = run.status()
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
+
+
+def test_a_restarted_registrar_knows_what_an_absent_shard_has_merged(tmp_path):
+    """Otherwise, goodput and traffic would fall until the shard is back, and alerts would fire."""
+    with sharded(tmp_path, 2) as run:
+        train(run.address, "a", "b", steps=100)
+        eventually(lambda: run.status().contributions.pending == 0)
+        before = run.status()
+        eventually(lambda: run.status().wire == before.wire)  # two equal answers: the last summary has arrived
+        threading.Event().wait(2.5)  # a summary, and the next save of the accounts
+        before = run.status()
+        run.shards[1].kill()
+        run.registrar.kill()
+        run.registrar.start()
+        after = run.status()
+    assert before.wire.up > 0
+    assert after.wire == before.wire
+    assert after.tokens_merged == before.tokens_merged

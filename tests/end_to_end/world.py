@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import atoll
@@ -67,10 +67,15 @@ class Front:
     def __init__(self, group: Children, name: str, core: str, options: list[str]) -> None:
         self.group, self.metrics_port = group, free_port()
         options += ["--metrics-listen", f"127.0.0.1:{self.metrics_port}"]
-        self.child, self.address = group.start_front(name, "127.0.0.1:0", core, options)
+        self._name, self._core, self._options = name, core, options
+        self.address = "127.0.0.1:0"
+        self.start()
 
     def kill(self) -> None:
         self.child.kill()
+
+    def start(self) -> None:
+        self.child, self.address = self.group.start_front(self._name, self.address, self._core, self._options)
 
     def stop(self) -> None:
         self.group.stop(self.child)
@@ -196,16 +201,18 @@ def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
 class Sharded:
     """A registrar with shard 0, and the other shards as processes. Each can be killed and started again."""
 
-    def __init__(self, group: Children, directory: Path, count: int, options: list[str], *, alone: bool) -> None:
-        """alone: whether the registrar has no fragments."""
+    def __init__(
+        self, group: Children, directory: Path, count: int, options: list[str], common: list[str], *, alone: bool
+    ) -> None:
+        """alone: whether the registrar has no fragments. common: options of the registrar and of the shards."""
         first = ["--registrar-only"] if alone else ["--shard", f"0/{count}"]
-        self.registrar = Core(group, directory / "registrar", [*first, *options], "registrar")
+        self.registrar = Core(group, directory / "registrar", [*first, *options, *common], "registrar")
         numbers = range(0 if alone else 1, count)
         self.shards = {
             number: Core(
                 group,
                 directory / f"shard{number}",
-                ["--shard", f"{number}/{count}", "--registrar", self.registrar.address],
+                ["--shard", f"{number}/{count}", "--registrar", self.registrar.address, *common],
                 f"shard{number}",
             )
             for number in numbers
@@ -220,11 +227,16 @@ class Sharded:
 
 
 @contextlib.contextmanager
-def sharded(directory: Path, count: int, *options: str, alone: bool = False) -> Iterator[Sharded]:
-    """Context manager for a run over several shards. By default, it has four fragments and H = 4."""
+def sharded(
+    directory: Path, count: int, *options: str, alone: bool = False, common: Sequence[str] = ()
+) -> Iterator[Sharded]:
+    """Context manager for a run over several shards. By default, it has four fragments and H = 4.
+
+    options: of the registrar. common: of the registrar and of the shards.
+    """
     chosen = list(options)
     for name, value in (("--fragments", "4"), ("--inner-steps", "4")):
         if name not in chosen:
             chosen += [name, value]
     with children(directory) as group:
-        yield Sharded(group, directory, count, chosen, alone=alone)
+        yield Sharded(group, directory, count, chosen, list(common), alone=alone)

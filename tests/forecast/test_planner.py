@@ -11,7 +11,8 @@ import pytest
 import yaml
 from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
-from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, WAITING_BYTES, plan, trip_steps
+from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
+from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
 from atoll_server.run.memory_budget import needed_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -123,13 +124,37 @@ def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
     ("job", "said"),
     [
         (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
-        (Job(1e13, 1e5, (WIDE,)), "TiB of memory"),
+        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB of memory, but --shard-memory-gib gives 512"),
     ],
 )
 def test_impossible_jobs_are_refused(job, said):
     made = plan(job)
     assert not made.works
     assert any(said in warning for warning in made.warnings)
+
+
+def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
+    job = Job(70e9, 60.0, (WIDE, Region("us", 1, 1e9, 0.1)))
+    for limit_gib, shards, share in ((1024, 1, 1.0), (512, 2, 0.5), (256, 4, 0.25), (128, 8, 0.125)):
+        made = plan(job, shard_bytes=limit_gib * 2**30)
+        assert made.works
+        assert (made.sharding.shards, made.sharding.share) == (shards, share)
+        assert made.sharding.memory_bytes == needed_bytes(share * 70e9) <= limit_gib * 2**30
+        fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest of one shard fewer
+        assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
+    values, _, out = files(tmp_path)
+    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]
+    code, said, error = atoll("plan", *words)
+    assert (code, error) == (0, "")
+    assert "25% of the parameters in the largest" in said
+    core = yaml.safe_load(values.read_text())["core"]
+    assert core["shards"] == json.loads(out.read_text())["settings"]["shards"] == 4
+    assert int(core["resources"]["limits"]["memory"].removesuffix("Gi")) > needed_bytes(70e9 / 4) / 2**30
+
+
+def test_shards_of_uneven_numbers_of_fragments_are_planned_by_the_largest():
+    assert sharding(1e12, 24, 1 << 50, 0.0).shards == 1
+    assert sharding(24e9, 24, needed_bytes(5e9), 0.0) == Sharding(5, 5 / 24, needed_bytes(5e9), 48.0 * 5e9 + 4.0 * 24e9)
 
 
 def test_a_hopeless_link_is_named():
@@ -304,6 +329,15 @@ def test_a_fleet_of_ones_own(tmp_path):
         code, _, error = atoll("simulate", "goodput", *words)
         assert code == 1
         assert error.startswith("error: --")
+
+
+def test_the_table_of_shards_is_the_planners():
+    page = (ROOT / "docs/operate/shards.md").read_text()
+    names = {7e9: "7 billion", 70e9: "70 billion", 405e9: "405 billion", 1e12: "1 trillion"}
+    for parameters, name in names.items():
+        made = sharding(parameters, 24, SHARD_BYTES, 0.0)
+        memory, disk = f"{made.memory_bytes / 2**30:.0f} GiB", f"{made.disk_bytes / 1e9:,.0f} GB"
+        assert f"| {name} | {made.shards} | {memory} | {disk} |" in page
 
 
 def test_the_table_of_memory_and_disk_is_the_planners():

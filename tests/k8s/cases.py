@@ -46,7 +46,8 @@ OTHERS: dict[str, Any] = {
     "image.pullSecrets": ["x"],
     "tls.certManager.enabled": False, "tls.certManager.issuerRef.name": "x",
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
-    "core.enabled": False, "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
+    "core.enabled": False, "core.shards": 2, "core.shardDomain": "shards.example.com",
+    "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
     "core.storage.size": "1Ti", "core.storage.storageClassName": "fast", "core.restoreSeconds": 60,
     "core.settings.innerSteps": 12, "core.settings.fragments": 8, "core.settings.overlap": 1.5,
     "core.settings.quorum": 3, "core.settings.graceRatio": 0.5, "core.settings.stalenessExponent": 1,
@@ -85,6 +86,7 @@ for _part in PARTS:
         f"{_part}.affinity": {"nodeAffinity": {}},
     }  # fmt: skip
 OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
+IN_SHARDS = {"core.shardDomain"}  # has an effect only with several shards
 ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only if the core is elsewhere
 
 # Name -> values, and the text of the expected refusal.
@@ -112,6 +114,8 @@ REFUSED: dict[str, tuple[Values, str]] = {
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],
         "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
     ),
+    "no shards": ([{"core": {"shards": 0}}], "/core/shards"),
+    "a domain that a wildcard cannot cover": ([{"core": {"shardDomain": "shards"}}], "/core/shardDomain"),
     "a public page": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
     "an address that ends in a slash": ([{"dashboard": {"url": "https://atoll.example.com/"}}], "/dashboard/url"),
     "a learner without servers": (
@@ -125,7 +129,11 @@ def _changed(path: str, value: Any) -> Values:
     """Returns EVERYTHING with one changed value."""
     for name in reversed(path.split(".")):
         value = {name: value}
-    return [EVERYTHING, UPSTREAM, value] if path in ELSEWHERE else [EVERYTHING, value]
+    more = [UPSTREAM] if path in ELSEWHERE else [SHARDS] if path in IN_SHARDS else []
+    return [EVERYTHING, *more, value]
+
+
+SHARDS: dict[str, Any] = {"core": {"shards": 3}}
 
 
 UPSTREAM: dict[str, Any] = {
@@ -146,6 +154,8 @@ CASES: dict[str, Values] = {
     "learners at the core": [{"region": "eu", "learner": {"enabled": True}}],
     "as a dependency": [{"global": {"anything": 1}}],
     "elsewhere": [EVERYTHING, UPSTREAM],
+    "shards": [EVERYTHING, SHARDS],
+    "shards without cert-manager": [EVERYTHING, SHARDS, {"tls": {"certManager": {"enabled": False}}}],
 }
 CASES |= {name: values for name, (values, _) in REFUSED.items()}
 CASES |= {f"other {path}": _changed(path, value) for path, value in OTHERS.items()}

@@ -10,7 +10,20 @@ import pytest
 from atoll_server.settings import Quorum, RunSettings
 
 from tests.k8s import engine
-from tests.k8s.cases import CASES, ELSEWHERE, OTHERS, PARTS, REFUSED, SOUND, leaves, parsed, pods, program, schema
+from tests.k8s.cases import (
+    CASES,
+    ELSEWHERE,
+    IN_SHARDS,
+    OTHERS,
+    PARTS,
+    REFUSED,
+    SOUND,
+    leaves,
+    parsed,
+    pods,
+    program,
+    schema,
+)
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first test may have to install Helm's engine
 
@@ -33,7 +46,8 @@ def test_every_value_is_tried():
 
 def test_every_value_changes_something(rendered):
     for path in OTHERS:
-        answer, before = rendered[f"other {path}"], rendered["elsewhere" if path in ELSEWHERE else "everything"]
+        base = "elsewhere" if path in ELSEWHERE else "shards" if path in IN_SHARDS else "everything"
+        answer, before = rendered[f"other {path}"], rendered[base]
         assert (answer["manifest"], answer["notes"]) != (before["manifest"], before["notes"]), f"{path} is of no use"
 
 

@@ -48,6 +48,12 @@ def test_a_core_accepts_calls_from_fronts_and_makes_none(rendered):
     assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
 
 
+def test_shards_call_the_registrar(rendered):
+    inbound, outbound = _policy(rendered["shards"], "core")
+    assert inbound[7070] == ["front", "core", "dashboard"]
+    assert outbound == {DNS: ["anywhere"], 7070: ["core"]}
+
+
 def test_a_front_is_called_by_learners_and_calls_the_core(rendered):
     called = {7071: ["learner"], METRICS: [MONITORING]}
     assert _policy(rendered["home"], "front") == (called, {DNS: ["anywhere"], 7070: ["core"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,51 @@ def test_a_core_is_one_and_keeps_its_disk(rendered):
     assert one(rendered["home"], "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
 
 
+def _words(answer: dict, number: int) -> list[str]:
+    """Returns the arguments with which a pod's shell starts `atoll`."""
+    container = _container(one(answer, "StatefulSet", "atoll-core")["spec"]["template"]["spec"])
+    pod = f"atoll-core-{number}"
+    command = [*container["command"], *(each.replace("$(POD)", pod) for each in container["args"])]
+    prints = 'start() { printf "%s\\n" "$@"; exit; }; '
+    command[2] = prints + command[2].replace("exec ", "")
+    done = subprocess.run(command, env={"POD": pod}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_each_pod_starts_the_shard_of_its_number(rendered):
+    for number in range(3):
+        program, *words = _words(rendered["shards"], number)
+        said = parsed(words)
+        assert (program, str(said["shard"])) == ("atoll", f"{number}/3")
+        assert said["advertise"] == f"atoll-core-{number}.atoll-core-pods.atoll.svc:7070"
+        assert said["registrar"] == (None if number == 0 else "atoll-core:7070")
+        assert (said["inner_steps"], said["quorum"]) == (("48", "60%") if number == 0 else (None, None))
+        assert said["operator_tokens"] is not None
+    elsewhere = parsed(_words(rendered["other core.shardDomain"], 2)[1:])
+    assert elsewhere["advertise"] == "atoll-core-2.shards.example.com:7070"
+
+
+def test_shards_are_spread_and_called_by_their_names(rendered):
+    answer = rendered["shards"]
+    core = one(answer, "StatefulSet", "atoll-core")["spec"]
+    assert core["replicas"] == 3
+    (spread,) = core["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert one(answer, "PodDisruptionBudget", "atoll-core")["spec"]["maxUnavailable"] == 1
+    assert (
+        one(answer, "Service", "atoll-core")["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "atoll-core-0"
+    )
+    assert one(answer, "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
+    hosts = one(answer, "Certificate", "atoll-core")["spec"]["dnsNames"]
+    assert {"atoll-core", "*.atoll-core-pods.atoll.svc"} <= set(hosts)
+    assert "--host '*.atoll-core-pods.atoll.svc'" in rendered["shards without cert-manager"]["notes"]
+    for name in ("home", "everything"):
+        assert not any(
+            (each["kind"], each["metadata"]["name"]) == ("PodDisruptionBudget", "atoll-core")
+            for each in rendered[name]["objects"]
+        )
+
+
 def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
     pod = pods(rendered["everything"])["core"]
     path = Path(parsed(_container(pod)["args"])["operator_tokens"])
@@ -251,7 +297,7 @@ def test_images_come_from_the_registry_that_is_named(rendered):
 
 def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
     everything = rendered["everything"]
-    uses = {"core": ["server auth"], "front": ["server auth", "client auth"]}
+    uses = {"core": ["server auth", "client auth"], "front": ["server auth", "client auth"]}
     roles = {"dashboard": Role.OPERATOR.value}
     for part, pod in pods(everything).items():
         made = one(everything, "Certificate", f"atoll-{part}")["spec"]

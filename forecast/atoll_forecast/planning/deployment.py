@@ -16,7 +16,7 @@ def helm_values(job: Job, plan: Plan) -> str:
 
     Regions without the core use values-remote.yaml.
     """
-    memory, disk = gib(1.15 * plan.core_bytes), gib(1.25 * plan.disk_bytes)
+    memory, disk = gib(1.15 * plan.sharding.memory_bytes), gib(1.25 * plan.sharding.disk_bytes)
     cache = _cache_mib(job, plan)
     front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
     gigabytes, price = plan.atoll.month_gb, plan.atoll.month_price
@@ -24,6 +24,7 @@ def helm_values(job: Job, plan: Plan) -> str:
         [
             f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
             "core:",
+            *([f"  shards: {plan.sharding.shards}"] if plan.sharding.shards > 1 else []),
             "  settings:",
             f"    innerSteps: {plan.settings.inner_steps}",
             f"    fragments: {plan.settings.fragments}",
@@ -50,7 +51,10 @@ def helm_values(job: Job, plan: Plan) -> str:
 
 
 def compose_override(job: Job, plan: Plan) -> str:
-    """Returns an override for learners without a GPU: `docker compose -f docker/compose.yaml -f FILE up`."""
+    """Returns an override for learners without a GPU: `docker compose -f docker/compose.yaml -f FILE up`.
+
+    All processes share one machine, so the run has one core.
+    """
     settings, cache = plan.settings, _cache_mib(job, plan)
     core = {
         "INNER_STEPS": settings.inner_steps,
@@ -78,11 +82,11 @@ def _cache_mib(job: Job, plan: Plan) -> int:
 
 
 def cpus(job: Job, plan: Plan) -> int:
-    """Returns the number of CPUs that the core needs for its syncs, plus one spare CPU.
+    """Returns the number of CPUs that each core needs for its syncs, plus one spare CPU.
 
     The CPU seconds per sync of the model are from docs/benchmarks/sync-cost.md.
     """
-    each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
+    each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters * plan.sharding.share
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
 
 

@@ -21,19 +21,19 @@ from atoll_forecast.planning import bandwidth
 from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
 from atoll_forecast.planning.fleet_trial import Trial, run_trial
 from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
+from atoll_forecast.planning.shards import INITIAL_BYTES, SNAPSHOT_BYTES, WAITING_BYTES, Sharding, sharding
 
 LINK_SHARE = 0.7  # share of a link's rate that a plan may use, because links carry other traffic and their rates vary
 MIN_INNER_STEPS = 24  # the paper's value; fewer steps are better only in short runs (records/quality)
 MAX_BLOCKED = 0.05  # limit on the step boundaries' share of the learners' time; H grows until the share is smaller
 BLOCKED_S = 1.3e-9  # duration of step boundaries, per parameter taken and adopted, on a CPU
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # bytes per round without payloads: headers, receipts (records/wan)
-DISK_BYTES = 4 * 12.0 + 4.0  # bytes per parameter: four snapshots, and the initial parameters' file
+DISK_BYTES = SNAPSHOT_BYTES + INITIAL_BYTES  # bytes per parameter
 LEARNER_BYTES = 7.4  # bytes of host memory per parameter
-WAITING_BYTES = 0.5  # bytes on disk, per parameter, learner and outer step of allowed staleness
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
 MIN_MERGED = 0.9  # smallest share of the learners in each merge; below it, the plan warns
 MAX_CONTRIBUTIONS_S = 100.0  # contributions per second to one core; higher rates were never measured
-LARGEST_CORE = 24 << 40  # memory in bytes of the largest machine that cloud providers offer
+SHARD_BYTES = 512 << 30  # default for the memory of a shard's machine, in bytes
 MIN_GOODPUT = 0.1
 HOME = "all, at the core"
 KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/quality)
@@ -78,7 +78,7 @@ class Plan:
 
     why: the reason for H. core: load of the core's own link. others: alternative methods.
     contributions: share of all learners that contribute to a merge, without failures. works: whether the plan is
-    feasible; if False, ignore the figures.
+    feasible; if False, ignore the figures. core_bytes, disk_bytes: memory and disk of one core with all fragments.
     """
 
     settings: RunSettings
@@ -95,13 +95,14 @@ class Plan:
     losses: tuple[RegionLoss, ...]
     warnings: tuple[str, ...]
     works: bool
+    sharding: Sharding
 
 
-def plan(job: Job, fragments: int = 0) -> Plan:
+def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan:
     """Plans a job with the smallest H that its links and step boundaries allow, and the smallest tau that hides a round
     trip.
 
-    fragments: number of fragments; 0: the default, 24.
+    fragments: number of fragments; 0: the default, 24. shard_bytes: memory of a shard's machine.
     """
     count = fragments or DEFAULT_FRAGMENTS
     inner_steps, why = _inner_steps(job, count)
@@ -113,6 +114,8 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
     trial = run_trial(job, settings, _longest_trip(job, count))
     atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
+    waiting_bytes = WAITING_BYTES * job.learners * settings.max_staleness
+    divided = sharding(job.parameters, count, shard_bytes, waiting_bytes)
     return Plan(
         settings,
         why,
@@ -123,19 +126,26 @@ def plan(job: Job, fragments: int = 0) -> Plan:
         trial.staleness,
         trial.contributions,
         needed_bytes(job.parameters),
-        (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
+        (DISK_BYTES + waiting_bytes) * job.parameters,
         LEARNER_BYTES * job.parameters,
         tuple(RegionLoss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
-        tuple(_warnings(job, (*carried, core), trial, settings, atoll)),
+        tuple(_warnings(job, (*carried, core), trial, settings, atoll, divided, shard_bytes)),
         all(each.share <= 1 for each in (*carried, core))
         and trial.rounds >= MIN_MERGED
-        and needed_bytes(job.parameters) <= LARGEST_CORE
+        and divided.memory_bytes <= shard_bytes
         and atoll.goodput >= MIN_GOODPUT,
+        divided,
     )
 
 
 def _warnings(
-    job: Job, carried: Sequence[LinkLoad], trial: Trial, settings: RunSettings, atoll: Method
+    job: Job,
+    carried: Sequence[LinkLoad],
+    trial: Trial,
+    settings: RunSettings,
+    atoll: Method,
+    divided: Sharding,
+    shard_bytes: float,
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
@@ -162,14 +172,17 @@ def _warnings(
         )
     if atoll.goodput < MIN_GOODPUT:
         yield f"goodput is {atoll.goodput:.1%}, below {MIN_GOODPUT:.0%}: make failures rarer or repairs faster"
-    each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
+    each_s = divided.share * job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
         yield (
-            f"the core receives {each_s:.0f} contributions per second, more than has ever been measured: "
+            f"a core receives {each_s:.0f} contributions per second, more than has ever been measured: "
             "use fewer --fragments"
         )
-    if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
-        yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has only one core: train fewer parameters"
+    if divided.memory_bytes > shard_bytes:
+        yield (
+            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB of memory, but "
+            f"--shard-memory-gib gives {shard_bytes / 2**30:,.0f}: use more --fragments, or larger machines"
+        )
 
 
 def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> LinkLoad:

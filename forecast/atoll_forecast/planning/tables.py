@@ -35,8 +35,10 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
             "fragments": plan.settings.fragments,
             "overlap_steps": plan.settings.overlap_steps,
             "codec": plan.settings.codec.name.lower(),
-            "shards": 1,
+            "shards": plan.sharding.shards,
         },
+        "shard_bytes": plan.sharding.memory_bytes,
+        "shard_disk_bytes": plan.sharding.disk_bytes,
         "core_bytes": plan.core_bytes,
         "disk_bytes": plan.disk_bytes,
         "learner_bytes": plan.learner_bytes,
@@ -74,12 +76,20 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
 
 def _settings(job: Job, plan: Plan) -> Table:
     table = Table(title="Settings", show_header=False)
+    divided = plan.sharding
+    one = divided.shards == 1
+    why = "all fragments fit in one core" if one else f"{divided.share:.0%} of the parameters in the largest"
     rows = [
         ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
         ("fragments", f"P = {plan.settings.fragments}", "fewer if the model has too few tensors"),
         ("overlap", f"tau = {plan.settings.overlap_steps:g}", "inner steps that a sync may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
-        ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one core per run"),
+        ("shards", f"{divided.shards}", why),
+        (
+            "core" if one else "each shard",
+            f"{gib(divided.memory_bytes)} GiB of memory, {gib(divided.disk_bytes)} GiB of disk",
+            "one core" if one else "one core per shard",
+        ),
         ("", f"{cpus(job, plan)} CPUs", "for merges, plus one spare"),
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "in addition to model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),

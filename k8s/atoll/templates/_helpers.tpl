@@ -130,7 +130,11 @@ spec:
   {{- if eq (last .) "front" }}
   sessionAffinity: ClientIP  # all connections of a learner go to the same front, so that its cache is used
   {{- end }}
-  selector: {{- include "atoll.selector" $who | nindent 4 }}
+  selector:
+    {{- include "atoll.selector" $who | nindent 4 }}
+    {{- if and (eq (last .) "core") (gt (int (first .).Values.core.shards) 1) }}
+    statefulset.kubernetes.io/pod-name: {{ include "atoll.name" $who }}-0  # the registrar, which tells the other shards' names
+    {{- end }}
   ports:
     - {name: grpc, port: {{ index . 1 }}, targetPort: grpc, protocol: TCP}
 {{- end }}
@@ -142,6 +146,9 @@ spec:
 {{ $service }}
 {{ $service }}.{{ $namespace }}.svc
 {{ $service }}.{{ $namespace }}.svc.cluster.local
+{{- if and (eq (last .) "core") (gt (int (first .).Values.core.shards) 1) }}
+*.{{ include "atoll.shardDomain" (first .) }}
+{{- end }}
 localhost
 {{- range (get (first .).Values (last .)).hosts }}
 {{ . }}
@@ -149,6 +156,26 @@ localhost
 {{- if and (eq (last .) "dashboard") (first .).Values.dashboard.ingress.enabled }}
 {{ (first .).Values.dashboard.ingress.host }}
 {{- end }}
+{{- end }}
+
+{{/* The domain of the shards' names, which are POD.DOMAIN. A wildcard certificate needs two dots in it. */}}
+{{- define "atoll.shardDomain" -}}
+{{- $own := printf "%s-pods.%s.svc" (include "atoll.name" (list . "core")) .Release.Namespace -}}
+{{- .Values.core.shardDomain | default $own -}}
+{{- end }}
+
+{{/* The run's settings as arguments of `atoll core`, as a JSON array. The schema allows no characters that a shell changes. */}}
+{{- define "atoll.runSettings" -}}
+{{- $found := list -}}
+{{- range $name, $value := .Values.core.settings -}}
+{{- if kindIs "bool" $value -}}
+{{- $found = append $found (printf "--%s%s" (ternary "" "no-" $value) (kebabcase $name)) -}}
+{{- else -}}
+{{- $text := ternary $value (toJson $value) (kindIs "string" $value) -}}{{/* 1000000, and not 1e+06 */}}
+{{- $found = append $found (printf "--%s=%s" (kebabcase $name) $text) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end }}
 
 {{/* HOST:PORT of the core that fronts call. */}}

@@ -89,7 +89,10 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("validation loss", f"{loss['first']:.3f} -> {loss['last']:.3f} ({fall:.0f} % lower)")
     if solo is not None:
         table.add_row("validation loss without Atoll, on as many tokens as the busiest learner", f"{solo:.3f}")
-    table.add_row("killed during training", ", ".join(f"{count} {what}" for what, count in summary["kills"].items()))
+    kills = {
+        what: count for what, count in summary["kills"].items() if what != "core" or "shard" not in summary["kills"]
+    }
+    table.add_row("killed during training", ", ".join(f"{count} {what}" for what, count in kills.items()))
     table.add_row("goodput", f"{summary['goodput']:.3f}")
     table.add_row("blocked in step(), worst learner", f"{100 * summary['learner_blocked_fraction']:.2f} %")
     merged = summary["tokens_merged"] / max(1, summary["tokens_trained"])

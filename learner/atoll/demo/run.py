@@ -1,4 +1,4 @@
-"""Runs the demo: starts a core and learners of unequal speed, kills and restarts one of each, and prints a summary."""
+"""Runs the demo: starts a core and learners of unequal speed, kills and restarts processes, and prints a summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream
 from rich.console import Console
 
+from atoll.demo.cores import Cores, LocalFront
 from atoll.demo.display import Progress, summary_table
+from atoll.demo.kills import Kills
 from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
 from atoll.demo.regions import Regions
 from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
@@ -26,27 +27,14 @@ from atoll.reference.settings import TrainSettings
 
 SLOW_DOWN = (1.0, 1.15, 1.35)  # slow-down factors, which learners use in rotation, so that their speeds differ
 FRAGMENTS = 8  # a model of 1M parameters is too small for 24 fragments
-KILL_FRONT_AT = 0.2  # fraction of the run's tokens, as in the next three constants
-KILL_LEARNER_AT = 0.3
-CUT_AT = 0.4
-KILL_CORE_AT = 0.6
-CUT_S = 10.0
+FIRST, LAST = "first.safetensors", "last.safetensors"
 POLL_S = 0.5
 ANSWER_S = 20.0
 
 
-@dataclass(slots=True)
-class Killed:
-    """Number of killed processes of each kind, and number of cut links, so far."""
-
-    learner: int = 0
-    core: int = 0
-    front: int = 0
-    cuts: int = 0
-
-
 def run_demo(settings: DemoSettings) -> None:
     """Runs the demo and prints the summary. Raises DemoError if a process fails. Ctrl-C ends every child."""
+    settings.check()
     _check_writable(settings)
     console, began = Console(), time.monotonic()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
@@ -55,9 +43,9 @@ def run_demo(settings: DemoSettings) -> None:
         if (directory / "run").exists():
             raise DemoError(f"--keep {directory} already contains a run: give a new directory")
         with children(directory) as group, Progress(console, settings.total_tokens) as progress:
-            status, killed, regions = _train(settings, directory, group, progress)
+            status, kills, regions = _train(settings, directory, group, progress)
         seconds = time.monotonic() - began
-        summary = _summary(settings, directory, status, killed, seconds) | ({"regions": regions} if regions else {})
+        summary = _summary(settings, directory, status, kills, seconds) | ({"regions": regions} if regions else {})
         solo = _alone(settings, status, console) if settings.solo else None
         if solo is not None:
             summary["solo_validation_loss"] = solo
@@ -81,59 +69,55 @@ def _check_writable(settings: DemoSettings) -> None:
 
 def _train(
     settings: DemoSettings, directory: Path, group: Children, progress: Progress
-) -> tuple[pb.StatusReply, Killed, dict[str, dict[str, Any]]]:
+) -> tuple[pb.StatusReply, dict[str, int], dict[str, dict[str, Any]]]:
+    """Trains until all learners have left. Returns the last status, the numbers of kills, and figures by region."""
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
     options += ["--record"] if settings.keep is not None else []
-    core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
-    progress.note(f"the core listens on {address}; starting {settings.count} learners")
+    cores = Cores(group, directory, settings.shards, options)
+    what = f"the registrar of {settings.shards} shards" if settings.sharded else "the core"
+    progress.note(f"{what} listens on {cores.address}; starting {settings.count} learners")
     if find_spec("fastapi") is not None:  # the dashboard is an optional extra
-        _, url = group.start_dashboard("127.0.0.1:0", address)
+        _, url = group.start_dashboard("127.0.0.1:0", cores.address)
         progress.note(f"dashboard: {url}")
-    regions = Regions(group, directory, address, [region_name(n) for n in range(settings.regions)])
-    servers = [region.address for region in regions.all] or [address]
+    regions = Regions(group, directory, cores.address, [region_name(n) for n in range(settings.regions)])
+    front = LocalFront(group, cores.address) if settings.sharded else None
+    servers = [region.address for region in regions.all] or [cores.address if front is None else front.address]
     commands = [_learner(settings, n, servers[n % len(servers)]) for n in range(settings.count)]
     learners = [group.start(settings.name(n), command) for n, command in enumerate(commands)]
-    killed, mended_at = Killed(), 0.0
-    with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 1000)]) as channel:
+    kills = Kills(settings, group, progress, cores, regions, front, learners)
+    with grpc.insecure_channel(cores.address, options=[("grpc.max_reconnect_backoff_ms", 1000)]) as channel:
         stub = rpc.OperatorStub(channel)
         while any(learner.process.poll() is None for learner in learners):
             time.sleep(POLL_S)
-            _check(learners, core, *(child for region in regions.all for child in (region.front, region.relay)))
+            fronts = [child for region in regions.all for child in (region.front, region.relay)]
+            _check(learners, *cores.all, *fronts, *([] if front is None else [front.child]))
             status = _status(stub)
             progress.show(status)
-            done = status.tokens_trained / settings.total_tokens
-            if settings.kills and not killed.learner and done >= KILL_LEARNER_AT:
-                victim = min(1, settings.count - 1)
-                learners[victim].kill()
-                progress.note(f"killed learner {learners[victim].name} with SIGKILL; restarting it")
-                learners[victim] = group.start(settings.name(victim), learners[victim].command)
-                killed.learner += 1
-            elif settings.kills and regions.all and not killed.front and done >= KILL_FRONT_AT:
-                regions.kill_front(regions.all[0])
-                progress.note(f"killed the front of {regions.all[0].name} with SIGKILL; restarted it")
-                killed.front += 1
-            elif settings.kills and regions.all and not killed.cuts and done >= CUT_AT:
-                regions.cut(regions.all[-1])
-                progress.note(f"cut the link of {regions.all[-1].name} for {CUT_S:.0f} s; its learners keep training")
-                killed.cuts, mended_at = 1, time.monotonic() + CUT_S
-            elif mended_at and time.monotonic() >= mended_at:
-                regions.restore(regions.all[-1])
-                mended_at = 0.0
-            elif settings.kills and not killed.core and done >= KILL_CORE_AT:
-                core.kill()
-                progress.note("killed the core with SIGKILL; restarting it while the learners keep training")
-                core, _ = group.start_core(directory / "run", address, options)
-                killed.core += 1
-        _check(learners, core)
+            kills.look(status.tokens_trained / settings.total_tokens)
+        _check(learners, *cores.all)
         status = _settled(stub)
         progress.note("all learners have left")
-        for path, initial in ((directory / "first.safetensors", True), (directory / "last.safetensors", False)):
-            request = pb.ExportCheckpointRequest(initial=initial)
-            with open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
-                file.writelines(reply.chunk for reply in call)
+        _export(stub, directory / FIRST, initial=True)
+        if settings.sharded:
+            _fetch(servers[0], directory / LAST)
+        else:
+            _export(stub, directory / LAST, initial=False)
     figures = regions.figures()
-    group.stop(core)
-    return status, killed, figures
+    cores.stop()
+    return status, kills.counts(), figures
+
+
+def _export(stub: rpc.OperatorStub, path: Path, *, initial: bool) -> None:
+    request = pb.ExportCheckpointRequest(initial=initial)
+    with open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
+        file.writelines(reply.chunk for reply in call)
+
+
+def _fetch(server: str, path: Path) -> None:
+    """Writes the published model, which it fetches from all shards as a learner."""
+    from atoll.reference.train import save_run  # noqa: PLC0415 - loads torch only after the learners have ended
+
+    save_run(server, "tiny", path)
 
 
 def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
@@ -180,7 +164,7 @@ def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
 
 
 def _summary(
-    settings: DemoSettings, directory: Path, status: pb.StatusReply, killed: Killed, seconds: float
+    settings: DemoSettings, directory: Path, status: pb.StatusReply, kills: dict[str, int], seconds: float
 ) -> dict[str, Any]:
     counts, wire = status.contributions, status.wire
     return {
@@ -190,8 +174,8 @@ def _summary(
         "tokens_trained": status.tokens_trained,
         "tokens_merged": round(status.tokens_merged),
         "validation_loss": {
-            "first": _evaluate(settings, directory / "first.safetensors"),
-            "last": _evaluate(settings, directory / "last.safetensors"),
+            "first": _evaluate(settings, directory / FIRST),
+            "last": _evaluate(settings, directory / LAST),
         },
         "goodput": status.goodput.ratio,
         "goodput_lost_s": dict(status.goodput.lost_s),
@@ -202,8 +186,7 @@ def _summary(
         },
         "wire_bytes": {"up": wire.up, "down": wire.down},
         "whole_bytes": wire.whole,
-        "kills": {"learner": killed.learner, "core": killed.core}
-        | ({"front": killed.front, "link": killed.cuts} if settings.regions else {}),
+        "kills": kills,
         "contributions": {
             "accepted": counts.accepted,
             "merged": counts.merged,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from atoll_wire.errors import SettingsError
 from atoll_wire.process.settings import Option, Settings
 from pydantic import Field
 
@@ -26,6 +27,15 @@ class DemoSettings(Settings):
             description="Number of regions. Each has a front behind a link of 100 Mbit/s and 40 ms. 0: no fronts.",
         ),
     ] = 0
+    shards: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=8,
+            description="Number of shards, each a process. With 2 or more, the learners use a front. "
+            "Then a shard, the registrar, a learner and the front are killed.",
+        ),
+    ] = 1
     steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700
     kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
     solo: Annotated[
@@ -42,6 +52,19 @@ class DemoSettings(Settings):
         Path | None,
         Field(description="Store the run, its recording (for atoll replay PATH/run) and all logs in this directory."),
     ] = None
+
+    def check(self) -> None:
+        """Raises SettingsError for contradictory options."""
+        if self.regions and self.sharded:
+            raise SettingsError(
+                "--regions and --shards contradict each other (a front calls shards directly, not over the demo's "
+                "links): give one of them"
+            )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the run has several shards."""
+        return self.shards > 1
 
     @property
     def count(self) -> int:

@@ -14,7 +14,7 @@ from typing import cast
 import structlog
 import torch
 from atoll_wire.errors import UserError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from atoll.learner import Learner
 from atoll.reference import data
@@ -165,6 +165,16 @@ def loss_of_file(path: Path, size: str, text: Path | None) -> float:
     model = build(size, 0)
     model.load_state_dict(load_file(path), strict=True)
     return validation_loss(model, data.load(text, SIZES[size].context))
+
+
+def save_run(server: str, size: str, path: Path) -> None:
+    """Joins a run of the reference model as a learner, writes the run's parameters to a file, and leaves.
+
+    server: HOST:PORT of a core or front.
+    """
+    model = build(size, 0)
+    with Learner(model, optimizer_for(model, 0.0), server=server, name="evaluation"):
+        save_file(model.state_dict(), path)
 
 
 def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.device]:

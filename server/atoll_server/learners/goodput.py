@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
@@ -128,7 +128,7 @@ class TimeAccount:
     undone_tokens: int = 0  # reported tokens that do not count, because a restore discarded them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # one element: the sum over all dead incarnations
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a shard computes its sums again when it starts
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a process computes its own shard's sums again
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """Records that a new incarnation joined.
@@ -348,12 +348,11 @@ class TimeAccount:
     def as_data(self) -> dict[str, Any]:
         """Returns the account as JSON values, for the run's tables in the ledger.
 
-        The values exclude `by_shard`, which the shards' tables contain.
+        The values include the sums at all shards, because a shard in another process may be away when the registrar
+        starts again.
         """
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
-        data = _fields(self) | spent
-        del data["by_shard"]
-        return data
+        return _fields(self) | spent | {"by_shard": {str(shard): asdict(sums) for shard, sums in self.by_shard.items()}}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> TimeAccount:
@@ -362,7 +361,8 @@ class TimeAccount:
             "current": IncarnationCounters(**data["current"]),
             "past": [IncarnationCounters(**each) for each in data["past"]],
         }
-        return cls(**(data | spent))
+        by_shard = {int(shard): ShardSums(**sums) for shard, sums in data.get("by_shard", {}).items()}
+        return cls(**(data | spent | {"by_shard": by_shard}))
 
 
 def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:

@@ -271,6 +271,7 @@ class AttachedShards:
                 sums.parameters_down,
                 sums.bytes_whole,
             )
+            entry.unsaved = True
         del summary.learners[:]
         shard.summary = summary
 
