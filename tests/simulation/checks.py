@@ -248,9 +248,7 @@ class Checks:
             raise Violation(6, f"epochs do not grow: {self.epochs} then {core.run.epoch}")
         self.epochs.append(core.run.epoch)
         if self.paused is not None and core.run.paused.rpartition(": ")[2] != self.paused:
-            raise Violation(
-                1, f"the run is paused ({core.run.paused!r}), and an operator was told {self.paused!r}"
-            )
+            raise Violation(1, f"the run is paused ({core.run.paused!r}), and an operator was told {self.paused!r}")
         shard = shard_of(core)
         self._new_generation(core)
         if shard is None:

@@ -147,9 +147,7 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
     trained: tokens of all honest processes.
     """
     if core.run.registry.tokens() > trained + MAX_TOKENS_PER_S * elapsed_s:
-        raise Violation(
-            11, f"the run counts {core.run.registry.tokens()} tokens, honest learners trained {trained}"
-        )
+        raise Violation(11, f"the run counts {core.run.registry.tokens()} tokens, honest learners trained {trained}")
     for index, fragment in the_shard(core).fragments.items():
         largest = float(np.abs(fragment.state.theta_pub).max())
         if not largest <= LARGEST:
@@ -163,9 +161,7 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
     """Checks that its counted work is at most that of a learner ten times as fast as the others."""
-    rows = core.run.writer._db.execute(
-        "SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,)
-    )
+    rows = core.run.writer._db.execute("SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,))
     made: Counter[int] = Counter()
     for fragment, tokens, steps in rows.fetchall():
         made[fragment] += tokens

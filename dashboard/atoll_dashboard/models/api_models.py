@@ -212,8 +212,12 @@ class Round(BaseModel):
 
 
 class Receipt(BaseModel):
-    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: scaling factor; 1: not clipped."""
+    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: scaling factor; 1: not clipped.
 
+    number: grows with each contribution to its shard.
+    """
+
+    shard: int
     number: int
     key: str
     learner: str
@@ -235,7 +239,7 @@ class Receipts(BaseModel):
     """Receipts, newest first. before: the value of `before` for the next page; null: this is the last page."""
 
     items: list[Receipt]
-    before: int | None
+    before: str | None
 
 
 class Checkpoint(BaseModel):

@@ -179,6 +179,7 @@ def round_of(told: pb.Round) -> Round:
 def receipt(told: pb.LoggedReceipt) -> Receipt:
     key = told.receipt
     return Receipt(
+        shard=told.shard,
         number=told.number,
         key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}",
         learner=key.learner,

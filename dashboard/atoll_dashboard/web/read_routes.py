@@ -28,6 +28,7 @@ from atoll_dashboard.models.api_models import (
 )
 
 MAX_STREAMS = 200
+MAX_POSITION = 4096  # limit on the length of a position in the receipts
 
 SortBy = Literal["trouble", "learner", "region", "state", "steps", "tokens_per_s", "loss", "goodput", "lost", "heard"]
 Offset = Annotated[int, Query(ge=0)]
@@ -125,14 +126,14 @@ async def receipts(
     feed: FeedOfRequest,
     learner: str = "",
     fate: Literal["pending", "merged", "refused"] | None = None,
-    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+    before: Annotated[str, Query(pattern=r"^[0-9:,]*$", max_length=MAX_POSITION)] = "",
     limit: Limit = 100,
 ) -> Receipts:
     """Receipts of contributions, newest first."""
     wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
-    items = [conversion.receipt(each) for each in found]
-    return Receipts(items=items, before=items[-1].number if len(items) == limit else None)
+    items = [conversion.receipt(each) for each in found.receipts]
+    return Receipts(items=items, before=found.next if len(items) == limit else None)
 
 
 @router.get("/checkpoints")

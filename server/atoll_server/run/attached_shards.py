@@ -108,6 +108,7 @@ class AttachedShards:
         self._stage: sh.Stage | None = None
         self._begun: sh.Begun | None = None
         self._view: RunView | None = None
+        self._keep: dict[int, sh.Keep] = {}
 
     # ------------------------------------------------------------------------------ the division
 
@@ -212,6 +213,8 @@ class AttachedShards:
             box.put(("member", entry.name), _member(entry))
         if self._view is not None:
             box.put("view", _view(self._view))
+        if shard.number in self._keep:
+            box.put("keep", sh.FromRegistrar(keep=self._keep[shard.number]))
         if self._begun is not None:
             begun = sh.Begun(settings=self._begun.settings, stage=self._for(self._begun.stage, shard))
             box.put("begun", sh.FromRegistrar(begun=begun))
@@ -270,6 +273,12 @@ class AttachedShards:
         """Tells all shards about a learner that joined, left, or was evicted."""
         for box in self._boxes():
             box.put(("member", entry.name), _member(entry))
+
+    def keep(self, number: int, snapshots: Iterable[int], through: int) -> None:
+        """Tells a shard, now and when it attaches, which snapshots the run's checkpoints name. through: see Keep."""
+        self._keep[number] = sh.Keep(snapshots=sorted(snapshots), through=through)
+        if (shard := self.shards.get(number)) is not None and shard.outbox is not None:
+            shard.outbox.put("keep", sh.FromRegistrar(keep=self._keep[number]))
 
     async def confirmed(self) -> list[int]:
         """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""
