@@ -9,13 +9,17 @@ from pathlib import Path
 
 import grpc
 import pytest
+from atoll_server.access.certificates import init, issue
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.replay import replay
 from atoll_server.cli.run_directory import read_run
+from atoll_server.service.shard_calls import FOR_REGISTRAR
 from atoll_server.storage import run_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.manifests import kept_of
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.security.certificate import Role
+from atoll_wire.security.transport import TransportSecurity
 from safetensors.numpy import load_file
 
 from tests.end_to_end.test_operators import atoll
@@ -105,6 +109,30 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
         shard.start()
         eventually(lambda: meta(shard)["view"]["paused"] != "")
         assert "not confirmed" not in atoll("resume", "--server", run.address).stdout
+
+
+def test_a_shard_answers_only_the_registrars_certificate(tmp_path):
+    init(tmp_path)
+    home = issue(tmp_path, Role.CORE, "home", ["127.0.0.1"], 1)
+    others = [issue(tmp_path, role, "someone", [], 1) for role in (Role.OPERATOR, Role.LEARNER)]
+    with sharded(tmp_path, 2, each=("--tls", str(home))) as run:
+        run.registrar.security = TransportSecurity(others[0])
+        eventually(lambda: all(each.attached for each in run.status().shards))
+        request = pb.ListReceiptsRequest()
+        with run.registrar.operator() as stub:
+            assert list(stub.ListReceipts(request, timeout=20).missing) == []
+            assert list(stub.ListRounds(pb.ListRoundsRequest(), timeout=20).missing) == []
+        shard = run.shards[1]
+        for directory in (*others, home):
+            shard.security = TransportSecurity(directory)
+            with shard.operator() as stub:
+                with pytest.raises(grpc.RpcError, match="ask its registrar"):
+                    stub.ListReceipts(request, timeout=20)
+                if directory != home:
+                    with pytest.raises(grpc.RpcError, match="ask its registrar"):
+                        stub.ListReceipts(request, timeout=20, metadata=FOR_REGISTRAR)
+                else:
+                    assert stub.ListReceipts(request, timeout=20, metadata=FOR_REGISTRAR).receipts == []
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import atoll
@@ -196,16 +196,18 @@ def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
 class Sharded:
     """A registrar with shard 0, and the other shards as processes. Each can be killed and started again."""
 
-    def __init__(self, group: Children, directory: Path, count: int, options: list[str], *, alone: bool) -> None:
-        """alone: whether the registrar has no fragments."""
+    def __init__(
+        self, group: Children, directory: Path, count: int, options: list[str], *, alone: bool, each: Sequence[str] = ()
+    ) -> None:
+        """options: of the registrar. alone: whether the registrar has no fragments. each: options of all processes."""
         first = ["--registrar-only"] if alone else ["--shard", f"0/{count}"]
-        self.registrar = Core(group, directory / "registrar", [*first, *options], "registrar")
+        self.registrar = Core(group, directory / "registrar", [*first, *options, *each], "registrar")
         numbers = range(0 if alone else 1, count)
         self.shards = {
             number: Core(
                 group,
                 directory / f"shard{number}",
-                ["--shard", f"{number}/{count}", "--registrar", self.registrar.address],
+                ["--shard", f"{number}/{count}", "--registrar", self.registrar.address, *each],
                 f"shard{number}",
             )
             for number in numbers
@@ -220,11 +222,13 @@ class Sharded:
 
 
 @contextlib.contextmanager
-def sharded(directory: Path, count: int, *options: str, alone: bool = False) -> Iterator[Sharded]:
+def sharded(
+    directory: Path, count: int, *options: str, alone: bool = False, each: Sequence[str] = ()
+) -> Iterator[Sharded]:
     """Context manager for a run over several shards. By default, it has four fragments and H = 4."""
     chosen = list(options)
     for name, value in (("--fragments", "4"), ("--inner-steps", "4")):
         if name not in chosen:
             chosen += [name, value]
     with children(directory) as group:
-        yield Sharded(group, directory, count, chosen, alone=alone)
+        yield Sharded(group, directory, count, chosen, alone=alone, each=each)

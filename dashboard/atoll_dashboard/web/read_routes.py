@@ -28,7 +28,8 @@ from atoll_dashboard.models.api_models import (
 )
 
 MAX_STREAMS = 200
-MAX_POSITION = 4096  # limit on the length of a position in the receipts
+MAX_POSITION = 32_768  # limit on the length of a position in the receipts
+POSITION = r"^([0-9]{1,4}:[0-9]{1,19}(,[0-9]{1,4}:[0-9]{1,19})*)?$"  # ListReceiptsReply.next
 
 SortBy = Literal["trouble", "learner", "region", "state", "steps", "tokens_per_s", "loss", "goodput", "lost", "heard"]
 Offset = Annotated[int, Query(ge=0)]
@@ -126,7 +127,7 @@ async def receipts(
     feed: FeedOfRequest,
     learner: str = "",
     fate: Literal["pending", "merged", "refused"] | None = None,
-    before: Annotated[str, Query(pattern=r"^[0-9:,]*$", max_length=MAX_POSITION)] = "",
+    before: Annotated[str, Query(pattern=POSITION, max_length=MAX_POSITION)] = "",
     limit: Limit = 100,
 ) -> Receipts:
     """Receipts of contributions, newest first."""

@@ -86,9 +86,12 @@ class RunCheckpoints:
         taken: dict[int, pb.Checkpoint] = {n: each for n, each in outcomes.items() if isinstance(each, pb.Checkpoint)}
         for number, each in taken.items():
             self._through[number] = max(self._through.get(number, 0), each.id)
-        for each in outcomes.values():
+        for number, each in outcomes.items():
             if isinstance(each, BaseException):
                 raise each
+            if each.generation != run.generation:
+                text = f"shard {number} has not followed the restore to a checkpoint yet: try again in a moment"
+                raise Refused(Status.UNAVAILABLE, text)
         crash_points.point("manifest.snapshots durable")
         manifest = Manifest(
             id=1 + max((each.id for each in run.manifests), default=0),
