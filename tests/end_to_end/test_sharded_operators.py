@@ -66,6 +66,8 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
         found = pages(run.registrar, 7)
         assert len(found) == status.contributions.accepted
         names = [(each.shard, each.number) for each in found]
+        shown = [json.loads(line) for line in atoll("receipts", "--server", run.address, "--json").stdout.splitlines()]
+        assert [(each["shard"], int(each["number"])) for each in shown] == names[:50]
         assert len(set(names)) == len(names)
         assert {each.shard for each in found} == {0, 1, 2}
         times = [each.accepted_at for each in found]

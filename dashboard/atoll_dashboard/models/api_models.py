@@ -168,6 +168,7 @@ class Fragment(BaseModel):
     """A fragment. size_bytes: size of its parameters in float32. state: what the fragment waits for, as text."""
 
     fragment: int
+    shard: int
     parameters: int
     size_bytes: int
     version: int

@@ -112,7 +112,8 @@ async def history(feed: FeedOfRequest) -> History:
 async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100) -> Page[Fragment]:
     """One page of the list of fragments."""
     told = feed.seen.status.fragments
-    items = [conversion.fragment(each) for each in told[offset : offset + limit]]
+    owners = {index: each.shard for each in feed.seen.status.shards for index in each.fragments}
+    items = [conversion.fragment(each, owners.get(each.fragment, 0)) for each in told[offset : offset + limit]]
     return Page[Fragment](total=len(told), offset=offset, items=items)
 
 
