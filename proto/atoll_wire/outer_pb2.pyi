@@ -504,7 +504,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored", "shards")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -526,6 +526,7 @@ class StatusReply(_message.Message):
     ACCEPTS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAN_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     epoch: int
@@ -547,7 +548,22 @@ class StatusReply(_message.Message):
     accepts_tokens: bool
     wan_budget_bytes: int
     restored: Restored
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
+
+class ShardStatus(_message.Message):
+    __slots__ = ("shard", "address", "attached", "fragments", "heard_s")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    address: str
+    attached: bool
+    fragments: _containers.RepeatedScalarFieldContainer[int]
+    heard_s: float
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., attached: bool = ..., fragments: _Optional[_Iterable[int]] = ..., heard_s: _Optional[float] = ...) -> None: ...
 
 class Restored(_message.Message):
     __slots__ = ("checkpoint", "at")
@@ -707,17 +723,21 @@ class ListReceiptsRequest(_message.Message):
     learner: str
     fate: Fate
     limit: int
-    before: int
-    def __init__(self, learner: _Optional[str] = ..., fate: _Optional[_Union[Fate, str]] = ..., limit: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+    before: str
+    def __init__(self, learner: _Optional[str] = ..., fate: _Optional[_Union[Fate, str]] = ..., limit: _Optional[int] = ..., before: _Optional[str] = ...) -> None: ...
 
 class ListReceiptsReply(_message.Message):
-    __slots__ = ("receipts",)
+    __slots__ = ("receipts", "next", "missing")
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedCompositeFieldContainer[LoggedReceipt]
-    def __init__(self, receipts: _Optional[_Iterable[_Union[LoggedReceipt, _Mapping]]] = ...) -> None: ...
+    next: str
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, receipts: _Optional[_Iterable[_Union[LoggedReceipt, _Mapping]]] = ..., next: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoggedReceipt(_message.Message):
-    __slots__ = ("number", "receipt", "tokens", "steps", "base_version", "size_bytes", "norm", "clipped", "accepted_at")
+    __slots__ = ("number", "receipt", "tokens", "steps", "base_version", "size_bytes", "norm", "clipped", "accepted_at", "shard")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -727,6 +747,7 @@ class LoggedReceipt(_message.Message):
     NORM_FIELD_NUMBER: _ClassVar[int]
     CLIPPED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     number: int
     receipt: Receipt
     tokens: int
@@ -736,7 +757,8 @@ class LoggedReceipt(_message.Message):
     norm: float
     clipped: float
     accepted_at: float
-    def __init__(self, number: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., base_version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., norm: _Optional[float] = ..., clipped: _Optional[float] = ..., accepted_at: _Optional[float] = ...) -> None: ...
+    shard: int
+    def __init__(self, number: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., base_version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., norm: _Optional[float] = ..., clipped: _Optional[float] = ..., accepted_at: _Optional[float] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class ListRoundsRequest(_message.Message):
     __slots__ = ("last", "learner", "brief")
@@ -749,10 +771,12 @@ class ListRoundsRequest(_message.Message):
     def __init__(self, last: _Optional[int] = ..., learner: _Optional[str] = ..., brief: bool = ...) -> None: ...
 
 class ListRoundsReply(_message.Message):
-    __slots__ = ("rounds",)
+    __slots__ = ("rounds", "missing")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     rounds: _containers.RepeatedCompositeFieldContainer[Round]
-    def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ...) -> None: ...
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("fragment", "cycle", "version", "outcome", "reason", "opened_at", "quorum_at", "closed_at", "merged_at", "published_at", "answers", "more_answers")
@@ -843,8 +867,10 @@ class EvictRequest(_message.Message):
     def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class EvictReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unconfirmed",)
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    unconfirmed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unconfirmed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("reason",)
@@ -853,8 +879,10 @@ class PauseRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class PauseReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unconfirmed",)
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    unconfirmed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unconfirmed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ()
@@ -892,10 +920,12 @@ class TakeCheckpointRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ExportCheckpointRequest(_message.Message):
-    __slots__ = ("initial",)
+    __slots__ = ("initial", "fragment")
     INITIAL_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     initial: bool
-    def __init__(self, initial: bool = ...) -> None: ...
+    fragment: int
+    def __init__(self, initial: bool = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class ExportCheckpointReply(_message.Message):
     __slots__ = ("chunk",)

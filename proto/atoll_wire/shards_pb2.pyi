@@ -22,20 +22,22 @@ class FromShard(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., staged: _Optional[_Union[Staged, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., event: _Optional[_Union[_outer_pb2.Event, _Mapping]] = ...) -> None: ...
 
 class FromRegistrar(_message.Message):
-    __slots__ = ("sequence", "welcome", "stage", "begun", "member", "view")
+    __slots__ = ("sequence", "welcome", "stage", "begun", "member", "view", "keep")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     welcome: Welcome
     stage: Stage
     begun: Begun
     member: Member
     view: View
-    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "shard", "shards", "address", "run", "generation", "staged", "directory")
@@ -186,6 +188,14 @@ class View(_message.Message):
     slot: float
     slot_s: float
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., run_tokens: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., paused: _Optional[str] = ..., slot: _Optional[float] = ..., slot_s: _Optional[float] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("snapshots", "through")
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    snapshots: _containers.RepeatedScalarFieldContainer[int]
+    through: int
+    def __init__(self, snapshots: _Optional[_Iterable[int]] = ..., through: _Optional[int] = ...) -> None: ...
 
 class FetchInitialRequest(_message.Message):
     __slots__ = ("shard", "sha256")

@@ -78,7 +78,7 @@ def test_the_server_cuts_pages_and_is_quick(crowded: House):
         assert min(took) < QUICK_S, f"{path} takes {min(took):.2f} s"
         assert len(json.dumps(told)) < 200_000, f"{path} is too much for a page"
     assert crowded.look("learners?limit=50")["total"] == LEARNERS + 1
-    numbers, before = [], 0
+    numbers, before = [], ""
     while before is not None:
         page = crowded.look(f"receipts?limit=500&before={before}")
         numbers += [each["number"] for each in page["items"]]

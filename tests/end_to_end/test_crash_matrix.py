@@ -25,6 +25,7 @@ EVERY_DAY = {  # the other points run with `make test-slow`
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
 ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
+OF_OTHERS = ("rollback.", "manifest.", "kept.")  # see test_restore.py and test_sharded_operators.py
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 
@@ -55,7 +56,7 @@ def test_every_place_is_in_the_code_and_none_is_forgotten():
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
         for p in crash_points.POINTS
-        if p not in ELSEWHERE and not p.startswith("rollback.")  # see test_restore.py
+        if p not in ELSEWHERE and not p.startswith(OF_OTHERS)
     ],
 )
 def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):

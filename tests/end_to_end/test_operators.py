@@ -97,10 +97,10 @@ def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
         eventually(lambda: running.status().contributions.pending == 0)
         with running.operator() as stub:
             everything = stub.ListReceipts(pb.ListReceiptsRequest()).receipts
-            pages, before = [], 0
-            while page := stub.ListReceipts(pb.ListReceiptsRequest(limit=3, before=before)).receipts:
-                pages += page
-                before = page[-1].number
+            pages, before = [], ""
+            while (page := stub.ListReceipts(pb.ListReceiptsRequest(limit=3, before=before))).receipts:
+                pages += page.receipts
+                before = page.next
         assert list(pages) == list(everything)
 
 

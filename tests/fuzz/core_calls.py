@@ -23,6 +23,8 @@ import safetensors.numpy
 from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
+from atoll_server.service.run_checkpoints import RunCheckpoints
+from atoll_server.service.shard_calls import ShardCalls, dial_shards
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
@@ -44,6 +46,11 @@ DECLARED = {
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE,
 }  # fmt: skip
+
+
+def operator_service(core: Core) -> OperatorService:
+    calls = ShardCalls(core.run.attached, dial_shards(core.settings.security))
+    return OperatorService(core, calls, RunCheckpoints(core, calls))
 
 
 class Aborted(Exception):
@@ -92,7 +99,7 @@ class Calls:
     async def _begin(self, initialised: bool) -> None:
         self._core = Core(self._settings, {"fragments": 2})
         await self._core.start()
-        self._outer, self._operator = OuterService(self._core), OperatorService(self._core)
+        self._outer, self._operator = OuterService(self._core), operator_service(self._core)
         self._join = pb.JoinRequest(
             protocol=PROTOCOL, learner="a", region="eu", nonce=7, tensors=[tensor_message(spec) for spec in SPECS]
         )
@@ -126,7 +133,7 @@ class Calls:
         await again.start()
         assert again.run.versions() == self._core.run.versions()
         assert again.run.registry.entries.keys() == self._core.run.registry.entries.keys()
-        await OperatorService(again).Status(pb.StatusRequest(), Context())
+        await operator_service(again).Status(pb.StatusRequest(), Context())
         await again.stop()
 
     async def _call(self, rng: random.Random) -> bool:
@@ -219,7 +226,7 @@ class Calls:
         )
 
     def _operate(self, rng: random.Random) -> Awaitable[Any]:
-        receipts = pb.ListReceiptsRequest(learner="a", fate=pb.FATE_MERGED, limit=3, before=9)
+        receipts = pb.ListReceiptsRequest(learner="a", fate=pb.FATE_MERGED, limit=3, before="0:9")
         match rng.randrange(4):
             case 0:
                 return self._operator.ListReceipts(mutate_message(rng, receipts), Context())

@@ -11,6 +11,7 @@ from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Snapshotter
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.lineage import Line
+from atoll_server.storage.manifests import KeptSnapshots
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 
 from tests.clocks import SetClock
@@ -31,7 +32,10 @@ class World:
         context: Any = SimpleNamespace(
             clock=self.clock, settings=self.settings, disk=Disk(), registry=LearnerRegistry(1)
         )
-        restored: Any = SimpleNamespace(snapshots=self.rows, undone=[], line=Line(), replay_s=self.unsaved_s)
+        restored: Any = SimpleNamespace(
+            snapshots=self.rows, undone=[], line=Line(), replay_s=self.unsaved_s, kept=KeptSnapshots(),
+            layout=SimpleNamespace(fragments=self.fragments),
+        )  # fmt: skip
         spool: Any = None
         return Snapshotter(context, self.fragments, spool, self.work, restored, damaged=damaged)
 

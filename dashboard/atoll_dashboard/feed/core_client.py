@@ -81,10 +81,11 @@ class CoreClient:
         reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
         return reply
 
-    async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
+    async def receipts(self, learner: str, fate: pb.Fate, before: str, limit: int) -> pb.ListReceiptsReply:
         """Returns receipts, newest first. before: see ListReceiptsRequest."""
         request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
-        return list((await self._ask("ListReceipts", request, self._own)).receipts)
+        reply: pb.ListReceiptsReply = await self._ask("ListReceipts", request, self._own)
+        return reply
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
         """Returns the checkpoints on disk, oldest first."""
@@ -92,13 +93,15 @@ class CoreClient:
 
     # ------------------------------------------------------------------------------ actions, with the caller's token
 
-    async def pause(self, token: str, reason: str) -> None:
-        """Pauses the run. With an empty reason, resumes it."""
-        await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
+    async def pause(self, token: str, reason: str) -> list[int]:
+        """Pauses the run. With an empty reason, resumes it. Returns the shards that have not confirmed it yet."""
+        reply = await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
+        return list(reply.unconfirmed)
 
-    async def evict(self, token: str, learner: str, reason: str) -> None:
-        """Evicts a learner. With an empty reason, lets it join again."""
-        await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
+    async def evict(self, token: str, learner: str, reason: str) -> list[int]:
+        """Evicts a learner. With an empty reason, lets it join again. Returns the same as `pause`."""
+        request = pb.EvictRequest(learner=learner, reason=reason)
+        return list((await self._ask("Evict", request, token_metadata(token))).unconfirmed)
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
         """Takes a checkpoint, and waits until it is durable."""

@@ -168,6 +168,7 @@ class Fragment(BaseModel):
     """A fragment. size_bytes: size of its parameters in float32. state: what the fragment waits for, as text."""
 
     fragment: int
+    shard: int
     parameters: int
     size_bytes: int
     version: int
@@ -212,8 +213,12 @@ class Round(BaseModel):
 
 
 class Receipt(BaseModel):
-    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: scaling factor; 1: not clipped."""
+    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: scaling factor; 1: not clipped.
 
+    number: grows with each contribution to its shard.
+    """
+
+    shard: int
     number: int
     key: str
     learner: str
@@ -235,7 +240,7 @@ class Receipts(BaseModel):
     """Receipts, newest first. before: the value of `before` for the next page; null: this is the last page."""
 
     items: list[Receipt]
-    before: int | None
+    before: str | None
 
 
 class Checkpoint(BaseModel):

@@ -134,9 +134,10 @@ def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
     )
 
 
-def fragment(told: pb.FragmentStatus) -> Fragment:
+def fragment(told: pb.FragmentStatus, shard: int) -> Fragment:
     return Fragment(
         fragment=told.fragment,
+        shard=shard,
         parameters=told.parameters,
         size_bytes=4 * told.parameters,
         version=told.version,
@@ -179,6 +180,7 @@ def round_of(told: pb.Round) -> Round:
 def receipt(told: pb.LoggedReceipt) -> Receipt:
     key = told.receipt
     return Receipt(
+        shard=told.shard,
         number=told.number,
         key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}",
         learner=key.learner,

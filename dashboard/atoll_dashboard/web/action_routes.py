@@ -112,32 +112,39 @@ def operator_action(request: Request) -> OperatorAction:
 ActionRequest = Annotated[OperatorAction, Depends(operator_action)]
 
 
+def _done(said: str, unconfirmed: list[int]) -> ActionDone:
+    """Returns an action's result. unconfirmed: shards that apply the action later."""
+    if unconfirmed:
+        said += f"; shard {', '.join(map(str, unconfirmed))} has not confirmed it yet"
+    return ActionDone(said=said)
+
+
 @router.post("/actions/pause")
 async def pause(what: Pause, action: ActionRequest) -> ActionDone:
     """Pauses the run. Learners wait in step(), and no round opens until the run is resumed."""
-    await action.core.pause(action.token, what.reason or "from the dashboard")
-    return ActionDone(said="the run is paused")
+    late = await action.core.pause(action.token, what.reason or "from the dashboard")
+    return _done("the run is paused", late)
 
 
 @router.post("/actions/resume")
 async def resume(action: ActionRequest) -> ActionDone:
     """Resumes the run."""
-    await action.core.pause(action.token, "")
-    return ActionDone(said="the run was resumed")
+    late = await action.core.pause(action.token, "")
+    return _done("the run was resumed", late)
 
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
     """Evicts a learner. The core refuses its pending work, and the learner stops. It can join again once readmitted."""
-    await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
-    return ActionDone(said=f"{what.learner} was evicted")
+    late = await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
+    return _done(f"{what.learner} was evicted", late)
 
 
 @router.post("/actions/readmit")
 async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
     """Lets an evicted learner join again."""
-    await action.core.evict(action.token, what.learner, "")
-    return ActionDone(said=f"{what.learner} may join again")
+    late = await action.core.evict(action.token, what.learner, "")
+    return _done(f"{what.learner} may join again", late)
 
 
 @router.post("/actions/checkpoint")

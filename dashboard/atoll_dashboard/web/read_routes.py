@@ -28,6 +28,8 @@ from atoll_dashboard.models.api_models import (
 )
 
 MAX_STREAMS = 200
+MAX_POSITION = 32_768  # limit on the length of a position in the receipts
+POSITION = r"^([0-9]{1,4}:[0-9]{1,19}(,[0-9]{1,4}:[0-9]{1,19})*)?$"  # ListReceiptsReply.next
 
 SortBy = Literal["trouble", "learner", "region", "state", "steps", "tokens_per_s", "loss", "goodput", "lost", "heard"]
 Offset = Annotated[int, Query(ge=0)]
@@ -110,7 +112,8 @@ async def history(feed: FeedOfRequest) -> History:
 async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100) -> Page[Fragment]:
     """One page of the list of fragments."""
     told = feed.seen.status.fragments
-    items = [conversion.fragment(each) for each in told[offset : offset + limit]]
+    owners = {index: each.shard for each in feed.seen.status.shards for index in each.fragments}
+    items = [conversion.fragment(each, owners.get(each.fragment, 0)) for each in told[offset : offset + limit]]
     return Page[Fragment](total=len(told), offset=offset, items=items)
 
 
@@ -125,14 +128,14 @@ async def receipts(
     feed: FeedOfRequest,
     learner: str = "",
     fate: Literal["pending", "merged", "refused"] | None = None,
-    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+    before: Annotated[str, Query(pattern=POSITION, max_length=MAX_POSITION)] = "",
     limit: Limit = 100,
 ) -> Receipts:
     """Receipts of contributions, newest first."""
     wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
-    items = [conversion.receipt(each) for each in found]
-    return Receipts(items=items, before=items[-1].number if len(items) == limit else None)
+    items = [conversion.receipt(each) for each in found.receipts]
+    return Receipts(items=items, before=found.next if len(items) == limit else None)
 
 
 @router.get("/checkpoints")

@@ -28,10 +28,11 @@ from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, MergeResult, Update
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import lineage, shard_ledger
+from atoll_server.storage import lineage, manifests, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Line
+from atoll_server.storage.manifests import KeptSnapshots
 from atoll_server.storage.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool
 
@@ -46,7 +47,7 @@ class Restored:
 
     states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
     usable snapshots in this history. undone: the other usable snapshots, of work that a rollback discarded. Operators
-    can still restore these snapshots.
+    can still restore these snapshots. kept: numbers of snapshots that checkpoints of several shards name.
     """
 
     layout: Layout
@@ -57,6 +58,7 @@ class Restored:
     replay_s: float = 0.0  # duration of the replay in seconds
     line: Line = field(default_factory=Line)
     undone: list[SnapshotRow] = field(default_factory=list)
+    kept: KeptSnapshots = field(default_factory=KeptSnapshots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ class Origin:
         """
         owned = frozenset(meta["owned"]) if "owned" in meta else None
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"], owned)
+
+    def fragments(self) -> list[FragmentLayout]:
+        """Returns the fragments in this directory, in order."""
+        return [each for each in self.layout.fragments if self.owned is None or each.index in self.owned]
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
@@ -168,9 +174,8 @@ def restore(
     damaged snapshot that is skipped. Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged
     item.
     """
-    line, layout, owned = origin.line, origin.layout, origin.owned
+    line, layout, fragments = origin.line, origin.layout, origin.fragments()
     initial = open_tensors(directory / INITIAL, disk)
-    fragments = [each for each in layout.fragments if owned is None or each.index in owned]
     snapshots = lineage.snapshots(db, line)
     undone = [row for row in shard_ledger.snapshots(db) if not line.has(row)]
     states = None if from_start else _newest_sound(snapshots, directory, fragments, disk, unusable)
@@ -188,7 +193,8 @@ def restore(
             updates.setdefault(fragment.index, []).append(merged.update)
             state = merged.state
         states[fragment.index] = state
-    return Restored(layout, initial, states, updates, snapshots, clock.monotonic() - began, line, undone)
+    took_s, kept = clock.monotonic() - began, manifests.kept_of(run_ledger.get_meta(db))
+    return Restored(layout, initial, states, updates, snapshots, took_s, line, undone, kept)
 
 
 def _newest_sound(

@@ -1,5 +1,6 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
+If the run has several shards, the registrar's directory is rolled back first. Each shard follows when it attaches.
 One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Contributions
 merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer part of the
 run.
@@ -7,8 +8,10 @@ run.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,13 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import SYSTEM, Clock
 
-from atoll_server.checkpoints.restore import LEDGER, stored_layout
+from atoll_server.checkpoints.restore import LEDGER, Origin
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.learners.goodput import TimeAccount
-from atoll_server.storage import crash_points, database, lineage, run_ledger, shard_ledger
+from atoll_server.storage import crash_points, database, lineage, manifests, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Beginning, Line
+from atoll_server.storage.manifests import Manifest, RestoredManifest
 from atoll_server.storage.rows import FateRow, LearnerRow, SnapshotRow, TotalsRow
 
 Sender = tuple[str, int, int]  # learner, incarnation, fragment
@@ -31,21 +35,50 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The result of a rollback. row: the checkpoint's row in the ledger.
+    """The result of a rollback. row: the row of the directory's snapshot. merges: up to the checkpoint, in all shards.
 
     generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
+    shards: number of other shards, which must follow.
     """
 
     row: SnapshotRow
+    merges: int
     generation: int
     began: bool
+    shards: int = 0
 
 
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
-    """Rolls back the run in a directory to a checkpoint. Changes nothing if the run is already at this checkpoint.
+    """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
-    Raises SettingsError if there is no run, a core uses the directory, or the checkpoint is missing or damaged.
-    Raises LedgerError if the ledger is damaged.
+    Raises SettingsError if there is no run, the directory belongs to a shard without the registrar, a core uses the
+    directory, or the checkpoint is missing or damaged. Raises LedgerError if the ledger is damaged.
+    """
+    with _ledger(directory, disk) as db:
+        meta = _meta(db, directory)
+        if "shard" in meta:
+            raise SettingsError(
+                f"{directory} holds shard {meta['shard'][0]} of a run: restore the checkpoint in the registrar's "
+                "directory; this shard follows when it starts"
+            )
+        return _Rollback(db, directory, meta, disk, clock).of_run(checkpoint)
+
+
+def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
+    """Rolls back the directory of a shard, whose run was restored to a checkpoint.
+
+    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is at
+    this generation already. Raises the same errors as `roll_back`.
+    """
+    with _ledger(directory, disk) as db:
+        return _Rollback(db, directory, _meta(db, directory), disk, clock).of_shard(generation, snapshot)
+
+
+@contextlib.contextmanager
+def _ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
+    """Context manager for the ledger of a directory that no core uses.
+
+    Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
     """
     if not disk.exists(directory / LEDGER):
         raise SettingsError(f"{directory} holds no run: give the --dir of a core")
@@ -60,56 +93,111 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
     try:
         db = database.open_ledger(directory / LEDGER, disk)
         try:
-            return _roll_back(db, directory, checkpoint, disk, clock)
+            yield db
         finally:
             db.close()
     finally:
         unlock()
 
 
-def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: Disk, clock: Clock) -> RolledBack:
+def _meta(db: sqlite3.Connection, directory: Path) -> dict[str, Any]:
+    """Returns the run's values in the ledger. Raises SettingsError if the run has no parameters."""
     meta = run_ledger.get_meta(db)
     if "fingerprint" not in meta:
         raise SettingsError(
             f"the run in {directory} has no parameters and thus no checkpoint yet: start a learner first"
         )
-    rows = shard_ledger.snapshots(db)
-    row = next((each for each in rows if each.id == checkpoint), None)
-    layout, line = stored_layout(meta), lineage.line_of(meta)
-    if row is None:
-        raise SettingsError(f"there is no checkpoint {checkpoint} in {directory}: {_listed(rows)}")
-    try:
-        load_snapshot(snapshot_path(directory, row.id), layout.fragments, row, disk)
-    except SnapshotError as error:
-        others = [each for each in rows if each.id != checkpoint]
-        raise SettingsError(f"checkpoint {checkpoint} is damaged ({error}): {_listed(others)}") from error
-    crash_points.point("rollback.checked")
-    if line.beginnings and line.beginnings[0].checkpoint == checkpoint and _untouched(db, line.generation):
-        return RolledBack(row, line.generation, began=False)
-    generation = line.generation + 1
-    begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], clock.wall())
-    with database.transaction(db):
-        _refuse_pending(db, line.generation, begun)
-        meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
-        for key in ("generation", lineage.META):
-            run_ledger.put_meta(db, key, meta[key])
-        _count_again(db, lineage.line_of(meta), row, layout)
-        crash_points.point("rollback.rows written")
-    crash_points.point("rollback.committed")
-    return RolledBack(row, generation, began=True)
+    return meta
 
 
-def _listed(rows: list[SnapshotRow]) -> str:
+class _Rollback:
+    """The rollback of one directory. meta: the run's values in the ledger."""
+
+    def __init__(self, db: sqlite3.Connection, directory: Path, meta: dict[str, Any], disk: Disk, clock: Clock) -> None:
+        self._db = db
+        self._directory = directory
+        self._meta = meta
+        self._disk = disk
+        self._clock = clock
+        self._line = lineage.line_of(meta)
+
+    def of_run(self, checkpoint: int) -> RolledBack:
+        """Rolls back a registrar's directory. Raises SettingsError if the checkpoint is missing or damaged."""
+        if "owned" not in self._meta:
+            return self._alone(checkpoint)
+        known = manifests.manifests_of(self._meta)
+        found = next((each for each in known if each.id == checkpoint), None)
+        if found is None:
+            raise SettingsError(f"there is no checkpoint {checkpoint} in {self._directory}: {_listed(known)}")
+        row = self._intact(found.snapshots[found.own])
+        merges, others = sum(found.versions.values()), len(found.snapshots) - 1
+        before = manifests.restored_of(self._meta)
+        if before is not None and before.checkpoint == checkpoint and self._untouched():
+            return RolledBack(row, merges, self._line.generation, began=False, shards=others)
+        generation = self._line.generation + 1
+        self._begin(generation, row, RestoredManifest(generation, checkpoint, found.snapshots))
+        return RolledBack(row, merges, generation, began=True, shards=others)
+
+    def _alone(self, checkpoint: int) -> RolledBack:
+        """Rolls back a run with one shard, whose snapshots are its checkpoints."""
+        row, line = self._intact(checkpoint), self._line
+        merges = sum(row.versions.values())
+        if line.beginnings and line.beginnings[0].checkpoint == checkpoint and self._untouched():
+            return RolledBack(row, merges, line.generation, began=False)
+        self._begin(line.generation + 1, row)
+        return RolledBack(row, merges, line.generation + 1, began=True)
+
+    def of_shard(self, generation: int, snapshot: int) -> RolledBack:
+        """Rolls back a shard's directory. Raises SettingsError if the snapshot is missing or damaged."""
+        row = self._intact(snapshot)
+        if began := self._line.generation != generation:
+            self._begin(generation, row)
+        return RolledBack(row, sum(row.versions.values()), generation, began=began)
+
+    def _intact(self, snapshot: int) -> SnapshotRow:
+        """Returns a snapshot's row after reading its file. Raises SettingsError if it is missing or damaged."""
+        rows = shard_ledger.snapshots(self._db)
+        row = next((each for each in rows if each.id == snapshot), None)
+        if row is None:
+            raise SettingsError(f"there is no checkpoint {snapshot} in {self._directory}: {_listed(rows)}")
+        try:
+            fragments = Origin.of(self._meta).fragments()
+            load_snapshot(snapshot_path(self._directory, row.id), fragments, row, self._disk)
+        except SnapshotError as error:
+            others = [each for each in rows if each.id != snapshot]
+            raise SettingsError(f"checkpoint {snapshot} is damaged ({error}): {_listed(others)}") from error
+        crash_points.point("rollback.checked")
+        return row
+
+    def _untouched(self) -> bool:
+        """Returns whether the ledger contains no contribution of the current generation."""
+        return next(shard_ledger.contributions(self._db, self._line.generation, "LIMIT 1"), None) is None
+
+    def _begin(self, generation: int, row: SnapshotRow, manifest: RestoredManifest | None = None) -> None:
+        """Begins a generation at a snapshot. manifest: the run's checkpoint that names the snapshot, if any."""
+        db, meta = self._db, self._meta
+        begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], self._clock.wall())
+        with database.transaction(db):
+            _refuse_pending(db, self._line.generation, begun)
+            meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
+            if run_ledger.VIEW in meta:  # a shard's schedules follow the checkpoint even before it attaches
+                view = meta[run_ledger.VIEW] | {"run_tokens": sum(row.tokens.values())}
+                run_ledger.put_meta(db, run_ledger.VIEW, view)
+            for key in ("generation", lineage.META):
+                run_ledger.put_meta(db, key, meta[key])
+            if manifest is not None:
+                manifests.put_restored(db, manifest)
+            _count_again(db, lineage.line_of(meta), row, Origin.of(meta))
+            crash_points.point("rollback.rows written")
+        crash_points.point("rollback.committed")
+
+
+def _listed(rows: Sequence[SnapshotRow | Manifest]) -> str:
     """Returns a list of the checkpoints, as text for error messages."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
     return f"use one of {', '.join(told)}"
-
-
-def _untouched(db: sqlite3.Connection, generation: int) -> bool:
-    """Returns whether the ledger contains no contribution of this generation."""
-    return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
@@ -119,7 +207,7 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
-def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
+def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: Origin) -> None:
     """Writes all learners' sums and accounts. The sums count only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
@@ -133,7 +221,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
             if fate.fate is Fate.MERGED:
                 merged[sender] += sent.tokens
     counted: dict[Sender, int] = defaultdict(int)
-    for fragment in layout.fragments:
+    for fragment in origin.fragments():
         for _, sent, _ in lineage.merged(db, line, fragment.index, 0):
             counted[sent.key.learner, sent.key.incarnation, fragment.index] += sent.tokens
     for sender, totals_row in sums.items():
@@ -143,7 +231,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
         )
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
     for learner in run_ledger.learners(db):
-        run_ledger.put_learner(db, _restored(learner, row, undone, layout))
+        run_ledger.put_learner(db, _restored(learner, row, undone, origin.layout))
 
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:

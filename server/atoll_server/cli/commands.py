@@ -321,8 +321,11 @@ def replay_command(
     from rich.progress import Progress
 
     from atoll_server.cli.replay import replay
-    from atoll_server.cli.run_directory import write_model
+    from atoll_server.cli.run_directory import check_whole_model, write_model
     from atoll_server.cli.tables import console
+
+    if out is not None:
+        check_whole_model(directory)
 
     shown = console()
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:

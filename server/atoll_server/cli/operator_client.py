@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
 from atoll_server.cli.export_target import export_target, print_export
-from atoll_server.cli.tables import checkpoint_row, print_checkpoints
+from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
 
@@ -97,8 +97,9 @@ def pause(remote: OperatorTarget, reason: str) -> None:
         if not reason and not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused:
             print("the run is not paused")
             return
-        stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
+        reply = stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
     print(f"the run is paused: {reason}" if reason else "the run was resumed")
+    _print_unconfirmed(reply.unconfirmed)
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
@@ -107,8 +108,15 @@ def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None)
     tokens: number of the learner's reported tokens to keep; None to keep all.
     """
     with operator(remote) as stub:
-        stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
+        reply = stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
+    _print_unconfirmed(reply.unconfirmed)
+
+
+def _print_unconfirmed(shards: Sequence[int]) -> None:
+    """Prints which shards have not confirmed an action yet."""
+    if shards:
+        print(f"{named_shards(shards)} has not confirmed this yet: it applies the change when it is attached again")
 
 
 def list_checkpoints(remote: OperatorTarget) -> None:

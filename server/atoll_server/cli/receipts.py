@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,10 @@ from rich.table import Table
 
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.operator_client import TIMEOUT_S, OperatorError, OperatorTarget, operator
-from atoll_server.cli.tables import console
-from atoll_server.service.operator_service import logged_receipt
-from atoll_server.storage import shard_ledger
+from atoll_server.cli.run_directory import shard_number
+from atoll_server.cli.tables import console, named_shards
+from atoll_server.service.receipt_pages import logged_receipt
+from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.database import read_ledger
 
 
@@ -25,20 +27,24 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
     Makes several calls, since the core limits the receipts per reply. Raises OperatorError.
     """
     found: list[pb.LoggedReceipt] = []
+    before, missing = "", set[int]()
     wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED
     with operator(remote) as stub:
         while len(found) < last:
-            before = found[-1].number if found else 0
             request = pb.ListReceiptsRequest(learner=learner, fate=wanted, limit=last - len(found), before=before)
             reply = stub.ListReceipts(request, timeout=TIMEOUT_S)
+            missing |= set(reply.missing)
             if not reply.receipts:
                 break
             found += reply.receipts
+            before = reply.next
+    if missing:
+        print(f"warning: {named_shards(missing)} did not answer, so its receipts are missing", file=sys.stderr)
     return found
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Returns the newest `last` receipts from a run's ledger, newest first. Raises OperatorError.
+    """Returns the newest `last` receipts from the ledger of a core or a shard, newest first. Raises OperatorError.
 
     A core may be using the ledger.
     """
@@ -47,7 +53,8 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
     wanted = _fate(fate) if fate else None
     with read_ledger(path) as db:
-        return [logged_receipt(*row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
+        shard = shard_number(run_ledger.get_meta(db))
+        return [logged_receipt(shard, *row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
 
 
 def _fate(name: str) -> Fate:

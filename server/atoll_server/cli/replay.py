@@ -48,7 +48,7 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
-    """Repeats every merge of a run, starting from the initial parameters.
+    """Repeats every merge of a run, or of one shard of a run, starting from the initial parameters.
 
     changes: settings to change, as NAME=VALUE; if empty, the replay compares each merge with the ledger's checksums.
     tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
@@ -64,7 +64,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
         meta = run_ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
-        for fragment in layout.fragments:
+        for fragment in (layout.fragments[index] for index in sorted(recorded.states)):
             theirs = recorded.states[fragment.index]
             state = initial_state(layout, initial, fragment)
             first = state.theta_pub.copy()

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
@@ -17,10 +18,11 @@ from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
-from atoll_server.run.summaries import checkpoint
+from atoll_server.run.summaries import checkpoint, manifest_message
 from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
+from atoll_server.storage.manifests import manifests_of
 
 
 def read_run(
@@ -45,6 +47,23 @@ def read_run(
         return run
 
 
+def shard_number(meta: dict[str, Any]) -> int:
+    """Returns the number of the shard whose fragments are in a directory. meta: the run's values in its ledger."""
+    number: int = meta.get("shard", [0])[0]
+    return number
+
+
+def check_whole_model(directory: Path) -> None:
+    """Raises SettingsError if a directory has no run, or only a part of the run's fragments."""
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
+    if "owned" in meta:
+        raise SettingsError(
+            f"{directory} holds {len(meta['owned'])} of the run's {meta['fragments']} fragments, but this needs all of "
+            "them: use `atoll checkpoint export OUT --server` with the registrar's address"
+        )
+
+
 @contextmanager
 def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
     """Context manager that opens a run's ledger read-only. unused: whether it is certain that no core uses the ledger.
@@ -63,17 +82,24 @@ def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Conn
 def list_from_directory(directory: Path) -> None:
     """Prints the checkpoints in a run's directory."""
     with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
+        if "owned" in meta and "shard" not in meta:
+            print_checkpoints(map(manifest_message, manifests_of(meta)))
+            return
+        if "owned" in meta:
+            print(f"snapshots of shard {shard_number(meta)}: the registrar's directory has the run's checkpoints")
         print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)])
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
     """Restores the run in a directory to a checkpoint, and prints the result. Raises the same errors as `roll_back`."""
     done = roll_back(directory, checkpoint)
-    merges = sum(done.row.versions.values())
     if not done.began:
-        print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
+        print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {done.merges} merges")
         return
-    print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
+    print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {done.merges} merges")
+    if done.shards:
+        print(f"start the registrar: its {done.shards} other shards restore their parts when they attach")
     print("start the core: learners continue from the checkpoint and discard later work")
 
 
@@ -82,6 +108,7 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file
 
     max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
     """
+    check_whole_model(directory)
     run = read_run(directory, check=True)
     states = initial_states(run.layout, run.initial) if initial else run.states
     write_model(out, run.layout, run.initial, states, max_file_bytes)

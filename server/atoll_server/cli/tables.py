@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
@@ -22,6 +22,11 @@ def console() -> Console:
     """
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
+
+
+def named_shards(numbers: Collection[int]) -> str:
+    """Returns shards as text, such as "shard 1, 3"."""
+    return f"shard {', '.join(map(str, sorted(numbers)))}"
 
 
 def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
@@ -55,7 +60,21 @@ def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
-    return Group(*parts, _totals(reply), _learners(reply, most), _fragments(reply, most))
+    shards = [_shards(reply)] if reply.shards else []
+    return Group(*parts, _totals(reply), *shards, _learners(reply, most), _fragments(reply, most))
+
+
+def _shards(reply: pb.StatusReply) -> Table:
+    table = Table("shard", "address", "state", "fragments", "heard")
+    for each in reply.shards:
+        table.add_row(
+            str(each.shard),
+            each.address or ("this registrar" if each.attached else "unknown"),
+            "attached" if each.attached else "[bold red]away[/]",
+            ", ".join(map(str, each.fragments)),
+            f"{each.heard_s:.1f} s ago" if each.heard_s else "",
+        )
+    return table
 
 
 def _totals(reply: pb.StatusReply) -> str:

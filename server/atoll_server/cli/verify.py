@@ -12,7 +12,7 @@ from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.tensor_header import TensorFileError
 
-from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial, stored_layout
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, check_initial
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.checkpoints.verification import DAMAGE, ROWS
@@ -98,7 +98,7 @@ class _Check:
             self._warn(f"initial parameters: {error}")
 
     def _snapshots(self) -> None:
-        fragments = stored_layout(run_ledger.get_meta(self._db)).fragments
+        fragments = Origin.of(run_ledger.get_meta(self._db)).fragments()
         rows = shard_ledger.snapshots(self._db)
         intact = 0
         for row in rows:

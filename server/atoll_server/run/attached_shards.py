@@ -113,6 +113,7 @@ class AttachedShards:
         self._changed = asyncio.Event()
         self._stage: sh.Stage | None = None
         self._begun: sh.Begun | None = None
+        self._keep: dict[int, sh.Keep] = {}
 
     # ------------------------------------------------------------------------------ the division
 
@@ -222,6 +223,8 @@ class AttachedShards:
         for entry in members:
             box.put(("member", entry.name), _member(entry))
         box.put("view", _view(view))
+        if shard.number in self._keep:
+            box.put("keep", sh.FromRegistrar(keep=self._keep[shard.number]))
         if self._begun is not None:
             begun = sh.Begun(settings=self._begun.settings, stage=self._for(self._begun.stage, shard))
             box.put("begun", sh.FromRegistrar(begun=begun))
@@ -286,6 +289,12 @@ class AttachedShards:
         """Tells all shards about a learner that joined, left, or was evicted."""
         for box in self._boxes():
             box.put(("member", entry.name), _member(entry))
+
+    def keep(self, number: int, snapshots: Iterable[int], through: int) -> None:
+        """Tells a shard, now and when it attaches, which snapshots the run's checkpoints name. through: see Keep."""
+        self._keep[number] = sh.Keep(snapshots=sorted(snapshots), through=through)
+        if (shard := self.shards.get(number)) is not None and shard.outbox is not None:
+            shard.outbox.put("keep", sh.FromRegistrar(keep=self._keep[number]))
 
     async def confirmed(self) -> list[int]:
         """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""

@@ -49,7 +49,7 @@ class Core(CoreProcess):
         now = self.clock.monotonic()
         self.journal.record(entries.Started(self.run.epoch), now)
         if (begun := self.run.newly_restored()) is not None:
-            self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
+            self.journal.record(entries.Restored(self.run.restored_checkpoint(), begun.generation), now)
 
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
         self.run.restore(meta, run_ledger.learners(db), writer)
@@ -117,9 +117,10 @@ class Core(CoreProcess):
 
     # ------------------------------------------------------------------------------ attached shards
 
-    def welcome(self) -> sh.Welcome:
-        """Returns the first message to a newly attached shard."""
+    def welcome(self, number: int) -> sh.Welcome:
+        """Returns the first message to a newly attached shard. number: the shard's."""
         run = self.run
+        snapshots = {} if run.from_manifest is None else run.from_manifest.snapshots
         return sh.Welcome(
             run=run.run_id,
             generation=run.generation,
@@ -127,6 +128,7 @@ class Core(CoreProcess):
             secret=run.sessions.secret,
             start=run.sessions.start,
             settings=run.settings.model_dump_json(),
+            checkpoint=snapshots.get(number, 0),
         )
 
     async def save_attached(self) -> None:

@@ -28,9 +28,10 @@ from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, lineage, run_ledger
+from atoll_server.storage import crash_points, lineage, manifests, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Beginning
+from atoll_server.storage.manifests import Manifest, RestoredManifest
 from atoll_server.storage.rows import LearnerRow
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
@@ -42,7 +43,11 @@ KEY_BYTES, START_BYTES = 32, 16  # sizes of the SessionKey's `secret` and `start
 
 
 class Registrar(KnownRun):
-    """The registrar of one run. Every change is durable before learners can see it. attached: the other shards."""
+    """The registrar of one run. Every change is durable before learners can see it.
+
+    attached: the other shards. manifests: the checkpoints of a run with several shards, oldest first.
+    from_manifest: the one from which this generation began, if any.
+    """
 
     def __init__(
         self, limits: Limits, clock: RunClock, journal: Journal, attached: AttachedShards | None = None
@@ -52,6 +57,8 @@ class Registrar(KnownRun):
         self._views = 0  # number of views sent to shards in this epoch
         self._position = NOWHERE
         self._placed_at = -math.inf
+        self.manifests: list[Manifest] = []
+        self.from_manifest: RestoredManifest | None = None
 
     @property
     def number(self) -> int:
@@ -74,6 +81,8 @@ class Registrar(KnownRun):
         self.sessions = SessionKey(secret, start, self.run_id, self.generation)
         self.settings = RunSettings.model_validate(meta["settings"])
         self.paused = meta.get("paused", "")
+        self.manifests = manifests.manifests_of(meta)
+        self.from_manifest = manifests.restored_of(meta)
         self.frozen_digest = meta.get("frozen_digest", "")
         self.initial_sha256 = meta.get("initial_sha256", "")
         self.restore_learners(learners)
@@ -82,6 +91,20 @@ class Registrar(KnownRun):
         """Returns this generation's beginning, or None if it is the first one or an earlier core served it."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
+
+    def restored_checkpoint(self) -> int:
+        """Returns the number of the checkpoint from which this generation began; 0 for the first generation."""
+        if self.from_manifest is not None:
+            return self.from_manifest.checkpoint
+        return self.line.beginnings[0].checkpoint if self.line.beginnings else 0
+
+    async def add_manifest(self, manifest: Manifest) -> None:
+        """Durably adds a checkpoint whose snapshots are durable, and removes the oldest checkpoints."""
+        known = [*self.manifests, manifest]
+        old = manifests.dropped(known, self.generation, self.settings.keep_snapshots)
+        self.manifests = known[len(old) :]
+        await self.writer.commit(partial(manifests.put_manifests, manifests=self.manifests))
+        crash_points.point("manifest.committed")
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """Sets the layout and frozen digest of the learner that holds the lease. A later call replaces them."""

@@ -11,6 +11,7 @@ from atoll_wire import shards_pb2 as sh
 from atoll_server.rounds.round_state import Phase
 from atoll_server.run.known_run import KnownRun
 from atoll_server.shard.shard import Shard
+from atoll_server.storage.manifests import Manifest
 from atoll_server.storage.rows import SnapshotRow
 
 
@@ -47,6 +48,17 @@ def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
     """Returns a snapshot's ledger row as a message."""
     return pb.Checkpoint(
         id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
+    )
+
+
+def manifest_message(manifest: Manifest) -> pb.Checkpoint:
+    """Returns a manifest as the checkpoint that operators see."""
+    return pb.Checkpoint(
+        id=manifest.id,
+        taken_at=manifest.taken_at,
+        versions=manifest.versions,
+        size_bytes=manifest.size_bytes,
+        generation=manifest.generation,
     )
 
 

@@ -44,7 +44,8 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
             first = await wait.first(requests, "an Attach stream")
             shard = run.attached.admit(first.hello, run.run_id, run.generation, begun=run.shard is not None)
             await self._core.save_attached()
-            box = run.attached.welcome(shard, self._core.welcome(), run.registry.entries.values(), run.view())
+            welcome = self._core.welcome(shard.number)
+            box = run.attached.welcome(shard, welcome, run.registry.entries.values(), run.view())
             receiving = asyncio.create_task(self._receive(requests, shard, box))
             try:
                 while True:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused
 from atoll_server.access.tokens import OperatorTokens
+from atoll_server.checkpoints.rollback import follow
 from atoll_server.checkpoints.verification import RunVerifier
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
@@ -36,10 +38,12 @@ from atoll_server.service.gauges import keep_gauges, keep_shard_gauges
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.registry_service import RegistryService
+from atoll_server.service.run_checkpoints import RunCheckpoints
+from atoll_server.service.shard_calls import ShardCalls, dial_shards
 from atoll_server.service.shard_operator_service import ShardOperatorService
 from atoll_server.settings import CoreSettings
 from atoll_server.shard_process.attachment import Attachment, dial
-from atoll_server.shard_process.shard_core import ShardCore
+from atoll_server.shard_process.shard_core import GenerationChangedError, ShardCore
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 
@@ -66,12 +70,38 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     check_role(settings.security.tls, Role.CORE)
     allocator.return_freed_memory()
     open_files()
+    signalled = stop_signal()
+    while not signalled.is_set() and (after := await _serve(settings, given, announce, signalled)) is not None:
+        changed = after.changed
+        log.warning("following the run to a checkpoint", generation=changed.generation, snapshot=changed.snapshot)
+        await asyncio.to_thread(follow, settings.directory, changed.generation, changed.snapshot)
+        settings = settings.model_copy(update={"listen": after.addresses})  # learners know these addresses
+        announce = _announced
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """A shard must start again at these addresses, since the run was restored to a checkpoint."""
+
+    changed: GenerationChangedError
+    addresses: tuple[str, ...]
+
+
+def _announced(_address: str) -> None:
+    """Does nothing: the first start has announced the address."""
+
+
+async def _serve(
+    settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None], signalled: asyncio.Event
+) -> _Restart | None:
+    """Runs a core until `signalled` is set, or until its shard must start again."""
     core = _core(settings, given)
-    told = stop_signal()
+    told = asyncio.Event()
+    passing_on = asyncio.create_task(_pass_on(signalled, told))
     if settings.standby:
         log.info("standby: this core takes over when the other core ends", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
-        return
+        return None
     core.failed.add_done_callback(lambda _: told.set())  # a failed core stops as if it had received a signal
     audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
@@ -80,7 +110,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     )
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, core.metrics.served)
-    services = _services(core, tokens, public)
+    services, checkpoints = _services(core, tokens, public)
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
     health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
@@ -91,7 +121,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         if await _unless(told, core.start()):
             background = [asyncio.create_task(_gauges(core))]
             if isinstance(core, ShardCore):
-                background.append(asyncio.create_task(_attached(core, addresses[0])))
+                background.append(asyncio.create_task(_attached(core, addresses[0], told)))
+            if checkpoints is not None:
+                background.append(asyncio.create_task(checkpoints.keep_taking()))
             for task in background:
                 task.add_done_callback(core.watched)
             await public.begin()
@@ -111,11 +143,19 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             f"the disk failed ({error}): no acknowledged work is lost; fix the disk, then restart the core"
         ) from error
     finally:
+        passing_on.cancel()
         beating.cancel()
         if scraped:
             scraped.end()
         audit_log.close()
     log.info("stopped", run=core.run.run_id)
+    changed = core.changed if isinstance(core, ShardCore) else None
+    return None if changed is None else _Restart(changed, tuple(addresses))
+
+
+async def _pass_on(signalled: asyncio.Event, told: asyncio.Event) -> None:
+    await signalled.wait()
+    told.set()
 
 
 def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
@@ -129,18 +169,23 @@ def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
 
 def _services(
     core: Core | ShardCore, tokens: OperatorTokens | None, public: RpcServer
-) -> list[OuterService | RegistryService]:
-    """Adds the core's services to its server. Returns those whose calls must be ended when the core stops."""
+) -> tuple[list[OuterService | RegistryService], RunCheckpoints | None]:
+    """Adds the core's services to its server.
+
+    Returns those whose calls must be ended when the core stops, and the run's checkpoints if this is the registrar.
+    """
     outer = OuterService(core)
     frame_messages.serve(outer, public.server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     if isinstance(core, ShardCore):
         rpc.add_OperatorServicer_to_server(ShardOperatorService(core), public.server)
-        return [outer]
+        return [outer], None
     registry = RegistryService(core)
     shards_pb2_grpc.add_RegistryServicer_to_server(registry, public.server)
-    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
-    return [outer, registry]
+    calls = ShardCalls(core.run.attached, dial_shards(core.settings.security))
+    checkpoints = RunCheckpoints(core, calls)
+    rpc.add_OperatorServicer_to_server(OperatorService(core, calls, checkpoints, tokens), public.server)
+    return [outer, registry], checkpoints
 
 
 def _audit_log(core: CoreProcess) -> AuditLog:
@@ -160,11 +205,16 @@ def _names(run: KnownRun) -> dict[str, Any]:
     return {"run": run.run_id, "epoch": run.epoch}
 
 
-def _attached(core: ShardCore, address: str) -> Coroutine[Any, Any, None]:
+async def _attached(core: ShardCore, address: str, told: asyncio.Event) -> None:
+    """Keeps a shard attached. Stops the process cleanly if the run was restored, so that the shard can follow."""
     settings = core.settings
     assert settings.registrar is not None, "other processes are registrars"
     connect = dial(settings.registrar, settings.security)
-    return Attachment(core, settings.registrar, settings.advertise or address, connect).keep()
+    try:
+        await Attachment(core, settings.registrar, settings.advertise or address, connect).keep()
+    except GenerationChangedError as changed:
+        core.changed = changed
+        told.set()
 
 
 def _gauges(core: Core | ShardCore) -> Coroutine[Any, Any, None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 
@@ -59,9 +59,10 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     )
     if run.line.beginnings:
         begun = run.line.beginnings[0]
-        reply.restored.CopyFrom(pb.Restored(checkpoint=begun.checkpoint, at=begun.at))
+        reply.restored.CopyFrom(pb.Restored(checkpoint=run.restored_checkpoint(), at=begun.at))
     if run.shard is not None:
         _add_fragments(run, run.shard, reply, now)
+    reply.shards.extend(_shards(run, now))
     reply.troubles.extend(trouble.text for trouble in troubles(run, facts.damage, now))
     return reply
 
@@ -108,6 +109,26 @@ def _add_fragments(run: Registrar, own: Shard, reply: pb.StatusReply, now: float
         reply.contributions.turned_away += counts.turned_away
     reply.merges = sum(each.version for each in fragments)
     reply.fragments.extend(sorted(fragments, key=lambda each: each.fragment))
+
+
+def _shards(run: Registrar, now: float) -> list[pb.ShardStatus]:
+    """Returns the run's shards in order, or none if one core has all fragments."""
+    attached = run.attached
+    if not attached.remote:
+        return []
+    own = [] if run.shard is None else sorted(run.shard.fragments)
+    shards = {attached.own: pb.ShardStatus(shard=attached.own, attached=True, fragments=own)}
+    for number in attached.remote:
+        shards[number] = pb.ShardStatus(shard=number)
+    for each in attached.all():
+        shards[each.number] = pb.ShardStatus(
+            shard=each.number,
+            address=each.address,
+            attached=each.outbox is not None,
+            fragments=each.fragments,
+            heard_s=now - each.heard_at if each.heard_at else 0.0,
+        )
+    return [shards[number] for number in sorted(shards)]
 
 
 def _learner(
@@ -194,6 +215,14 @@ def list_rounds(run: KnownRun, timeline: Timeline, request: pb.ListRoundsRequest
     for seen in islice(timeline.newest(), request.last or None):
         reply.rounds.append(_round(run, seen, request))
     return reply
+
+
+def joined_rounds(
+    replies: Sequence[pb.ListRoundsReply], missing: Sequence[int], request: pb.ListRoundsRequest
+) -> pb.ListRoundsReply:
+    """Returns the newest rounds of all shards, newest first. missing: shards that did not reply."""
+    found = sorted((each for reply in replies for each in reply.rounds), key=lambda each: -each.opened_at)
+    return pb.ListRoundsReply(rounds=found[: request.last or None], missing=missing)
 
 
 def _round(run: KnownRun, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import structlog
@@ -15,9 +15,10 @@ from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, lineage, shard_ledger, totals
+from atoll_server.storage import crash_points, lineage, manifests, shard_ledger, totals
 from atoll_server.storage.database import BEFORE_RESTORING, LedgerError
 from atoll_server.storage.lineage import Line
+from atoll_server.storage.manifests import KeptSnapshots
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
@@ -33,6 +34,7 @@ class Snapshotter:
     """One shard's snapshots. rows: snapshots on disk, oldest first.
 
     undone: snapshots of work that `checkpoint restore` discarded. They stay until this generation has two snapshots.
+    kept: snapshots that stay because a checkpoint of several shards names them.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Snapshotter:
         self._line = restored.line
         self.rows = restored.snapshots
         self.undone = restored.undone
+        self.kept = restored.kept
+        self._part = len(fragments) < len(restored.layout.fragments)  # whether the run has other shards
         self._left_behind = undoable(self.rows, self._line)
         self._let_go_to = covered(self.rows, fragments)
         self._taking = asyncio.Lock()
@@ -65,6 +69,14 @@ class Snapshotter:
     def all(self) -> list[SnapshotRow]:
         """Returns all snapshots that an operator can restore, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
+
+    async def keep(self, snapshots: Collection[int], through: int) -> None:
+        """Durably keeps only these snapshots beyond the newest ones. A snapshot above `through` stays kept."""
+        kept = self.kept.told(frozenset(snapshots), through)
+        if kept != self.kept:
+            self.kept = kept
+            await self._context.writer.commit(partial(manifests.put_kept, kept=kept))
+            crash_points.point("kept.committed")
 
     def merged(self, took_s: float) -> None:
         """Records a new merge, which no snapshot covers yet. took_s: duration of the merge in seconds."""
@@ -88,12 +100,13 @@ class Snapshotter:
         versions = {index: fragment.version for index, fragment in self._fragments.items()}
         return not self.rows or self.rows[-1].versions != versions
 
-    async def take(self) -> SnapshotRow:
+    async def take(self, *, keep: bool = False) -> SnapshotRow:
         """Takes a snapshot, then deletes files that are no longer needed. Continues even if the caller is cancelled.
 
+        keep: whether to keep the snapshot for a checkpoint of several shards (see `keep`).
         Raises OSError if the snapshot cannot be written.
         """
-        task = asyncio.create_task(self._take())
+        task = asyncio.create_task(self._take(keep=keep))
         self._tasks.add(task)
         task.add_done_callback(self._taken)
         return await asyncio.shield(task)
@@ -110,7 +123,7 @@ class Snapshotter:
             # The ledger and the spool still contain all work, so the only effect is a longer start.
             self._context.record(entries.SnapshotFailed(str(error)))
 
-    async def _take(self) -> SnapshotRow:
+    async def _take(self, *, keep: bool) -> SnapshotRow:
         context = self._context
         async with self._taking:
             self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
@@ -133,13 +146,15 @@ class Snapshotter:
                 context.clock.wall(),
                 writer.size_bytes,
             )
-            await context.writer.commit(partial(shard_ledger.add_snapshot, row=row))
+            if keep:
+                self.kept = self.kept.plus(number)
+            await context.writer.commit(partial(_add_snapshot, row=row, kept=self.kept if keep else None))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
             self._took_s = context.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
-            taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes)
+            taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes, part=self._part)
             context.record(taken)
             await self._drop_old()
             while await context.writer.commit(self._add_up):
@@ -168,11 +183,12 @@ class Snapshotter:
 
     async def _drop_old(self) -> None:
         context = self._context
-        while len(self.rows) > context.run.keep_snapshots:
-            await self._drop(self.rows.pop(0))
         held = undoable(self.rows, self._line)
-        while self.undone and not held:
-            await self._drop(self.undone.pop(0))
+        for rows, count in ((self.rows, context.run.keep_snapshots), (self.undone, len(self.undone) if held else 0)):
+            for row in rows[: max(0, len(rows) - count)]:
+                if row.id not in self.kept.snapshots:
+                    rows.remove(row)
+                    await self._drop(row)
         older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
         bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
         await asyncio.to_thread(self._let_go, await context.writer.commit(partial(self._covered, bounds=bounds)))
@@ -212,6 +228,12 @@ class Snapshotter:
         """Deletes the payloads of older generations, unless the run is recorded."""
         if not self._context.run.record:
             self._spool.delete_older(self._context.generation)
+
+
+def _add_snapshot(db: sqlite3.Connection, row: SnapshotRow, kept: KeptSnapshots | None) -> None:
+    shard_ledger.add_snapshot(db, row)
+    if kept is not None:
+        manifests.put_kept(db, kept)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:

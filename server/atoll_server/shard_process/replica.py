@@ -25,9 +25,10 @@ from atoll_server.shard.run_view import RunView
 from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
+from atoll_server.storage.run_ledger import VIEW
 from atoll_server.telemetry.journal import Journal
 
-VIEW, START = "view", "session_start"  # keys in the ledger's meta table
+START = "session_start"  # key in the ledger's meta table
 
 
 class Replica(KnownRun):

@@ -37,11 +37,19 @@ STAGED = "staged"  # key in the ledger's meta table: digest of the whole initial
 
 
 class GenerationChangedError(SettingsError):
-    """The run was restored to a checkpoint, so this process must restore its shard and start again."""
+    """The run was restored to a checkpoint, so this process must restore its shard and start again.
+
+    generation: the run's new one. snapshot: the shard's snapshot from which it began.
+    """
+
+    def __init__(self, generation: int, snapshot: int) -> None:
+        super().__init__(f"the run was restored to a checkpoint (generation {generation}): this shard follows")
+        self.generation = generation
+        self.snapshot = snapshot
 
 
 class ShardCore(CoreProcess):
-    """The process of one shard. directory: identifies its directory."""
+    """The process of one shard. directory: identifies its directory. changed: why the shard must start again, if so."""
 
     run: Replica
 
@@ -51,6 +59,7 @@ class ShardCore(CoreProcess):
         self.run = Replica(settings.limits, self.run_clock, self.journal, settings.shard)
         self.directory = b""
         self.staged = b""
+        self.changed: GenerationChangedError | None = None
 
     async def start(self) -> None:
         await super().start()
@@ -103,12 +112,17 @@ class ShardCore(CoreProcess):
         )
 
     async def welcomed(self, welcome: sh.Welcome) -> None:
-        """Applies the registrar's first message. Raises GenerationChangedError if the run was restored."""
+        """Applies the registrar's first message.
+
+        Raises GenerationChangedError if the run was restored, and SettingsError if this shard cannot follow.
+        """
         if self.run.shard is not None and welcome.generation != self.run.generation:
-            raise GenerationChangedError(
-                f"the run was restored to a checkpoint (generation {welcome.generation}): this shard restores its part "
-                "and starts again"
-            )
+            if not welcome.checkpoint:
+                raise SettingsError(
+                    f"the registrar is at generation {welcome.generation}, but this shard is at "
+                    f"{self.run.generation}: restore both from backups of the same time"
+                )
+            raise GenerationChangedError(welcome.generation, welcome.checkpoint)
         await self.run.welcomed(welcome)
 
     async def told(self, message: sh.FromRegistrar) -> None:
@@ -129,6 +143,9 @@ class ShardCore(CoreProcess):
                         seen.slot_s,
                     )
                 )
+            case "keep":
+                if (shard := self.run.shard) is not None:
+                    await shard.snapshots.keep(message.keep.snapshots, message.keep.through)
             case "begun":
                 await self._begun(message.begun)
 

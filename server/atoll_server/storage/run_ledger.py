@@ -12,6 +12,8 @@ from typing import Any
 from atoll_server.storage.database import checksum, verified
 from atoll_server.storage.rows import LearnerRow
 
+VIEW = "view"  # key of a shard's newest view of the run
+
 
 def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
     """Stores one of the run's values. value: must be serialisable as JSON."""

@@ -75,11 +75,16 @@ class PauseChanged(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(OfTheRun):
-    """A snapshot is durable. merges: number of merges of all fragments since the run began."""
+    """A snapshot is durable, or a checkpoint of several shards.
+
+    merges: number of merges of its fragments since the run began. part: whether it is a snapshot of one of several
+    shards, and thus not a checkpoint.
+    """
 
     number: int
     merges: int
     size_bytes: int
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)

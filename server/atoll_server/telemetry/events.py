@@ -84,7 +84,8 @@ class EventLog:
                 kind, text = (Kind.PAUSED, f"paused {entry.reason}") if entry.reason else (Kind.RESUMED, "resumed")
                 self._add(kind, text, now)
             case entries.SnapshotTaken():
-                self._add(Kind.CHECKPOINT, f"checkpoint {entry.number} is durable", now)
+                what = "snapshot" if entry.part else "checkpoint"
+                self._add(Kind.CHECKPOINT, f"{what} {entry.number} is durable", now)
             case entries.Trouble():
                 self._add(Kind.TROUBLE, entry.text, now)
             case entries.Joined():

@@ -10,6 +10,7 @@ const EVERY_MS = 2000;
 
 const columns = [
   figures("Fragment", (each) => each.fragment),
+  figures("Shard", (each) => each.shard, { minor: true }),
   figures("Version", (each) => count(each.version)),
   figures("Cycle", (each) => count(each.cycle), { minor: true }),
   figures("Parameters", (each) => short(each.parameters)),

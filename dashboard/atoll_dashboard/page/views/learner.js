@@ -34,7 +34,7 @@ export function learnerView(section, actions) {
   const tokens = lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true });
   const rounds = timeline({ only: () => name, nothing: "This learner has not been in any recent round." });
   const receipts = makeTable({
-    caption: "Newest receipts", columns: receiptColumns(false), key: (receipt) => receipt.number,
+    caption: "Newest receipts", columns: receiptColumns(false), key: (receipt) => `${receipt.shard}:${receipt.number}`,
   });
   const all = h("a");
   const body = h(

@@ -17,7 +17,9 @@ export function receiptsView(section) {
   let older = null;
   const learner = search("Learner's name", (words) => change({ learner: words }));
   const fate = choice("Fate", "All fates", FATES, (value) => change({ fate: value }));
-  const table = makeTable({ caption: "Receipts", columns: receiptColumns(true), key: (receipt) => receipt.number });
+  const table = makeTable({
+    caption: "Receipts", columns: receiptColumns(true), key: (receipt) => `${receipt.shard}:${receipt.number}`,
+  });
   const newest = h("button", { type: "button", onclick: () => change({}) }, "Newest receipts");
   const back = h("button", { type: "button", onclick: () => change({ before: older }) }, "Older receipts");
   section.append(
@@ -49,7 +51,7 @@ export function receiptsView(section) {
     arrive({ query }) {
       asked = {
         learner: query.learner ?? "", fate: FATES.includes(query.fate) ? query.fate : "",
-        before: /^\d+$/.test(query.before) ? query.before : null,
+        before: /^[\d:,]+$/.test(query.before) ? query.before : null,
       };
       showAsked();
       page.start();
