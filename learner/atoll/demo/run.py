@@ -98,10 +98,7 @@ def _train(
         status = _settled(stub)
         progress.note("all learners have left")
         _export(stub, directory / FIRST, initial=True)
-        if settings.sharded:
-            _fetch(servers[0], directory / LAST)
-        else:
-            _export(stub, directory / LAST, initial=False)
+        _export(stub, directory / LAST, initial=False)
     figures = regions.figures()
     cores.stop()
     return status, kills.counts(), figures
@@ -111,13 +108,6 @@ def _export(stub: rpc.OperatorStub, path: Path, *, initial: bool) -> None:
     request = pb.ExportCheckpointRequest(initial=initial)
     with open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
         file.writelines(reply.chunk for reply in call)
-
-
-def _fetch(server: str, path: Path) -> None:
-    """Writes the published model, which it fetches from all shards as a learner."""
-    from atoll.reference.train import save_run  # noqa: PLC0415 - loads torch only after the learners have ended
-
-    save_run(server, "tiny", path)
 
 
 def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:

@@ -167,16 +167,6 @@ def loss_of_file(path: Path, size: str, text: Path | None) -> float:
     return validation_loss(model, data.load(text, SIZES[size].context))
 
 
-def save_run(server: str, size: str, path: Path) -> None:
-    """Joins a run of the reference model as a learner, writes the run's parameters to a file, and leaves.
-
-    server: HOST:PORT of a core or front.
-    """
-    model = build(size, 0)
-    with Learner(model, optimizer_for(model, 0.0), server=server, name="evaluation"):
-        save_file(model.state_dict(), path)
-
-
 def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.device]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
