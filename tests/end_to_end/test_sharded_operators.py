@@ -192,8 +192,10 @@ def test_a_run_restored_at_its_registrar_continues_from_the_checkpoint_in_all_sh
             eventually(lambda: all(each.attached for each in run.status().shards))
             assert run.status().restored.checkpoint == old.id
             eventually(lambda: run.status().merges >= merges + 20, 60)
-            merged = [trainee.learner.stats().merged for trainee in trainees]
-            assert all(merged)
+            assert all(trainee.learner.stats().merged for trainee in trainees)
+            for each in run.status().learners:
+                assert each.goodput.lost_s["thrown_away"] > 0
+                assert 0 <= each.goodput.ratio < 1
             newest = take(run.registrar)
             assert newest.generation == 2
         settled(run)

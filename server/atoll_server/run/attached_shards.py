@@ -258,6 +258,7 @@ class AttachedShards:
                 sums.bytes_down,
                 sums.parameters_down,
                 sums.bytes_whole,
+                sums.undone_tokens,
             )
         del summary.learners[:]
         shard.summary = summary
