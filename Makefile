@@ -70,7 +70,8 @@ lint: $(READY) ## run ruff and mypy --strict, and check that generated code matc
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@mkdir -p build/drift
-	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift --grpc_python_out=build/drift proto/atoll_wire/outer.proto
+	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift --grpc_python_out=build/drift \
+	  proto/atoll_wire/outer.proto proto/atoll_wire/shards.proto
 	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift proto/atoll_wire/ranks.proto
 	@for file in build/drift/atoll_wire/*_pb2*; do \
 	  diff -q "$$file" "proto/atoll_wire/$${file##*/}" > /dev/null || { echo "error: $${file##*/} does not match its .proto: run make proto"; exit 1; }; done
@@ -80,7 +81,8 @@ format: $(READY) ## format and fix the code with ruff
 	@$(BIN)/ruff format .
 
 proto: $(READY) ## generate code from the .proto files
-	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/atoll_wire/outer.proto
+	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto \
+	  proto/atoll_wire/outer.proto proto/atoll_wire/shards.proto
 	@$(PROTOC) --python_out=proto --pyi_out=proto proto/atoll_wire/ranks.proto
 
 simulate: $(READY) ## run the deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json PATH"
