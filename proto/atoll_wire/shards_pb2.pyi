@@ -90,7 +90,7 @@ class Summary(_message.Message):
     def __init__(self, fragments: _Optional[_Iterable[_Union[_outer_pb2.FragmentStatus, _Mapping]]] = ..., contributions: _Optional[_Union[_outer_pb2.Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[LearnerSums, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ..., in_flight: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[_outer_pb2.Checkpoint, _Mapping]]] = ...) -> None: ...
 
 class LearnerSums(_message.Message):
-    __slots__ = ("learner", "merged_token_parameters", "bytes_up", "parameters_up", "accepted_tokens", "accepted_before", "bytes_down", "parameters_down", "bytes_whole", "pending", "missed")
+    __slots__ = ("learner", "merged_token_parameters", "bytes_up", "parameters_up", "accepted_tokens", "accepted_before", "bytes_down", "parameters_down", "bytes_whole", "pending", "missed", "undone_tokens")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     MERGED_TOKEN_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class LearnerSums(_message.Message):
     BYTES_WHOLE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     learner: str
     merged_token_parameters: str
     bytes_up: int
@@ -113,7 +114,8 @@ class LearnerSums(_message.Message):
     bytes_whole: int
     pending: int
     missed: int
-    def __init__(self, learner: _Optional[str] = ..., merged_token_parameters: _Optional[str] = ..., bytes_up: _Optional[int] = ..., parameters_up: _Optional[int] = ..., accepted_tokens: _Optional[float] = ..., accepted_before: _Optional[float] = ..., bytes_down: _Optional[int] = ..., parameters_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., pending: _Optional[int] = ..., missed: _Optional[int] = ...) -> None: ...
+    undone_tokens: float
+    def __init__(self, learner: _Optional[str] = ..., merged_token_parameters: _Optional[str] = ..., bytes_up: _Optional[int] = ..., parameters_up: _Optional[int] = ..., accepted_tokens: _Optional[float] = ..., accepted_before: _Optional[float] = ..., bytes_down: _Optional[int] = ..., parameters_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., pending: _Optional[int] = ..., missed: _Optional[int] = ..., undone_tokens: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run", "generation", "epoch", "secret", "start", "settings", "checkpoint")

@@ -192,8 +192,10 @@ def test_a_run_restored_at_its_registrar_continues_from_the_checkpoint_in_all_sh
             eventually(lambda: all(each.attached for each in run.status().shards))
             assert run.status().restored.checkpoint == old.id
             eventually(lambda: run.status().merges >= merges + 20, 60)
-            merged = [trainee.learner.stats().merged for trainee in trainees]
-            assert all(merged)
+            assert all(trainee.learner.stats().merged for trainee in trainees)
+            for each in run.status().learners:
+                assert each.goodput.lost_s["thrown_away"] > 0
+                assert 0 <= each.goodput.ratio < 1
             newest = take(run.registrar)
             assert newest.generation == 2
         settled(run)
@@ -321,6 +323,37 @@ def test_a_checkpoint_that_is_interrupted_does_not_count(tmp_path, monkeypatch, 
         assert take(run.registrar).id == len(listed) + 1
         [snapshots] = [kept_of(meta(each)).snapshots for each in run.shards.values()]
         assert len(snapshots) <= 2
+
+
+@pytest.mark.parametrize("point", ["snapshot.committed", "kept.committed"])
+def test_a_shard_that_is_killed_during_a_checkpoint_keeps_what_the_checkpoints_name(tmp_path, monkeypatch, point):
+    with sharded(tmp_path, 2, *OPTIONS) as run:
+        shard = run.shards[1]
+        train(run.address, "a", steps=60)
+        settled(run)
+        shard.kill()
+        monkeypatch.setenv("ATOLL_CRASH_AT", point)
+        shard.start()
+        eventually(lambda: all(each.attached for each in run.status().shards))
+        if point == "snapshot.committed":
+            with pytest.raises(grpc.RpcError, match=r"shard 1 at .* did not answer"):
+                take(run.registrar)
+        else:
+            take(run.registrar)
+        assert shard.child.process.wait(20) == -9
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        assert _listed(run) == (point == "kept.committed")
+        shard.start()
+        eventually(lambda: all(each.attached for each in run.status().shards))
+        newest = take(run.registrar)
+        train(run.address, "a", steps=60)
+        settled(run)
+        shard.stop()
+        run.registrar.stop()
+        assert restore(run.registrar.directory, newest.id).returncode == 0
+        run.registrar.start()
+        shard.start()
+        eventually(lambda: {f.fragment: f.version for f in run.status().fragments} == dict(newest.versions))
 
 
 def test_the_registrar_takes_checkpoints_at_its_interval(tmp_path):

@@ -186,6 +186,18 @@ def test_work_acknowledged_by_all_shards_survives_a_dead_process():
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0), "it was counted as abandoned"
 
 
+def test_work_that_a_restore_undid_is_thrown_away_once_whichever_process_undid_it():
+    a = account()
+    a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
+    a.accepted(0, 100.0, current=True)
+    a.current.undone_tokens = 20.0
+    a.at(1).undone_tokens = 30.0
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
+    a.joined(10.0, 0.0, returning=True)
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
+    assert a.at(1).undone_tokens == 0.0, "the work belongs to the dead process"
+
+
 def test_the_run_is_the_sum_of_its_learners():
     a, b = account(), account()
     a.heard(10.0, IncarnationCounters(tokens=1, stepping_s=10.0))

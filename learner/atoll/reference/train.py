@@ -14,7 +14,7 @@ from typing import cast
 import structlog
 import torch
 from atoll_wire.errors import UserError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from atoll.learner import Learner
 from atoll.reference import data

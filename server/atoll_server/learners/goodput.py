@@ -60,15 +60,16 @@ class IncarnationCounters:
         """Returns the number of tokens whose work the learner dropped or a rollback undid."""
         return self.abandoned_tokens + self.undone_tokens
 
-    def thrown_away_s(self, accepted: float | None = None) -> float:
+    def thrown_away_s(self, accepted: float | None = None, undone: float = 0.0) -> float:
         """Returns the stepping time, in seconds, of tokens that will never be merged.
 
         accepted: acknowledged tokens of dead incarnations. None for the living incarnation, which may send more tokens.
+        undone: tokens that a rollback undid in other processes.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
             return self.stepping_s if accepted is not None else 0.0
-        lost = max(self.given_up_tokens(), tokens - accepted if accepted is not None else 0.0)
+        lost = max(self.given_up_tokens() + undone, tokens - accepted if accepted is not None else 0.0)
         return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
 
 
@@ -81,6 +82,7 @@ class ShardSums:
     accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
     weighted by the number of parameters. accepted_before: the same for dead incarnations. bytes_down, parameters_down,
     bytes_whole: as in TimeAccount, for a shard in another process; 0 for the shard of this process.
+    undone_tokens: as in IncarnationCounters, likewise.
     """
 
     merged_token_parameters: int = 0
@@ -91,6 +93,7 @@ class ShardSums:
     bytes_down: int = 0
     parameters_down: int = 0
     bytes_whole: int = 0
+    undone_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +281,11 @@ class TimeAccount:
         """Adds the counters of the current incarnation, which has ended, to `past`."""
         dead = self.current
         accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
-        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
+        dead.abandoned_tokens = max(dead.given_up_tokens() + self._undone_elsewhere(), dead.tokens - accepted)
         dead.undone_tokens = 0.0
         for sums in self.by_shard.values():
             sums.accepted_before += sums.accepted_tokens
-            sums.accepted_tokens = 0.0
+            sums.accepted_tokens = sums.undone_tokens = 0.0
         if not self.past:
             self.past = [dead]
             return
@@ -323,7 +326,8 @@ class TimeAccount:
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         accepted = sum(sums.accepted_before for sums in self.by_shard.values())
-        thrown = self.current.thrown_away_s() + sum(spent.thrown_away_s(accepted) for spent in self.past)
+        thrown = self.current.thrown_away_s(undone=self._undone_elsewhere())
+        thrown += sum(spent.thrown_away_s(accepted) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         silent_s = self._silent_s(now)
         lost = {
@@ -335,6 +339,10 @@ class TimeAccount:
         }
         lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
         return GoodputTotals(useful, provisioned, lost)
+
+    def _undone_elsewhere(self) -> float:
+        """Returns the living incarnation's merged tokens that a restore discarded in other processes."""
+        return sum(sums.undone_tokens for sums in self.by_shard.values())
 
     def _trains(self) -> bool:
         """Returns whether the current process has sent a report. A process reports only after it has parameters."""

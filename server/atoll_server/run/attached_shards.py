@@ -273,6 +273,7 @@ class AttachedShards:
                 sums.bytes_down,
                 sums.parameters_down,
                 sums.bytes_whole,
+                sums.undone_tokens,
             )
             entry.unsaved = True
         del summary.learners[:]

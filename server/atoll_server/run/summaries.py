@@ -100,6 +100,7 @@ class Summarising:
             bytes_down=account.bytes_down,
             parameters_down=account.parameters_down,
             bytes_whole=account.bytes_whole,
+            undone_tokens=account.current.undone_tokens,
             pending=pending,
             missed=shard.contributions.missed(name),
         )

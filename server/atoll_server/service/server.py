@@ -74,7 +74,12 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     while not signalled.is_set() and (after := await _serve(settings, given, announce, signalled)) is not None:
         changed = after.changed
         log.warning("following the run to a checkpoint", generation=changed.generation, snapshot=changed.snapshot)
-        await asyncio.to_thread(follow, settings.directory, changed.generation, changed.snapshot)
+        try:
+            await asyncio.to_thread(follow, settings.directory, changed.generation, changed.snapshot)
+        except (OSError, sqlite3.Error) as error:
+            raise CoreFailed(
+                f"this shard cannot follow the run to a checkpoint ({error}): fix the disk, then restart the shard"
+            ) from error
         settings = settings.model_copy(update={"listen": after.addresses})  # learners know these addresses
         announce = _announced
 
