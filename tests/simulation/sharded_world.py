@@ -359,8 +359,9 @@ class ShardedWorld:
 
     async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
         incarnation = core.run.registry.entries[name].incarnation
-        if not reason:
-            for home in self.homes:
+        for home in self.homes:
+            self.checks.told_eviction.pop((home.number, name), None)
+            if not reason:
                 self.checks.shut_out.pop((home.number, name, incarnation), None)
         late = await core.run.evict(name, reason)
         self.checks.note(f"{name} is {'evicted' if reason else 'readmitted'}, late {late}")
@@ -369,6 +370,7 @@ class ShardedWorld:
             for home in self.homes:
                 if self._place(home) not in late:
                     self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
+                    self.checks.told_eviction[home.number, name] = reason
 
     @staticmethod
     def _place(home: Home) -> int:
