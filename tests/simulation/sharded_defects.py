@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from atoll_server.run.attached_shards import AttachedShards, Outbox
+from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.shard.run_view import RunView
 from atoll_server.shard_process import shard_core
 from atoll_server.shard_process.replica import Replica
@@ -112,36 +112,6 @@ def a_shard_forgets_evictions() -> Iterator[None]:
         entry.unsaved = False
 
     with patch(Replica, "save", in_memory):
-        yield
-
-
-@defect
-def sessions_of_before_a_restart_go_on() -> Iterator[None]:
-    """A shard counts sessions on when the registrar was restarted, so it refuses the new registrar's sessions."""
-    with patch(Replica, "welcomed", _welcomed_without_forgetting):
-        yield
-
-
-async def _welcomed_without_forgetting(self: Replica, welcome: sh.Welcome) -> None:
-    with patch(type(self.registry), "forget_sessions", lambda _: None):
-        await WELCOMED(self, welcome)
-
-
-WELCOMED = Replica.welcomed
-
-
-@defect
-def a_replaced_message_takes_a_new_number() -> Iterator[None]:
-    """A confirmation covers messages that still wait, because newer ones have replaced them."""
-
-    def put(self: Outbox, about: object, message: sh.FromRegistrar) -> None:
-        self._number += 1
-        message.sequence = self._number
-        self._waiting.pop(about, None)
-        self._waiting[about] = message
-        self._wake.set()
-
-    with patch(Outbox, "put", put):
         yield
 
 
