@@ -39,6 +39,7 @@ class ShardedChecks(Checks):
         self.shut_out: dict[tuple[int, str, int], float] = {}  # process, name, incarnation: refused there since then
         self.served: dict[tuple[int, str], int] = {}  # process, name: highest incarnation with an acknowledgement
         self.told_pause: dict[int, str] = {}  # by process: the pause that it confirmed, unless another was asked for
+        self.told_eviction: dict[tuple[int, str], str] = {}  # by process and learner: the eviction that it confirmed
         self.up: dict[int, int] = {}  # by process: its last epoch
 
     # ------------------------------------------------------------------------------ messages
@@ -98,7 +99,18 @@ class ShardedChecks(Checks):
             for fragment in shard.fragments:
                 self._serves(home, fragment)
             self._began(home, home.core, shard)
+            self._obeys(home, home.core)
         self.core = None
+
+    def _obeys(self, home: Home, core: CoreProcess) -> None:
+        """Checks that a process has all that operators were told it has."""
+        paused = self.told_pause.get(home.number)
+        if paused is not None and core.run.paused != paused:
+            raise Violation(15, f"{home.name} has the pause {core.run.paused!r}, and confirmed {paused!r}")
+        for (number, name), reason in self.told_eviction.items():
+            entry = core.run.registry.entries.get(name)
+            if number == home.number and (entry is None or entry.evicted != reason):
+                raise Violation(15, f"{home.name} lets {name} in, and confirmed its eviction")
 
     def _began(self, home: Home, core: CoreProcess, shard: Shard) -> None:
         """Checks that a process began with the parameters with which all others began."""
@@ -129,9 +141,7 @@ class ShardedChecks(Checks):
         if run.epoch <= self.up.get(home.number, 0):
             raise Violation(6, f"epochs of {home.name} do not grow: {self.up[home.number]} then {run.epoch}")
         self.up[home.number] = run.epoch
-        paused = self.told_pause.get(home.number)
-        if paused is not None and run.paused.rpartition(": ")[2] != paused:
-            raise Violation(1, f"{home.name} has the pause {run.paused!r}, and confirmed {paused!r}")
+        self._obeys(home, core)
         mine = [fragment for fragment, number in self.owners.items() if number == home.number]
         if shard is None:
             if mine:

@@ -49,6 +49,7 @@ LATE = "late"  # joins while the registrar is away
 FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
+TURNS_TO_END = 10
 AWAY_S = 25.0  # how long the registrar is away in the calm period, at most
 
 
@@ -359,8 +360,9 @@ class ShardedWorld:
 
     async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
         incarnation = core.run.registry.entries[name].incarnation
-        if not reason:
-            for home in self.homes:
+        for home in self.homes:
+            self.checks.told_eviction.pop((home.number, name), None)
+            if not reason:
                 self.checks.shut_out.pop((home.number, name, incarnation), None)
         late = await core.run.evict(name, reason)
         self.checks.note(f"{name} is {'evicted' if reason else 'readmitted'}, late {late}")
@@ -369,6 +371,7 @@ class ShardedWorld:
             for home in self.homes:
                 if self._place(home) not in late:
                     self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
+                    self.checks.told_eviction[home.number, name] = reason
 
     @staticmethod
     def _place(home: Home) -> int:
@@ -570,7 +573,8 @@ def simulate_sharded(seed: int) -> ShardedWorld:
                 process.kill()
             for task in asyncio.all_tasks(loop):
                 task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
+            for _ in range(TURNS_TO_END):  # an agent waits for the ends of its sessions at all shards
+                loop.run_until_complete(asyncio.sleep(0))
             for home in world.homes:
                 for end in home.platter.at_end:
                     end()

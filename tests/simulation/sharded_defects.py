@@ -1,0 +1,128 @@
+"""Deliberate defects of a run over several shards, each of which its simulation must find: see `defects`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from atoll_server.run.attached_shards import AttachedShards
+from atoll_server.shard.run_view import RunView
+from atoll_server.shard_process import shard_core
+from atoll_server.shard_process.replica import Replica
+from atoll_server.storage import run_ledger
+from atoll_wire import shards_pb2 as sh
+from atoll_wire.layout.layout import Layout
+
+from tests.simulation.bookkeeping import Violation
+from tests.simulation.defects import Defect, patch
+from tests.simulation.sharded_world import simulate_sharded
+
+SHARDED_DEFECTS: dict[str, Defect] = {}
+
+
+def defect(function: Defect) -> Defect:
+    """Adds a defect to the list. Its docstring states what is wrong."""
+    SHARDED_DEFECTS[function.__name__] = function
+    return function
+
+
+@defect
+def a_fragment_is_owned_twice() -> Iterator[None]:
+    """The last shard also begins with fragment 0."""
+    fragments = AttachedShards.fragments
+
+    def and_the_first(self: AttachedShards, layout: Layout, number: int) -> tuple[int, ...]:
+        mine = fragments(self, layout, number)
+        return tuple(sorted({0, *mine})) if number == self.count - 1 else mine
+
+    with patch(AttachedShards, "fragments", and_the_first):
+        yield
+
+
+@defect
+def a_run_begins_before_all_shards_have_staged() -> Iterator[None]:
+    """The registrar records the winner before all shards have durable parameters."""
+
+    async def at_once(self: AttachedShards, stage: sh.Stage, layout: Layout) -> None:
+        self._stage = stage
+        self.runs(layout)
+
+    with patch(AttachedShards, "stage", at_once):
+        yield
+
+
+@defect
+def staged_parameters_are_not_durable() -> Iterator[None]:
+    """A shard answers that it has staged, and does not record it."""
+
+    def forgetful(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
+        for key, value in meta.items():
+            if key != shard_core.STAGED:
+                run_ledger.put_meta(db, key, value)
+
+    with patch(shard_core, "_put_meta", forgetful):
+        yield
+
+
+@defect
+def a_view_is_compared_without_its_epoch() -> Iterator[None]:
+    """A restarted registrar counts views from 1 again, so shards ignore its first ones."""
+    with patch(RunView, "newer_than", lambda self, other: self.sequence > other.sequence):
+        yield
+
+
+@defect
+def a_view_is_compared_by_tokens() -> Iterator[None]:
+    """A view with more tokens wins, whether or not it is newer."""
+    with patch(RunView, "newer_than", lambda self, other: self.run_tokens > other.run_tokens):
+        yield
+
+
+@defect
+def an_eviction_is_not_applied_at_shards() -> Iterator[None]:
+    """A shard confirms an eviction, and lets the learner in."""
+    member = Replica.member
+
+    async def without(self: Replica, message: sh.Member) -> None:
+        message.evicted = ""
+        await member(self, message)
+
+    with patch(Replica, "member", without):
+        yield
+
+
+@defect
+def a_pause_is_confirmed_before_it_is_durable() -> Iterator[None]:
+    """A shard confirms a pause, and forgets it when it dies."""
+
+    async def later(self: Replica) -> None:
+        self._stored = self._view
+
+    with patch(Replica, "save_view", later):
+        yield
+
+
+@defect
+def a_shard_forgets_evictions() -> Iterator[None]:
+    """A shard applies an eviction only in memory."""
+
+    async def in_memory(self: Replica, entry: Any) -> None:
+        entry.unsaved = False
+
+    with patch(Replica, "save", in_memory):
+        yield
+
+
+def find_sharded(name: str, first: int = 0, count: int = 200) -> tuple[int, str] | None:
+    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
+    with contextmanager(SHARDED_DEFECTS[name])():
+        for seed in range(first, first + count):
+            try:
+                simulate_sharded(seed)
+            except Violation as violation:
+                if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
+                    raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
+                return seed, str(violation)
+    return None

@@ -1,0 +1,46 @@
+"""The short form of the simulation of several shards: seeds that must pass, and defects that it must find."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.run import Found, run
+from tests.simulation.sharded_defects import SHARDED_DEFECTS, find_sharded
+
+SEEDS = 12
+FOUND = {  # the seeds that found them; a defect is searched for again if another random number is drawn
+    "a_fragment_is_owned_twice": 0,
+    "an_eviction_is_not_applied_at_shards": 0,
+    "a_run_begins_before_all_shards_have_staged": 2,
+    "a_view_is_compared_by_tokens": 3,
+    "staged_parameters_are_not_durable": 4,
+    "a_shard_forgets_evictions": 6,
+    "a_view_is_compared_without_its_epoch": 9,
+    "a_pause_is_confirmed_before_it_is_durable": 38,
+}
+
+
+@pytest.fixture(scope="module")
+def first_seeds() -> Found:
+    return run(list(range(SEEDS)), sharded=True)
+
+
+def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
+    found = first_seeds
+    assert not found.bad(), next(iter(found.bad().items()))
+    least = {
+        "shard crashes": 2 * SEEDS, "registrar crashes": SEEDS, "power failures": SEEDS // 2, "learner crashes": 4,
+        "registrars without fragments": 2, "registrars away in the calm": 3, "shards cut off": 3, "evictions": 2,
+        "runs paused": 2, "front crashes": 1, "writes lost": 1, "contributions": 10 * SEEDS,
+    }  # fmt: skip
+    rare = {what: found.counts[what] for what in least if found.counts[what] < least[what]}
+    assert not rare, "a situation that hardly occurs is not tested"
+
+
+def test_each_deliberate_defect_has_a_seed():
+    assert FOUND.keys() == SHARDED_DEFECTS.keys()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_deliberate_defect_is_found(name):
+    assert find_sharded(name, FOUND[name], 1) or find_sharded(name, 0, 60)
