@@ -68,3 +68,24 @@ def test_a_restarted_registrar_knows_what_an_absent_shard_has_merged(tmp_path):
     assert before.wire.up > 0
     assert after.wire == before.wire
     assert after.tokens_merged == before.tokens_merged
+
+
+@pytest.mark.parametrize("point", ["stage.committed", "begun.committed"])
+def test_a_shard_killed_while_the_run_begins_starts_with_the_parameters_that_the_registrar_chose(
+    tmp_path, monkeypatch, point
+):
+    with sharded(tmp_path, 2) as run:
+        shard = run.shards[1]
+        shard.kill()
+        monkeypatch.setenv("ATOLL_CRASH_AT", point)
+        shard.start()
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        trainees = [Trainee(run.address, name, lambda t: len(t.losses) >= 100) for name in ("a", "b")]
+        for trainee in trainees:
+            trainee.start()
+        assert shard.child.process.wait(30) == -9
+        shard.start()
+        for trainee in trainees:
+            trainee.done()
+        eventually(lambda: run.status().contributions.pending == 0)
+        assert all(f.version > 3 for f in run.status().fragments)

@@ -108,10 +108,11 @@ class Core(CoreProcess):
             settings.registrar_only,
             settings.registrar_only or settings.shards,
         ):
-            is_now = "--registrar-only" if stored["alone"] else f"--shard 0/{stored['count']}"
+            count = stored["count"]
+            started = "--registrar-only" if stored["alone"] else f"--shard 0/{count}" if count > 1 else "one shard"
             raise SettingsError(
-                f"the run was begun with {is_now}, which cannot change while it runs: use the same option, or stop all "
-                "shards and use `atoll reshard`"
+                f"the run was started with {started}, and the number of shards cannot change: "
+                "use the same options, or another --dir for a new run"
             )
         self.run.attached.restore(stored)
 

@@ -74,7 +74,7 @@ class ShardCore(CoreProcess):
             number, count = meta.get("shard", [0, 1])
             raise SettingsError(
                 f"--shard {self.settings.shard}: the directory holds shard {number}/{count}, which cannot change; give "
-                "its number, another --dir, or use `atoll reshard`"
+                f"--shard {number}/{count}, or another --dir"
             )
         if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
             raise SettingsError(reason)

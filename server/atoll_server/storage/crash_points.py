@@ -18,6 +18,8 @@ POINTS = (
     "initial.renamed",
     "initial.directory synced",
     "initial.committed",
+    "stage.committed",
+    "begun.committed",
     "spool.frame written",
     "spool.synced",
     "spool.renamed",
