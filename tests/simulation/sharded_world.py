@@ -67,11 +67,12 @@ class Home:
         self.process: Process | None = None
         self.core: Core | ShardCore | None = None
         self.lives = 0
+        self.stays_away = False  # whether a start that a storm has planned must not happen
         world.network.observed[self.address] = partial(world.checks.said_by, self)
 
     def start(self) -> None:
         """Starts a new process on the same disk, unless one runs."""
-        if self.process is not None and self.process.alive:
+        if self.stays_away or (self.process is not None and self.process.alive):
             return
         self.process = process = Process(f"{self.name}#{self.lives}")
         self.lives += 1
@@ -195,6 +196,8 @@ class ShardedWorld:
         self.problem: BaseException | None = None
         self._asked: Counter[str] = Counter()  # operators' requests by learner
         self._pauses = 0
+        self._resumed = True  # whether an operator was told so, after the newest pause
+        self._let_in: set[str] = set()  # evicted learners whose readmission was answered
 
     @property
     def registrar(self) -> Home:
@@ -336,13 +339,14 @@ class ShardedWorld:
         """Evicts a learner, and readmits it later, however often the registrar dies meanwhile."""
         name = self.rng.choice(NAMES)
         self.counts["evictions"] += 1
+        self._let_in.discard(name)
         self._tell(name, "test")
         self.loop.after(self.rng.uniform(0.5, 6.0), self._readmit, name)
 
     def _readmit(self, name: str) -> None:
         core = self._asked_core()
         if core is not None and name in core.run.registry.entries:
-            if not core.run.registry.entries[name].evicted and self._asked[name] > 1:
+            if name in self._let_in:
                 self._start_island(name)
                 return
             self._tell(name, "")
@@ -366,6 +370,8 @@ class ShardedWorld:
                 self.checks.shut_out.pop((home.number, name, incarnation), None)
         late = await core.run.evict(name, reason)
         self.checks.note(f"{name} is {'evicted' if reason else 'readmitted'}, late {late}")
+        if not reason:
+            self._let_in.add(name)  # the answer was received, so it is durable
         self.counts["answers that name late shards"] += bool(late)
         if reason and number == self._asked[name]:
             for home in self.homes:
@@ -380,12 +386,12 @@ class ShardedWorld:
     def _pause(self) -> None:
         """Pauses the run, and resumes it later, however often the registrar dies meanwhile."""
         self.counts["runs paused"] += 1
+        self._resumed = False
         self._set_pause("test")
         self.loop.after(self.rng.uniform(0.3, 4.0), self._resume)
 
     def _resume(self) -> None:
-        core = self._asked_core()
-        if core is not None and not core.run.paused:
+        if self._resumed:
             return
         self._set_pause("")
         self.loop.after(0.5, self._resume)
@@ -401,6 +407,7 @@ class ShardedWorld:
         late = await core.run.pause(reason)
         self.checks.note(f"pause {reason!r}, late {late}")
         if number == self._pauses:
+            self._resumed = not reason
             self.checks.told_pause = {h.number: reason for h in self.homes if self._place(h) not in late}
 
     # ------------------------------------------------------------------------------ calm
@@ -447,6 +454,7 @@ class ShardedWorld:
         self.counts["registrars away in the calm"] += 1
         before = self._versions()
         remote = [index for index, number in self.checks.owners.items() if number]
+        self.registrar.stays_away = True
         self.registrar.kill(power=self.rng.random() < 0.5)
         self._start_island(LATE)
         deadline = self.loop.now + AWAY_S
@@ -456,6 +464,7 @@ class ShardedWorld:
         )  # fmt: skip
         if self.islands[LATE].counters.connected:
             raise Violation(8, "a learner joined while the registrar was away")
+        self.registrar.stays_away = False
         self.registrar.start()
         await self._train((*NAMES, LATE))
 

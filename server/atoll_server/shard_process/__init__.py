@@ -3,5 +3,5 @@
 `shard_core` starts and stops the process, `attachment` keeps it attached to the registrar, and `replica` is its durable
 copy of the registrar's decisions.
 
-May import: access, checkpoints, learners, rounds, run, settings, shard, storage, telemetry.
+May import: access, checkpoints, learners, run, settings, shard, storage, telemetry.
 """
