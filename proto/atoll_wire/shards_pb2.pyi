@@ -40,7 +40,7 @@ class FromRegistrar(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "shard", "shards", "address", "run", "generation", "staged", "directory")
+    __slots__ = ("protocol", "shard", "shards", "address", "run", "generation", "staged", "epoch", "directory")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Hello(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     shard: int
@@ -56,8 +57,9 @@ class Hello(_message.Message):
     run: str
     generation: int
     staged: bytes
+    epoch: int
     directory: bytes
-    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., address: _Optional[str] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., staged: _Optional[bytes] = ..., directory: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., address: _Optional[str] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., staged: _Optional[bytes] = ..., epoch: _Optional[int] = ..., directory: _Optional[bytes] = ...) -> None: ...
 
 class Staged(_message.Message):
     __slots__ = ("sha256",)

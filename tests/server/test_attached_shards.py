@@ -27,7 +27,7 @@ def hello(shard: int = 1, **changed: Any) -> sh.Hello:
 
 
 def attach(attached: AttachedShards, of: sh.Hello, *, begun: bool = False) -> tuple[AttachedShard, Outbox]:
-    shard = attached.admit(of, "r", 2, begun=begun)
+    shard = attached.admit(of, "r", 2, epoch=5, begun=begun)
     return shard, attached.welcome(shard, sh.Welcome(run="r"), [], RunView(1, 1))
 
 
@@ -77,6 +77,7 @@ REFUSED = [
     (hello(shard=0), "attach shards 1 to 2"),
     (hello(run="other"), "is run r: correct --registrar or --dir"),
     (hello(run="r", generation=3), "restore a newer backup of the registrar"),
+    (hello(run="r", generation=2, epoch=6), "seen generation 2 and epoch 6"),
 ]
 
 
@@ -84,15 +85,16 @@ REFUSED = [
 def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
     attached = AttachedShards(0, 3, SetClock())
     with pytest.raises(Refused, match=text) as refused:
-        attached.admit(of, "r", 2, begun=False)
+        attached.admit(of, "r", 2, epoch=5, begun=False)
     assert refused.value.status is Status.FAILED_PRECONDITION
-    attached.admit(hello(run="r", generation=2), "r", 2, begun=True)
+    attached.admit(hello(run="r", generation=2, epoch=5), "r", 2, epoch=5, begun=True)
+    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will follow the restore
 
 
 @pytest.mark.parametrize("shards", [0, 1025])
 def test_the_number_of_shards_is_bounded_even_if_the_registrar_does_not_know_it_yet(shards):
     with pytest.raises(Refused, match="correct its --shard"):
-        AttachedShards(None, 0, SetClock()).admit(hello(shard=0, shards=shards), "r", 2, begun=False)
+        AttachedShards(None, 0, SetClock()).admit(hello(shard=0, shards=shards), "r", 2, epoch=5, begun=False)
 
 
 def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():
@@ -100,14 +102,14 @@ def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():
     attach(attached, hello(staged=b"winner"))
     for state in ({"staged": b"winner"}, {}):
         with pytest.raises(Refused, match="another directory holds shard 1") as refused:
-            attached.admit(hello(directory=b"other", **state), "r", 2, begun=True)
+            attached.admit(hello(directory=b"other", **state), "r", 2, epoch=5, begun=True)
         assert refused.value.status is Status.ALREADY_EXISTS
     with pytest.raises(Refused, match="shard 1 is empty, but the run has parameters"):
-        attached.admit(hello(), "r", 2, begun=True)
+        attached.admit(hello(), "r", 2, epoch=5, begun=True)
     again = AttachedShards(0, 3, SetClock())
     again.restore(attached.as_data())
     with pytest.raises(Refused, match="another directory"):
-        again.admit(hello(directory=b"other", staged=b"winner"), "r", 2, begun=True)
+        again.admit(hello(directory=b"other", staged=b"winner"), "r", 2, epoch=5, begun=True)
 
 
 def test_before_the_run_begins_a_silent_shard_may_be_replaced():
@@ -115,7 +117,7 @@ def test_before_the_run_begins_a_silent_shard_may_be_replaced():
     attached = AttachedShards(0, 3, clock)
     _, box = attach(attached, hello())
     with pytest.raises(Refused, match="another directory"):
-        attached.admit(hello(directory=b"other"), "r", 2, begun=False)
+        attached.admit(hello(directory=b"other"), "r", 2, epoch=5, begun=False)
     clock.steady += QUIET_S
     shard, newer = attach(attached, hello(directory=b"other"))
     assert asyncio.run(box.next()) is None, "its call ends"
@@ -133,7 +135,7 @@ def test_a_shard_is_welcomed_first_and_then_told_everything():
     attached = AttachedShards(0, 3, SetClock())
     registry = LearnerRegistry(8)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"proof", 0.0, 0.0)
-    shard = attached.admit(hello(), "r", 2, begun=False)
+    shard = attached.admit(hello(), "r", 2, epoch=5, begun=False)
     attached.tell(RunView(1, 1))
     attached.member(entry)
     attached.runs(LAYOUT)
@@ -190,7 +192,7 @@ def test_a_shard_that_attaches_again_confirms_the_messages_of_its_new_call(quick
         shard, old = attach(attached, of)
         waiting = asyncio.create_task(attached.confirmed())
         await asyncio.sleep(0)
-        newer = attached.admit(of, "r", 2, begun=False)
+        newer = attached.admit(of, "r", 2, epoch=5, begun=False)
         attached.heard(shard, old, confirmation(100), registry)  # it was on its way when the call was cut
         await asyncio.sleep(0)
         box = attached.welcome(newer, sh.Welcome(), [], RunView(1, 1))
@@ -220,6 +222,19 @@ def test_a_run_begins_when_all_shards_have_staged_the_same_parameters():
         assert attached.offered() == b"winner"
         attached.heard(two, second, sh.FromShard(staged=sh.Staged(sha256=b"winner")), registry)
         await asyncio.wait_for(staging, 1.0)
+
+    asyncio.run(begins())
+
+
+def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_forever(monkeypatch):
+    monkeypatch.setattr(attached_shards, "AWAY_S", 0.05)
+
+    async def begins() -> None:
+        attached = AttachedShards(0, 3, SetClock())
+        shard, box = attach(attached, hello(1, staged=b"winner"))
+        staging = asyncio.create_task(attached.stage(STAGE, LAYOUT))
+        with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start it"):
+            await asyncio.wait_for(staging, 5.0)
 
     asyncio.run(begins())
 

@@ -181,7 +181,8 @@ class _Rollback:
             _refuse_pending(db, self._line.generation, begun)
             meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
             if run_ledger.VIEW in meta:  # a shard's schedules follow the checkpoint even before it attaches
-                view = meta[run_ledger.VIEW] | {"run_tokens": sum(row.tokens.values())}
+                # Epoch 0, since the registrar may have been restored from a backup with a lower epoch.
+                view = meta[run_ledger.VIEW] | {"run_tokens": sum(row.tokens.values()), "epoch": 0, "sequence": 0}
                 run_ledger.put_meta(db, run_ledger.VIEW, view)
             for key in ("generation", lineage.META):
                 run_ledger.put_meta(db, key, meta[key])

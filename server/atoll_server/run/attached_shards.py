@@ -25,6 +25,7 @@ from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntr
 from atoll_server.shard.run_view import RunView
 
 CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
+AWAY_S = 20.0  # how long a shard may be away while the run begins
 QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
 
 
@@ -164,10 +165,10 @@ class AttachedShards:
 
     # ------------------------------------------------------------------------------ attaching
 
-    def admit(self, hello: sh.Hello, run: str, generation: int, *, begun: bool) -> AttachedShard:
+    def admit(self, hello: sh.Hello, run: str, generation: int, *, epoch: int, begun: bool) -> AttachedShard:
         """Returns the shard that a process may speak for. Ends the call of its predecessor.
 
-        run, generation: the registrar's. begun: whether the run has parameters. Raises Refused.
+        run, generation, epoch: the registrar's. begun: whether the run has parameters. Raises Refused.
         """
         if hello.protocol != PROTOCOL:
             text = f"the shard uses protocol {hello.protocol}, but this registrar uses {PROTOCOL}: use the same version"
@@ -182,10 +183,11 @@ class AttachedShards:
         if hello.run and hello.run != run:
             text = f"the shard holds a part of run {hello.run}, but this is run {run}: correct --registrar or --dir"
             raise Refused(Status.FAILED_PRECONDITION, text)
-        if hello.generation > generation:
+        if (hello.generation, hello.epoch) > (generation, epoch):
             text = (
-                f"the shard is at generation {hello.generation}, but the registrar is at {generation}: restore a newer "
-                "backup of the registrar's directory"
+                f"the shard has seen generation {hello.generation} and epoch {hello.epoch} of the registrar, but this "
+                f"registrar is at {generation} and {epoch}: restore a newer backup of the registrar's directory, or "
+                "restore a checkpoint there"
             )
             raise Refused(Status.FAILED_PRECONDITION, text)
         shard = self.shards.setdefault(hello.shard, AttachedShard(hello.shard))
@@ -323,7 +325,10 @@ class AttachedShards:
         return stage.sha256 if stage is not None else b""
 
     async def stage(self, stage: sh.Stage, layout: Layout) -> None:
-        """Returns when every shard has durably written its part of the initial parameters."""
+        """Waits until every shard has durably written its part of the initial parameters.
+
+        Raises Refused if a shard is away for too long.
+        """
         self._stage = stage
         self.runs(layout)
         for shard in self.shards.values():
@@ -331,7 +336,11 @@ class AttachedShards:
                 shard.outbox.put("stage", sh.FromRegistrar(stage=self._for(stage, shard)))
         while any(self.shards[number].staged != stage.sha256 for number in self.remote):
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                await asyncio.wait_for(self._changed.wait(), AWAY_S if self.missing() else None)
+            except TimeoutError as error:
+                text = f"the run cannot begin without {self.waited_for()}: start it; then the parameters are sent again"
+                raise Refused(Status.UNAVAILABLE, text) from error
 
     def begin(self, begun: sh.Begun) -> None:
         """Tells all shards, now and when they attach, that the run has begun."""

@@ -206,6 +206,10 @@ class Registrar(KnownRun):
         joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
         self.record(joined)
 
+    async def left(self, entry: RegistryEntry) -> None:
+        await super().left(entry)
+        self.attached.member(entry)  # a shard may not have received the learner's own Leave
+
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> list[int]:
         """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
 

@@ -42,7 +42,8 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
         try:
             _check_core(context)
             first = await wait.first(requests, "an Attach stream")
-            shard = run.attached.admit(first.hello, run.run_id, run.generation, begun=run.shard is not None)
+            begun = run.shard is not None
+            shard = run.attached.admit(first.hello, run.run_id, run.generation, epoch=run.epoch, begun=begun)
             await self._core.save_attached()
             welcome = self._core.welcome(shard.number)
             box = run.attached.welcome(shard, welcome, run.registry.entries.values(), run.view())

@@ -62,7 +62,10 @@ class Attachment:
         self._sending = asyncio.Lock()
 
     async def keep(self) -> None:
-        """Attaches again and again until cancelled. Raises RegistrarRefusedError or GenerationChangedError."""
+        """Attaches again and again until cancelled.
+
+        Raises GenerationChangedError, and RegistrarRefusedError if this shard has no parameters yet.
+        """
         wait_s = SHORTEST_S
         while True:
             began = self._core.clock.monotonic()
@@ -72,7 +75,8 @@ class Attachment:
                 why = "the registrar ended the call"
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name
-                if is_atoll_status(error) and error.code() in FINAL:
+                final = is_atoll_status(error) and error.code() in FINAL
+                if final and self._core.run.shard is None:  # a shard that serves learners continues
                     raise RegistrarRefusedError(
                         f"the registrar at {self._registrar} refused this shard: {why}"
                     ) from error

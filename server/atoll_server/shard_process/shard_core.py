@@ -109,6 +109,7 @@ class ShardCore(CoreProcess):
             generation=self.run.generation if begun else 0,
             staged=self.staged,
             directory=self.directory,
+            epoch=self.run.view().epoch if begun else 0,
         )
 
     async def welcomed(self, welcome: sh.Welcome) -> None:
