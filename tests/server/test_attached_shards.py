@@ -231,7 +231,7 @@ def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_
 
     async def begins() -> None:
         attached = AttachedShards(0, 3, SetClock())
-        shard, box = attach(attached, hello(1, staged=b"winner"))
+        attach(attached, hello(1, staged=b"winner"))
         staging = asyncio.create_task(attached.stage(STAGE, LAYOUT))
         with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start it"):
             await asyncio.wait_for(staging, 5.0)
