@@ -55,7 +55,7 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
     writer: Any = rows
     settings = CoreSettings(listen=(), directory=directory, limits=limits)
     context = ShardContext(
-        settings, RunSettings(**run), 1, 0, registry, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
+        settings, RunSettings(**run), 1, 0, 1, registry, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
     )
     shard = Shard(context, Restored(layout, NEVER, states, {}, []), RunView(), damaged=False)
     shard.dispatch = lambda _: None

@@ -213,7 +213,7 @@ def test_docs_name_options_that_there_are():
 
 
 # Options of Flower, Docker, pip, torchrun and a benchmark.
-OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts", "--code-on"}
+OTHERS = {"--root-certificates", "--restart", "--gpus", "--constraint", "--max-restarts", "--code-on", "--ranks"}
 
 
 def _all_options() -> list:

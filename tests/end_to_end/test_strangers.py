@@ -129,7 +129,6 @@ HANDSHAKES = {
     "another authority's": lambda papers, _: TransportSecurity(_of_another_authority(papers)),
     "expired": lambda papers, _: TransportSecurity(papers.expired("old")),
     "not valid yet": lambda papers, monkeypatch: TransportSecurity(papers.future("early", monkeypatch)),
-    "a core's, as a caller": lambda papers, _: TransportSecurity(papers.core),
 }
 
 
@@ -153,6 +152,13 @@ def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, pape
         with calling(address, security) as stub:
             error = refused(lambda: stub.Join(request("a"), timeout=20))
     assert error.code() is AWAY, error.details()
+
+
+@pytest.mark.parametrize("where", ["core", "front"])
+def test_a_cores_certificate_may_call_but_speaks_for_no_learner(where, home, eu, papers):
+    with calling(home.address if where == "core" else eu.address, TransportSecurity(papers.core)) as stub:
+        error = refused(lambda: stub.Join(request("a"), timeout=20))
+    assert error.code() is DENIED
 
 
 def test_a_server_with_a_wrong_identity_is_not_called(tmp_path, papers):

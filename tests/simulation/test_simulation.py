@@ -138,8 +138,11 @@ measured = coverage.Coverage(branch=True, data_file=None, include=["*/atoll_serv
 measured.exclude("case _:")  # a type error before it is a line that runs
 measured.start()
 from tests.simulation.seed import simulate
+from tests.simulation.sharded_world import simulate_sharded
 for seed in range(20):
     simulate(seed)
+for seed in range(4):
+    simulate_sharded(seed)
 measured.stop()
 print(measured.report(show_missing=True))
 """

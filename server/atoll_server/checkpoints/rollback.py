@@ -243,6 +243,6 @@ def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], 
         for fragment in layout.fragments
     )
     account.restored(row.tokens.get(learner.name, 0), sum(parts))
-    account.by_shard.clear()  # these sums include the undone work; each shard computes its own again
+    account.by_shard.clear()  # these sums include work that the restore discarded; each shard computes its own again
     data: dict[str, Any] = account.as_data()
     return replace(learner, account=data)

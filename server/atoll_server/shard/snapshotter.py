@@ -123,7 +123,7 @@ class Snapshotter:
             # The ledger and the spool still contain all work, so the only effect is a longer start.
             self._context.record(entries.SnapshotFailed(str(error)))
 
-    async def _take(self, *, keep: bool) -> SnapshotRow:
+    async def _take(self, *, keep: bool = False) -> SnapshotRow:
         context = self._context
         async with self._taking:
             self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
