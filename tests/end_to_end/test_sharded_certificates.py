@@ -18,6 +18,8 @@ from tests.end_to_end.world import Sharded, Trainee, children, eventually, front
 
 HERE = ("127.0.0.1", "localhost")
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 
 class Papers:
     """An authority, and the certificates that it issued. elsewhere: of a core at another host."""

@@ -28,6 +28,8 @@ from tests.end_to_end.world import Core, Sharded, eventually, sharded, small_mod
 
 OPTIONS = ("--record", "--snapshot-every-s", "3600", "--max-staleness", "4")
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 
 def settled(run: Sharded) -> pb.StatusReply:
     """Returns the status once all contributions are merged or refused, and all shards have reported it."""

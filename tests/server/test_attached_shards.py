@@ -9,7 +9,8 @@ import pytest
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.run import attached_shards
-from atoll_server.run.attached_shards import QUIET_S, AttachedShard, AttachedShards, Outbox
+from atoll_server.run.attached_shards import QUIET_S, AttachedShard, AttachedShards
+from atoll_server.run.outbox import Outbox
 from atoll_server.shard.run_view import RunView
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.contract import PROTOCOL

@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.run.attached_shards import AttachedShards, Outbox
+from atoll_server.run.attached_shards import AttachedShards
+from atoll_server.run.outbox import Outbox
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits

@@ -126,7 +126,18 @@ class Home:
         writer.start()
         run.restore({"epoch": 1} | run_ledger.get_meta(db), run_ledger.learners(db), writer)
         context = ShardContext(
-            settings, RUN, 1, self._number, run.registry, run.journal, writer, Metrics(), disk, run.clock, self._failed
+            settings,
+            RUN,
+            1,
+            self._number,
+            1,
+            run.registry,
+            run.journal,
+            writer,
+            Metrics(),
+            disk,
+            run.clock,
+            self._failed,
         )
         shard = Shard(context, restored, run.view(), damaged=False)
         restore_shard(shard, db, restored)

@@ -22,56 +22,12 @@ from atoll_wire.process.clock import SYSTEM, Clock
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.goodput import ShardSums
 from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
+from atoll_server.run.outbox import Outbox
 from atoll_server.shard.run_view import RunView
 
 CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
 AWAY_S = 20.0  # how long a shard may be away while the run begins
 QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
-
-
-class Outbox:
-    """Messages that wait to be sent to one shard. A newer message about the same thing replaces an older one.
-
-    The newer message also takes the older one's place and number. Otherwise, a shard could confirm a number although
-    the message with that number was replaced, and its replacement was not sent yet. confirmed: the newest message that
-    the shard has made durable.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[object, sh.FromRegistrar] = {}
-        self._number = 0  # of the newest message
-        self.confirmed = 0
-        self._wake = asyncio.Event()
-        self.ended = False
-
-    def put(self, about: object, message: sh.FromRegistrar) -> None:
-        """Adds a message. about: what the message is about."""
-        if (older := self._waiting.get(about)) is not None:
-            message.sequence = older.sequence
-        else:
-            self._number += 1
-            message.sequence = self._number
-        self._waiting[about] = message
-        self._wake.set()
-
-    @property
-    def newest(self) -> int:
-        """The sequence number of the newest message."""
-        return self._number
-
-    def end(self) -> None:
-        """Ends the call that sends these messages."""
-        self.ended = True
-        self._wake.set()
-
-    async def next(self) -> sh.FromRegistrar | None:
-        """Returns the oldest message, or None after `end`."""
-        while not self._waiting and not self.ended:
-            self._wake.clear()
-            await self._wake.wait()
-        if self.ended:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
 
 
 @dataclass(slots=True)

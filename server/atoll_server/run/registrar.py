@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import secrets
-import sqlite3
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
@@ -130,7 +129,7 @@ class Registrar(KnownRun):
         if self.attached.remote:
             meta["owned"] = sorted(owned)
             meta["owned_parameters"] = sum(layout.fragments[index].length for index in owned)
-        await self.writer.commit(partial(_put_meta, meta=meta))
+        await self.writer.commit(partial(run_ledger.put_all_meta, meta=meta))
         crash_points.point("initial.committed")
         self.initial_sha256 = sha256.hex()
         self.settings = settings
@@ -256,8 +255,3 @@ def stage_of(layout: Layout, tensors: list[dict[str, Any]], sha256: bytes) -> sh
     return sh.Stage(
         sha256=sha256, tensors=json.dumps(tensors), fragments=len(layout.fragments), fingerprint=layout.fingerprint
     )
-
-
-def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    for key, value in meta.items():
-        run_ledger.put_meta(db, key, value)

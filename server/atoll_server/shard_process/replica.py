@@ -6,7 +6,6 @@ learner from the registrar, or from the learner's session token, which only the 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
@@ -78,7 +77,7 @@ class Replica(KnownRun):
             START: welcome.start.hex(),
             "settings": RunSettings.model_validate_json(welcome.settings).model_dump(mode="json"),
         }
-        await self.writer.commit(partial(_put_meta, meta=values))
+        await self.writer.commit(partial(run_ledger.put_all_meta, meta=values))
         again = welcome.start != self.sessions.start
         self.run_id, self.generation = welcome.run, welcome.generation
         self.settings = RunSettings.model_validate(values["settings"])
@@ -164,8 +163,3 @@ class Replica(KnownRun):
     async def settled(self, entry: RegistryEntry) -> None:
         if entry.unsaved:
             await self.save(entry)
-
-
-def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    for key, value in meta.items():
-        run_ledger.put_meta(db, key, value)

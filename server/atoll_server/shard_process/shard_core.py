@@ -166,13 +166,13 @@ class ShardCore(CoreProcess):
                     await asyncio.to_thread(file.take, reply.chunk)
             await asyncio.to_thread(file.check)
             if self.staged:  # the new file must never be taken for the older parameters
-                await self.run.writer.commit(partial(_put_meta, meta={STAGED: ""}))
+                await self.run.writer.commit(partial(run_ledger.put_all_meta, meta={STAGED: ""}))
                 self.staged = b""
             await asyncio.to_thread(file.publish, directory)
         finally:
             await asyncio.to_thread(file.close)
         values = {STAGED: stage.sha256.hex(), "initial_sha256": file.sha256.hex()}
-        await self.run.writer.commit(partial(_put_meta, meta=values))
+        await self.run.writer.commit(partial(run_ledger.put_all_meta, meta=values))
         crash_points.point("stage.committed")
         self.staged = stage.sha256
         self.run.initial_sha256 = file.sha256.hex()
@@ -196,7 +196,7 @@ class ShardCore(CoreProcess):
         states = await asyncio.to_thread(
             lambda: {index: initial_state(layout, file, layout.fragments[index]) for index in owned}
         )
-        await self.run.writer.commit(partial(_put_meta, meta=meta))
+        await self.run.writer.commit(partial(run_ledger.put_all_meta, meta=meta))
         crash_points.point("begun.committed")
         self.run.settings = self.run.settings.changed(**meta["settings"])
         self.begin(Restored(layout, file, states, {}, []))
@@ -207,8 +207,3 @@ def _layout(stage: sh.Stage) -> Layout:
     return stored_layout(
         {"tensors": json.loads(stage.tensors), "fragments": stage.fragments, "fingerprint": stage.fingerprint.hex()}
     )
-
-
-def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    for key, value in meta.items():
-        run_ledger.put_meta(db, key, value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 from atoll_server.storage.database import checksum, verified
@@ -19,6 +20,12 @@ def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN
     """Stores one of the run's values. value: must be serialisable as JSON."""
     values = (key, json.dumps(value))
     db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, checksum(values)))
+
+
+def put_all_meta(db: sqlite3.Connection, meta: Mapping[str, Any]) -> None:
+    """Stores several of the run's values."""
+    for key, value in meta.items():
+        put_meta(db, key, value)
 
 
 def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
