@@ -112,6 +112,7 @@ def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):
     assert [each.incarnation for each in status.learners] == [1, 1], "the same processes"
 
 
+@pytest.mark.slow
 def test_learners_train_on_while_their_front_cannot_reach_the_core_and_are_merged_again_after_it(tmp_path):
     with core(tmp_path / "home") as it:
         relay = Relay(it.address)

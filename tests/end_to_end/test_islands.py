@@ -178,7 +178,8 @@ def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_pat
 BOUNDS = {"float32": 1e-6, "int4": 1e-3}  # relative to the distance that the parameters moved
 
 
-@pytest.mark.parametrize("codec", [pytest.param("float32", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+@pytest.mark.slow
 def test_four_ranks_train_what_one_process_trains_on_the_same_data(tmp_path, codec):
     found = {}
     for ranks in (1, 4):

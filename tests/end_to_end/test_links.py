@@ -69,6 +69,7 @@ def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
             running.address = one
 
 
+@pytest.mark.slow
 def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_training_never_waits(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link:
         stop: list[bool] = []

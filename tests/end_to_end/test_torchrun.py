@@ -44,6 +44,7 @@ def torchrun(directory: Path, address: str, script: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.slow
 def test_all_ranks_of_an_island_apply_an_update_at_the_same_step(tmp_path):
     with core(tmp_path) as running:
         stop = []

@@ -46,7 +46,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module", params=["host", "device"])
+@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
     """Returns both ranks' values after each step, while a round was merged and other learners trained.
 

@@ -62,7 +62,7 @@ def staged_parameters_are_not_durable() -> Iterator[None]:
             if key != shard_core.STAGED:
                 run_ledger.put_meta(db, key, value)
 
-    with patch(shard_core, "_put_meta", forgetful):
+    with patch(run_ledger, "put_all_meta", forgetful):
         yield
 
 

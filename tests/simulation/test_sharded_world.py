@@ -41,6 +41,7 @@ def test_each_deliberate_defect_has_a_seed():
     assert FOUND.keys() == SHARDED_DEFECTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND)
 def test_a_deliberate_defect_is_found(name):
     assert find_sharded(name, FOUND[name], 1) or find_sharded(name, 0, 60)
