@@ -83,12 +83,14 @@ def test_a_shard_killed_while_the_run_begins_starts_with_the_parameters_that_the
         monkeypatch.setenv("ATOLL_CRASH_AT", point)
         shard.start()
         monkeypatch.delenv("ATOLL_CRASH_AT")
-        trainees = [Trainee(run.address, name, lambda t: len(t.losses) >= 100) for name in ("a", "b")]
+        stop = threading.Event()
+        trainees = [Trainee(run.address, name, lambda _: stop.is_set()) for name in ("a", "b")]
         for trainee in trainees:
             trainee.start()
         assert shard.child.process.wait(30) == -9
         shard.start()
+        eventually(lambda: len(found := run.status().fragments) == 4 and all(f.version > 3 for f in found))
+        stop.set()
         for trainee in trainees:
             trainee.done()
         eventually(lambda: run.status().contributions.pending == 0)
-        assert all(f.version > 3 for f in run.status().fragments)

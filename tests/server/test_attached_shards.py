@@ -74,8 +74,8 @@ def test_no_shard_confirms_a_change_that_waits_behind_a_newer_message():
 REFUSED = [
     (hello(protocol=PROTOCOL + 1), "use the same version"),
     (hello(shards=4), "the run has 3"),
-    (hello(shard=3), "attach shards 1 to 2"),
-    (hello(shard=0), "attach shards 1 to 2"),
+    (hello(shard=3), "shard 3 of 3 cannot be attached here"),
+    (hello(shard=0), "shard 0 of 3 cannot be attached here"),
     (hello(run="other"), "is run r: correct --registrar or --dir"),
     (hello(run="r", generation=3), "restore a newer backup of the registrar"),
     (hello(run="r", generation=2, epoch=6), "seen generation 2 and epoch 6"),
@@ -96,6 +96,21 @@ def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
 def test_the_number_of_shards_is_bounded_even_if_the_registrar_does_not_know_it_yet(shards):
     with pytest.raises(Refused, match="correct its --shard"):
         AttachedShards(None, 0, SetClock()).admit(hello(shard=0, shards=shards), "r", 2, epoch=5, begun=False)
+
+
+def test_a_wrong_number_of_shards_is_not_remembered_before_the_run_begins():
+    attached = AttachedShards(None, 0, SetClock())
+    shard, box = attach(attached, hello(shard=4, shards=5))
+    with pytest.raises(Refused, match="as one of 4, but the run has 5"):
+        attached.admit(hello(shard=0, shards=4), "r", 2, epoch=5, begun=False)
+    attached.detach(shard, box)
+    attach(attached, hello(shard=0, shards=4))
+    assert attached.count == 4
+
+
+def test_a_core_without_other_shards_attaches_none():
+    with pytest.raises(Refused, match="shard 0 of 1 cannot be attached here"):
+        AttachedShards(0, 1, SetClock()).admit(hello(shard=0, shards=1), "r", 2, epoch=5, begun=True)
 
 
 def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():

@@ -129,12 +129,12 @@ class AttachedShards:
         if hello.protocol != PROTOCOL:
             text = f"the shard uses protocol {hello.protocol}, but this registrar uses {PROTOCOL}: use the same version"
             raise Refused(Status.FAILED_PRECONDITION, text)
-        if not 1 <= hello.shards <= MAX_SHARDS or (self.count and hello.shards != self.count):
+        known = begun or not self._alone or any(self._boxes())  # whether the number of shards is known
+        if not 1 <= hello.shards <= MAX_SHARDS or (known and hello.shards != self.count):
             text = f"the shard was started as one of {hello.shards}, but the run has {self.count}: correct its --shard"
             raise Refused(Status.FAILED_PRECONDITION, text)
-        self.count = hello.shards
-        if hello.shard not in self.remote:
-            text = f"shard {hello.shard} cannot be attached here: attach shards {self.remote[0]} to {self.count - 1}"
+        if hello.shard >= hello.shards or (not hello.shard and not self._alone):
+            text = f"shard {hello.shard} of {hello.shards} cannot be attached here: correct its --shard or --registrar"
             raise Refused(Status.FAILED_PRECONDITION, text)
         if hello.run and hello.run != run:
             text = f"the shard holds a part of run {hello.run}, but this is run {run}: correct --registrar or --dir"
@@ -157,6 +157,7 @@ class AttachedShards:
             text = f"the directory of shard {hello.shard} is empty, but the run has parameters: restore its backup"
             raise Refused(Status.FAILED_PRECONDITION, text)
         self._end(shard)
+        self.count = hello.shards
         shard.address, shard.directory, shard.staged = hello.address, hello.directory, hello.staged
         shard.heard_at = self.clock.monotonic()
         if self.layout is not None:

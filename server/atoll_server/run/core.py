@@ -98,13 +98,11 @@ class Core(CoreProcess):
 
     def _check_division(self, meta: dict[str, Any]) -> None:
         """Restores what the ledger says about the other shards. Raises SettingsError for another division."""
-        stored = meta.get(ATTACHED)
-        if stored is None and "fingerprint" in meta:
-            stored = {"count": 1, "shards": {}, "alone": False}  # the run began without other shards
-        if stored is None:
-            return
+        if "fingerprint" not in meta:
+            return  # before the run begins, any number of shards may be attached
+        stored = meta.get(ATTACHED, {"count": 1, "shards": {}, "alone": False})  # the default: no other shards
         settings = self.settings
-        if "fingerprint" in meta and (stored["alone"], settings.registrar_only or stored["count"]) != (
+        if (stored["alone"], settings.registrar_only or stored["count"]) != (
             settings.registrar_only,
             settings.registrar_only or settings.shards,
         ):

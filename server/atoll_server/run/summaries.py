@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 
-from atoll_server.rounds.round_state import Phase
 from atoll_server.run.known_run import KnownRun
 from atoll_server.shard.shard import Shard
 from atoll_server.storage.manifests import Manifest
@@ -62,6 +61,9 @@ def manifest_message(manifest: Manifest) -> pb.Checkpoint:
     )
 
 
+LEARNERS = 1000  # limit per summary, since a server refuses large messages
+
+
 class Summarising:
     """Makes a shard's summaries for the registrar. Each contains only learners whose sums have changed."""
 
@@ -76,8 +78,6 @@ class Summarising:
             return summary
         summary.fragments.extend(fragment_statuses(shard, now))
         summary.merges = sum(shard.versions().values())
-        summary.in_flight = sum(each.rounds.phase is not Phase.IDLE for each in shard.fragments.values())
-        summary.checkpoints.extend(map(checkpoint, shard.snapshots.all()))
         pending = pending_by_learner(shard)
         for name in self._run.registry.entries:
             sums = self._sums(shard, name, pending[name])
@@ -85,6 +85,8 @@ class Summarising:
             if self._told.get(name) != said:
                 self._told[name] = said
                 summary.learners.append(sums)
+                if len(summary.learners) == LEARNERS:
+                    break  # the next summaries have the others
         return summary
 
     def _sums(self, shard: Shard, name: str, pending: int) -> sh.LearnerSums:
