@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import torch
 from atoll_wire import forking
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import SYSTEM
@@ -295,7 +296,7 @@ class Learner:
 
         Raises LearnerError if this learner cannot continue, for example because the core fenced or evicted it. A loop
         may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the work.
-        With several ranks, the next call raises LearnerError instead.
+        With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError instead.
         """
         began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
@@ -304,7 +305,12 @@ class Learner:
         boundary = self._mine(self._boundary)
         counters.stepped(began - self._left_step_at, self._paused_since_step, loss)
         self._left_step_at, self._paused_since_step = began, 0.0
-        stood_s = boundary.step(tokens)
+        grad = torch.is_grad_enabled()
+        try:
+            stood_s = boundary.step(tokens)
+        except BaseException:
+            torch.set_grad_enabled(grad)  # an exception of a signal handler may interrupt `torch.no_grad` itself
+            raise
         self._left_step_at = self._clock.monotonic()
         counters.blocked_s += self._left_step_at - began - stood_s
 

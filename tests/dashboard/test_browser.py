@@ -152,6 +152,7 @@ def test_an_action_needs_a_token_and_states_its_effect(page: Page, lived_in: Hou
 
 def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived_in: House):
     expect(page.locator("#verdict")).not_to_contain_text("core not reachable", timeout=SOON_MS)
+    expect(page.locator("#metrics")).to_have_text(re.compile(r"\S"), timeout=SOON_MS)
     tokens = page.locator("#metrics").inner_text()
     lived_in.core.kill()
     expect(page.locator("#verdict")).to_contain_text("core not reachable since", ignore_case=True, timeout=SOON_MS)

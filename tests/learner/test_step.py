@@ -117,6 +117,17 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
         learner.step(tokens=1)
 
 
+def test_an_exception_that_interrupts_no_grad_leaves_gradients_on(monkeypatch):
+    """`torch.no_grad` is written in Python: an exception at its end skips the restoration of what was before."""
+    learner, local, _ = joined(torch.nn.Linear(4, 4))
+    monkeypatch.setattr(torch.no_grad, "__exit__", lambda *_: (_ for _ in ()).throw(Tick))
+    learner._exchange.offer(PreparedAnchor(0, 2, local.tracks[0].anchor + 1, Fate()))
+    with pytest.raises(Tick):
+        learner.step(tokens=1)
+    monkeypatch.undo()
+    assert torch.is_grad_enabled()
+
+
 class Tick(Exception):
     """The exception that a signal handler raises, for example a watchdog's. The loop catches it."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.run import Found, run
 from tests.simulation.sharded_defects import SHARDED_DEFECTS, find_sharded
+from tests.simulation.sharded_world import simulate_sharded
 
 SEEDS = 12
 FOUND = {  # the seeds that found them; a defect is searched for again if another random number is drawn
@@ -35,6 +36,12 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
     }  # fmt: skip
     rare = {what: found.counts[what] for what in least if found.counts[what] < least[what]}
     assert not rare, "a situation that hardly occurs is not tested"
+
+
+@pytest.mark.parametrize("seed", [7100000216, 7100000291])
+def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
+    """A restarted registrar must remember the shards of a run that has not begun, and name those that are late."""
+    simulate_sharded(seed)
 
 
 def test_each_deliberate_defect_has_a_seed():

@@ -98,21 +98,18 @@ class Core(CoreProcess):
 
     def _check_division(self, meta: dict[str, Any]) -> None:
         """Restores what the ledger says about the other shards. Raises SettingsError for another division."""
-        if "fingerprint" not in meta:
-            return  # before the run begins, any number of shards may be attached
         stored = meta.get(ATTACHED, {"count": 1, "shards": {}, "alone": False})  # the default: no other shards
         settings = self.settings
-        if (stored["alone"], settings.registrar_only or stored["count"]) != (
-            settings.registrar_only,
-            settings.registrar_only or settings.shards,
-        ):
+        wanted = (settings.registrar_only, settings.registrar_only or settings.shards)
+        if (stored["alone"], settings.registrar_only or stored["count"]) == wanted:
+            self.run.attached.restore(stored)
+        elif "fingerprint" in meta:  # before the run begins, the division may change
             count = stored["count"]
             started = "--registrar-only" if stored["alone"] else f"--shard 0/{count}" if count > 1 else "one shard"
             raise SettingsError(
                 f"the run was started with {started}, and the number of shards cannot change: "
                 "use the same options, or another --dir for a new run"
             )
-        self.run.attached.restore(stored)
 
     # ------------------------------------------------------------------------------ attached shards
 
