@@ -87,8 +87,8 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False, shard
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
-            everybody = (*cores, *fronts, *islands)
-            before = sum(map(cpu_s, everybody))
+            processes = (*cores, *fronts, *islands)
+            before = sum(map(cpu_s, processes))
             core_before = sum(map(cpu_s, cores))
             bytes_before = loopback_bytes()
             front_before = sum(map(cpu_s, fronts))
@@ -96,7 +96,7 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False, shard
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
             wait(islands, done)
-            used, core_used = sum(map(cpu_s, everybody)) - before, sum(map(cpu_s, cores)) - core_before
+            used, core_used = sum(map(cpu_s, processes)) - before, sum(map(cpu_s, cores)) - core_before
             front_used = sum(map(cpu_s, fronts)) - front_before
             moved = loopback_bytes() - bytes_before
             told = [json.loads(path.read_text()) for path in done]

@@ -74,18 +74,16 @@ class Confirmed(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("fragments", "contributions", "merges", "learners", "troubles")
+    __slots__ = ("fragments", "contributions", "learners", "troubles")
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    MERGES_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
     fragments: _containers.RepeatedCompositeFieldContainer[_outer_pb2.FragmentStatus]
     contributions: _outer_pb2.Contributions
-    merges: int
     learners: _containers.RepeatedCompositeFieldContainer[LearnerSums]
     troubles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fragments: _Optional[_Iterable[_Union[_outer_pb2.FragmentStatus, _Mapping]]] = ..., contributions: _Optional[_Union[_outer_pb2.Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[LearnerSums, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, fragments: _Optional[_Iterable[_Union[_outer_pb2.FragmentStatus, _Mapping]]] = ..., contributions: _Optional[_Union[_outer_pb2.Contributions, _Mapping]] = ..., learners: _Optional[_Iterable[_Union[LearnerSums, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LearnerSums(_message.Message):
     __slots__ = ("learner", "merged_token_parameters", "bytes_up", "parameters_up", "accepted_tokens", "accepted_before", "bytes_down", "parameters_down", "bytes_whole", "pending", "missed", "undone_tokens")

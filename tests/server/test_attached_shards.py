@@ -264,11 +264,11 @@ def test_a_learners_sums_come_from_the_shard_that_counts_them():
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"proof", 0.0, 0.0)
     shard, box = attach(attached, hello(2))
     sums = sh.LearnerSums(learner="a", merged_token_parameters=str(10**30), bytes_up=5, pending=3, missed=2)
-    strange = [sh.LearnerSums(learner="nobody"), sh.LearnerSums(learner="a", merged_token_parameters="-1")]
-    attached.heard(shard, box, sh.FromShard(summary=sh.Summary(merges=9, learners=[sums, *strange])), registry)
+    strange = [sh.LearnerSums(learner="unknown"), sh.LearnerSums(learner="a", merged_token_parameters="-1")]
+    attached.heard(shard, box, sh.FromShard(summary=sh.Summary(troubles=["full"], learners=[sums, *strange])), registry)
     assert entry.account.merged_token_parameters == 10**30
     assert (entry.account.bytes_up, shard.pending, shard.missed) == (5, {"a": 3}, {"a": 2})
-    assert (shard.summary.merges, len(shard.summary.learners)) == (9, 0)
+    assert (shard.summary.troubles, len(shard.summary.learners)) == (["full"], 0)
 
 
 def test_rows_of_the_ledger_give_the_same_division_again():

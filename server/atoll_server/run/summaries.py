@@ -77,7 +77,6 @@ class Summarising:
         if (shard := self._run.shard) is None:
             return summary
         summary.fragments.extend(fragment_statuses(shard, now))
-        summary.merges = sum(shard.versions().values())
         pending = pending_by_learner(shard)
         for name in self._run.registry.entries:
             sums = self._sums(shard, name, pending[name])

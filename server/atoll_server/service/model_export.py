@@ -73,10 +73,9 @@ async def export_part(shard: Shard, fragment: int, directory: Path) -> AsyncGene
     if (held := shard.fragments.get(fragment)) is None:
         raise Refused(Status.INVALID_ARGUMENT, f"this shard does not hold fragment {fragment}: ask another shard")
     with tempfile.TemporaryFile(dir=directory) as file:
-        async with shard.readers.newest(
-            held
-        ) as state:  # released before streaming begins, since merges need its memory
+        async with shard.readers.newest(held) as state:
             await asyncio.to_thread(write_part, file, shard.layout, held.place, state)
+        # The state is released before streaming begins, since merges need its memory.
         async for chunk in _chunks(file):
             yield chunk
 
