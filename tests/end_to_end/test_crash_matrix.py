@@ -25,7 +25,14 @@ EVERY_DAY = {  # the other points run with `make test-slow`
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
 ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
-OF_OTHERS = ("rollback.", "manifest.", "kept.", "stage.", "begun.")  # see test_restore.py and test_sharded*.py
+OF_OTHERS = (
+    "rollback.",
+    "manifest.",
+    "kept.",
+    "stage.",
+    "begun.",
+    "reshard.",
+)  # see test_restore, test_sharded*, test_reshard
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 

@@ -22,10 +22,12 @@ torch.set_num_threads(1)
 class Core:
     """One core process, which can be killed and started again on the same port."""
 
-    def __init__(self, group: Children, directory: Path, options: list[str], name: str = "core") -> None:
+    def __init__(
+        self, group: Children, directory: Path, options: list[str], name: str = "core", address: str = "127.0.0.1:0"
+    ) -> None:
         self.group, self.directory, self._options, self._name = group, directory, options, name
         self.security = TransportSecurity()
-        self.address = "127.0.0.1:0"
+        self.address = address
         self.child: Child
         self.start()
 

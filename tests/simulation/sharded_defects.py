@@ -9,7 +9,6 @@ from typing import Any
 
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.shard.run_view import RunView
-from atoll_server.shard_process import shard_core
 from atoll_server.shard_process.replica import Replica
 from atoll_server.storage import run_ledger
 from atoll_wire import shards_pb2 as sh
@@ -59,7 +58,7 @@ def staged_parameters_are_not_durable() -> Iterator[None]:
 
     def forgetful(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
         for key, value in meta.items():
-            if key != shard_core.STAGED:
+            if key != run_ledger.STAGED:
                 run_ledger.put_meta(db, key, value)
 
     with patch(run_ledger, "put_all_meta", forgetful):

@@ -1,5 +1,5 @@
 """Subcommands of `atoll` for operators of a core: core, status, receipts, pause, resume, evict, checkpoint, token,
-replay.
+replay, reshard.
 
 Each command imports its dependencies only when it runs, so that `atoll --help` is fast and a front's image stays small.
 """
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("evict")(evict_command)
     app.command("token")(token_command)
     app.command("replay")(replay_command)
+    app.command("reshard")(reshard_command)
     checkpoint = typer.Typer(no_args_is_help=True, help="List, take, verify, restore and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
@@ -349,6 +350,40 @@ def replay_command(
         write_model(out, done.layout, done.initial, done.states)
     if not changes and not done.identical:
         raise typer.Exit(1)
+
+
+def reshard_command(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIRECTORY...",
+            help="Directory of the core; for a run with several shards, those of all cores, or the folder that holds them.",
+        ),
+    ],
+    shards: Annotated[int, typer.Option(help="New number of shards, at most one per fragment.", min=1)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write the new directories to. Default: DIRECTORY-N-shards, next to the first one."
+        ),
+    ] = None,
+    registrar_only: Annotated[
+        bool, typer.Option("--registrar-only", help="Give the registrar a directory without fragments.")
+    ] = False,
+) -> None:
+    """Divide a stopped run among another number of shards. Nothing acknowledged is lost, and no parameter changes.
+
+    The command needs memory for one old shard, and disk space for the new directories: 12 bytes per parameter, the
+    initial parameters, and waiting contributions. It compares the new directories with the old ones. The old
+    directories stay as they are, with their older checkpoints, but no core starts from them any more.
+    """
+    need("reshard", "server", *KEEPING)
+    from atoll_server.cli.reshard import reshard_directories
+    from atoll_server.storage import crash_points
+
+    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+        crash_points.watch(crash_points.kill_at(wanted))
+    reshard_directories(directories, shards, out, alone=registrar_only)
 
 
 def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401

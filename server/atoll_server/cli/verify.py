@@ -21,8 +21,7 @@ from atoll_server.run.trial_start import TrialStart, trial_start
 from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.rows import ContributionRow
-from atoll_server.storage.spool import Spool, SpoolError, StoredPayload
+from atoll_server.storage.spool import Spool, SpoolError
 
 
 def verify(directory: Path) -> None:
@@ -115,7 +114,7 @@ class _Check:
         The trial start has already read the payloads of the merges that it replayed.
         """
         for held in start.pending:
-            _read_frames(held.row, held.stored)  # a core would stop when it merges a damaged payload
+            held.stored.check(held.row.frames, held.row.digest)  # a core would stop when it merges a damaged payload
         spool = Spool(self._directory / "spool", limit_bytes=0, kept_bytes=0)
         read, damaged = len(start.pending), 0
         for generation, row in start.kept:
@@ -124,7 +123,8 @@ class _Check:
             read += 1
             try:
                 norms_sq = np.array(row.norms_sq, np.float64)
-                _read_frames(row, spool.open(generation, row.key, Codec(row.codec), norms_sq, row.scale))
+                stored = spool.open(generation, row.key, Codec(row.codec), norms_sq, row.scale)
+                stored.check(row.frames, row.digest)
             except (SpoolError, OSError) as error:
                 damaged += 1
                 self._warn(f"{error} (only a start from an older checkpoint needs this payload)")
@@ -142,10 +142,3 @@ class _Check:
         except DAMAGE as error:
             text = str(error) if isinstance(error, UserError) else f"{self._ledger} is damaged ({error})"
             self._warn(f"ledger rows: {text}")
-
-
-def _read_frames(row: ContributionRow, stored: StoredPayload) -> None:
-    """Compares each frame of a contribution with its checksum. Raises SpoolError."""
-    with contextlib.closing(stored):
-        for frame in range(row.frames):
-            stored.payload(frame)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
@@ -260,6 +260,21 @@ class TimeAccount:
 
     def _count_only(self, tokens: int) -> None:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
+
+    def moved(self, *, registrar: bool) -> TimeAccount:
+        """Returns a copy for a run whose fragments move to other shards, which compute their own sums again.
+
+        The registrar's copy keeps what only the other processes counted, so the copies of other shards begin at 0.
+        """
+        if not registrar:
+            current = replace(self.current, undone_tokens=0.0)
+            return replace(self, bytes_down=0, parameters_down=0, bytes_whole=0, current=current, by_shard={})
+        down, parameters = self.down()
+        current = replace(self.current, undone_tokens=self.current.undone_tokens + self._undone_elsewhere())
+        whole = self.whole()
+        return replace(
+            self, bytes_down=down, parameters_down=parameters, bytes_whole=whole, current=current, by_shard={}
+        )
 
     def at(self, shard: int) -> ShardSums:
         """Returns the learner's sums at a shard, initially 0. The caller may change them in place."""

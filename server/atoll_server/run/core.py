@@ -16,7 +16,7 @@ from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.run.attached_shards import AttachedShards
-from atoll_server.run.core_process import CoreProcess, check_protocol
+from atoll_server.run.core_process import CoreProcess, check_startable
 from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import KEY_BYTES, Registrar, stage_of
 from atoll_server.run.watch import Watch
@@ -27,8 +27,6 @@ from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
-
-ATTACHED = "attached"  # key in the ledger's meta table
 
 
 class Core(CoreProcess):
@@ -67,7 +65,7 @@ class Core(CoreProcess):
         Raises SettingsError if a given setting would change a fixed one, or the model does not fit in memory.
         """
         meta = run_ledger.get_meta(db)
-        check_protocol(meta)
+        check_startable(meta)
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
@@ -98,7 +96,9 @@ class Core(CoreProcess):
 
     def _check_division(self, meta: dict[str, Any]) -> None:
         """Restores what the ledger says about the other shards. Raises SettingsError for another division."""
-        stored = meta.get(ATTACHED, {"count": 1, "shards": {}, "alone": False})  # the default: no other shards
+        stored = meta.get(
+            run_ledger.ATTACHED, {"count": 1, "shards": {}, "alone": False}
+        )  # the default: no other shards
         settings = self.settings
         wanted = (settings.registrar_only, settings.registrar_only or settings.shards)
         if (stored["alone"], settings.registrar_only or stored["count"]) == wanted:
@@ -107,8 +107,8 @@ class Core(CoreProcess):
             count = stored["count"]
             started = "--registrar-only" if stored["alone"] else f"--shard 0/{count}" if count > 1 else "one shard"
             raise SettingsError(
-                f"the run was started with {started}, and the number of shards cannot change: "
-                "use the same options, or another --dir for a new run"
+                f"the run was started with {started}, not with these options: use the same ones, "
+                "or stop all cores and change the number of shards with atoll reshard"
             )
 
     # ------------------------------------------------------------------------------ attached shards
@@ -131,4 +131,4 @@ class Core(CoreProcess):
         """Makes the addresses and directories of the attached shards durable."""
         attached = self.run.attached
         value = attached.as_data() | {"alone": self.settings.registrar_only}
-        await self.run.writer.commit(partial(run_ledger.put_meta, key=ATTACHED, value=value))
+        await self.run.writer.commit(partial(run_ledger.put_meta, key=run_ledger.ATTACHED, value=value))

@@ -32,7 +32,7 @@ from atoll_server.settings import CoreSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
-from atoll_server.storage import crash_points, database
+from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter, with_room
 from atoll_server.telemetry.events import EventLog
@@ -64,8 +64,16 @@ class CoreFacts:
     damage: str
 
 
-def check_protocol(meta: dict[str, Any]) -> None:
-    """Sets the protocol version of a new run. Raises SettingsError if an existing run uses another version."""
+def check_startable(meta: dict[str, Any]) -> None:
+    """Sets the protocol version of a new run. Raises SettingsError if a core must not start from this directory.
+
+    That is so if the run uses another protocol version, or `atoll reshard` has moved the run.
+    """
+    if moved := meta.get(run_ledger.MOVED):
+        raise SettingsError(
+            f"the run was moved to {moved} by atoll reshard: start the directories there (if {moved} does not exist, "
+            "repeat the command, which was interrupted)"
+        )
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(
             f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "

@@ -11,7 +11,7 @@ from atoll_wire.process.clock import SYSTEM
 
 from atoll_server.checkpoints.restore import Origin, Restored, restore
 from atoll_server.checkpoints.snapshot import SnapshotError
-from atoll_server.run.core_process import check_protocol
+from atoll_server.run.core_process import check_startable
 from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
@@ -52,7 +52,7 @@ def trial_start(db: sqlite3.Connection, directory: Path) -> TrialStart:
             raise SettingsError(f"{path} cannot be used (it is not a directory): restore a backup")
     disk, journal = ReadOnlyDisk(), Journal()
     meta = run_ledger.get_meta(db)
-    check_protocol(meta)
+    check_startable(meta)
     settings = CoreSettings(listen=(), directory=directory)
     registrar = Registrar(settings.limits, RunClock(SYSTEM), journal)
     registrar.restore(meta, run_ledger.learners(db), LedgerWriter(db, _fail, SYSTEM))

@@ -19,7 +19,7 @@ from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_state, stored_layout
 from atoll_server.checkpoints.tensor_file import open_tensors
-from atoll_server.run.core_process import CoreProcess, check_protocol
+from atoll_server.run.core_process import CoreProcess, check_startable
 from atoll_server.run.initial_parameters import StagedFile, check_room
 from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.settings import CoreSettings
@@ -33,7 +33,6 @@ from atoll_server.telemetry import entries
 log = structlog.get_logger()
 
 DIRECTORY_BYTES = 16
-STAGED = "staged"  # key in the ledger's meta table: digest of the whole initial parameters whose part is here
 
 
 class GenerationChangedError(SettingsError):
@@ -67,14 +66,14 @@ class ShardCore(CoreProcess):
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         meta = run_ledger.get_meta(db)
-        check_protocol(meta)
+        check_startable(meta)
         assert self.settings.shard is not None
         place = [self.settings.shard.number, self.settings.shard.count]
         if "fingerprint" in meta and meta.get("shard") != place:
             number, count = meta.get("shard", [0, 1])
             raise SettingsError(
-                f"--shard {self.settings.shard}: the directory holds shard {number}/{count}, which cannot change; give "
-                f"--shard {number}/{count}, or another --dir"
+                f"--shard {self.settings.shard}: the directory holds shard {number}/{count}: give --shard "
+                f"{number}/{count} or another --dir, or stop all cores and use atoll reshard"
             )
         if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
             raise SettingsError(reason)
@@ -90,7 +89,7 @@ class ShardCore(CoreProcess):
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
         self.run.restore(meta, run_ledger.learners(db), writer)
         self.directory = bytes.fromhex(meta["directory"])
-        self.staged = bytes.fromhex(meta.get(STAGED, ""))
+        self.staged = bytes.fromhex(meta.get(run_ledger.STAGED, ""))
         if "fingerprint" in meta:
             await self.restore_shard(db, meta)
 
@@ -166,12 +165,12 @@ class ShardCore(CoreProcess):
                     await asyncio.to_thread(file.take, reply.chunk)
             await asyncio.to_thread(file.check)
             if self.staged:  # the new file must never be taken for the older parameters
-                await self.run.writer.commit(partial(run_ledger.put_all_meta, meta={STAGED: ""}))
+                await self.run.writer.commit(partial(run_ledger.put_all_meta, meta={run_ledger.STAGED: ""}))
                 self.staged = b""
             await asyncio.to_thread(file.publish, directory)
         finally:
             await asyncio.to_thread(file.close)
-        values = {STAGED: stage.sha256.hex(), "initial_sha256": file.sha256.hex()}
+        values = {run_ledger.STAGED: stage.sha256.hex(), "initial_sha256": file.sha256.hex()}
         await self.run.writer.commit(partial(run_ledger.put_all_meta, meta=values))
         crash_points.point("stage.committed")
         self.staged = stage.sha256

@@ -48,6 +48,9 @@ POINTS = (
     "rollback.checked",
     "rollback.rows written",
     "rollback.committed",
+    "reshard.written",
+    "reshard.marked",
+    "reshard.renamed",
 )
 
 _reached: Callable[[str], None] | None = None

@@ -19,6 +19,9 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
+# A file system without links, or with too many for one file; or two file systems
+NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
 
 class WritableFile(Protocol):
     """A file open for writing. None of its data is durable before `sync`."""
@@ -82,6 +85,22 @@ class Disk:
         """Renames a file atomically, and replaces an existing file."""
         old.rename(new)
 
+    def copy(self, old: Path, new: Path, *, link: bool) -> None:
+        """Copies a file, whose data is then durable. link: whether they may share the data, which never changes."""
+        try:
+            if link:
+                new.hardlink_to(old)
+                return
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+        shutil.copyfile(old, new)
+        descriptor = os.open(new, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
     def remove(self, path: Path) -> bool:
         """Removes a file. Returns whether the file existed."""
         try:
@@ -130,6 +149,9 @@ class ReadOnlyDisk(Disk):
 
     def create(self, path: Path) -> WritableFile:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def copy(self, old: Path, new: Path, *, link: bool) -> None:  # noqa: ARG002 - as in Disk
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(old), None, str(new))
 
     def rename(self, old: Path, new: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(old), None, str(new))

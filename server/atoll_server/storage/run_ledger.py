@@ -13,7 +13,11 @@ from typing import Any
 from atoll_server.storage.database import checksum, verified
 from atoll_server.storage.rows import LearnerRow
 
-VIEW = "view"  # key of a shard's newest view of the run
+# Keys of the run's values
+VIEW = "view"  # in a shard's ledger: its newest view of the run
+STAGED = "staged"  # in a shard's ledger: digest of the whole initial parameters whose part is in its directory
+ATTACHED = "attached"  # in the registrar's ledger: the division into shards, with their addresses and directories
+MOVED = "moved"  # the folder to which `atoll reshard` moved the run; a core no longer starts from this directory
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401

@@ -100,6 +100,17 @@ class StoredPayload:
             )
         return data
 
+    def check(self, frames: int, digest: bytes) -> None:
+        """Reads all frames, then closes the file. frames, digest: of the contribution.
+
+        Raises SpoolError if a frame is missing or damaged, or the file belongs to another contribution.
+        """
+        with closing(self):
+            for frame in range(frames):
+                self.payload(frame)
+            if frame_codec.frames_digest([self.places[frame][1:] for frame in range(frames)]) != digest:
+                raise SpoolError(f"{self.path} holds another contribution than the ledger names: restore a backup")
+
     def close(self) -> None:
         """Closes the file and drops the contents in memory."""
         self.kept.let_go(self.contents)

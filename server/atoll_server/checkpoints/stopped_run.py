@@ -1,0 +1,125 @@
+"""The directories of a stopped run, which stay locked while a command changes or moves the run."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll_wire.errors import SettingsError
+
+from atoll_server.checkpoints.restore import LEDGER, Origin
+from atoll_server.storage import database, run_ledger
+from atoll_server.storage.disk import Disk
+from atoll_server.storage.rows import LearnerRow
+
+
+@dataclass(slots=True)
+class StoppedShard:
+    """An old directory with its open ledger. meta: the run's values in this ledger."""
+
+    directory: Path
+    db: sqlite3.Connection
+    meta: dict[str, Any]
+
+    @property
+    def registrar(self) -> bool:
+        return "shard" not in self.meta
+
+    @property
+    def number(self) -> int:
+        """The shard's number. A registrar without fragments comes after all others."""
+        if not self.registrar:
+            return int(self.meta["shard"][0])
+        return self.count if self.meta.get(run_ledger.ATTACHED, {}).get("alone") else 0
+
+    @property
+    def count(self) -> int:
+        """The number of the run's shards that hold fragments."""
+        if not self.registrar:
+            return int(self.meta["shard"][1])
+        return int(self.meta.get(run_ledger.ATTACHED, {}).get("count", 1))
+
+    def fragments(self) -> list[int]:
+        return [each.index for each in Origin.of(self.meta).fragments()]
+
+
+def open_shards(stack: contextlib.ExitStack, directories: Sequence[Path], disk: Disk) -> list[StoppedShard]:
+    """Locks the old directories and opens their ledgers, until the stack closes."""
+    sources = []
+    for directory in directories:
+        if not disk.exists(directory / LEDGER):
+            raise SettingsError(f"{directory} holds no run: give the --dir of each of the run's cores")
+        try:
+            stack.callback(disk.lock(directory / "lock"))
+        except BlockingIOError as error:
+            raise SettingsError(f"a core uses {directory}: stop all cores of the run first") from error
+        except OSError as error:
+            raise SettingsError(
+                f"{directory} cannot be used ({error.strerror}): run the command as a user that may write there"
+            ) from error
+        db = database.open_ledger(directory / LEDGER, disk)
+        stack.callback(db.close)
+        sources.append(StoppedShard(directory, db, run_ledger.get_meta(db)))
+    return sources
+
+
+def registrar_of(sources: Sequence[StoppedShard], out: Path) -> StoppedShard:
+    """Returns the registrar's directory. Raises SettingsError unless the directories are all those of one run."""
+    for source in sources:
+        if "fingerprint" not in source.meta:
+            raise SettingsError(f"the run in {source.directory} has no parameters yet: start it with --shard instead")
+        if (moved := source.meta.get(run_ledger.MOVED)) and moved != str(out.resolve()):
+            raise SettingsError(f"the run in {source.directory} was moved to {moved}: give the directories there")
+    registrars = [source for source in sources if source.registrar]
+    if len(registrars) != 1:
+        raise SettingsError(
+            f"{len(registrars)} of the directories belong to a registrar: give all directories of one run"
+        )
+    registrar = registrars[0]
+    for source in sources:
+        _check_member(source, registrar)
+    numbers = [source.number for source in sources]
+    wanted = {registrar.number, *range(registrar.count)}
+    if missing := sorted(wanted - set(numbers)):
+        raise SettingsError(f"the directory of shard {missing[0]} is missing: give the directories of all shards")
+    if len(numbers) > len(wanted):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise SettingsError(f"shard {twice} has two directories: give only the one that the run uses")
+    return registrar
+
+
+def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
+    """Raises SettingsError unless a directory belongs to the registrar's run, division and generation."""
+    mine, run = source.meta, registrar.meta
+    if mine["run"] != run["run"]:
+        raise SettingsError(
+            f"{source.directory} belongs to run {mine['run']}, but {registrar.directory} to run {run['run']}: "
+            "give the directories of one run"
+        )
+    known = run.get(run_ledger.ATTACHED, {}).get("shards", {}).get(str(source.number), ["", ""])[1]
+    if source.count != registrar.count or (not source.registrar and known not in {"", mine["directory"]}):
+        raise SettingsError(
+            f"{source.directory} is not the directory from which the run uses shard {source.number}: "
+            f"give those of the run's {registrar.count} shards"
+        )
+    if mine["generation"] != run["generation"]:
+        raise SettingsError(
+            f"{source.directory} is at generation {mine['generation']}, but the run is at {run['generation']}: "
+            "start all cores once, so that each shard follows the restore"
+        )
+
+
+def learners_of(sources: Sequence[StoppedShard], registrar: StoppedShard) -> list[LearnerRow]:
+    """Returns the registrar's learners. A shard may have seen a newer process, whose older ones stay fenced."""
+    newest: dict[str, int] = {}
+    for source in sources:
+        for row in run_ledger.learners(source.db):
+            newest[row.name] = max(newest.get(row.name, 0), row.incarnation)
+    return [
+        LearnerRow(row.name, row.region, newest[row.name], row.nonces, row.account, row.evicted)
+        for row in run_ledger.learners(registrar.db)
+    ]
