@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import structlog
@@ -20,6 +20,7 @@ from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process import logs
 from atoll_wire.process.clock import Clock
+from atoll_wire.process.worker_threads import started_pool
 
 from atoll.agent.call_errors import GOODBYE_S
 from atoll.agent.join_request import Identity, ModelDescription
@@ -139,7 +140,7 @@ class Agent:
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         self._loop.set_exception_handler(ignore_known_grpc_errors)
-        self._loop.set_default_executor(_started_workers())
+        self._loop.set_default_executor(started_pool(WORKERS, "atoll worker"))
         if self._leaving:
             return
         with compiling_is_logged():
@@ -185,14 +186,6 @@ class Agent:
                     self._main.cancel()
 
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())
-
-
-def _started_workers() -> ThreadPoolExecutor:
-    """Returns a pool whose threads have all started, so that a learner's thread count does not depend on its load."""
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll worker")
-    meeting = threading.Barrier(WORKERS, timeout=ENDING_S)  # if a thread cannot start, the others must not wait
-    wait([pool.submit(meeting.wait) for _ in range(WORKERS)])
-    return pool
 
 
 def _interpreter_ends() -> bool:

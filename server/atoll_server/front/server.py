@@ -23,7 +23,7 @@ from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
-from atoll_server.rpc.process import RpcServer, open_files, stop_signal
+from atoll_server.rpc.process import RpcServer, prepare, stop_signal
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     settings.check()
     check_role(settings.security.tls, Role.FRONT)
     allocator.return_freed_memory()
-    open_files()
+    prepare()
     told, metrics = stop_signal(), FrontMetrics(settings.region)
     routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()

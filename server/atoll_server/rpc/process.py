@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import SettingsError
+from atoll_wire.process.worker_threads import started_pool
 from atoll_wire.security.transport import TransportSecurity, on_loopback
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -19,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import OpenCalls
 
+WORKERS = 6  # threads for calls that block, mostly on the disk
 UNLIMITED_FILES = 10_240  # the largest limit that macOS accepts, although macOS reports no limit
 GRACE_S = 10.0  # seconds within which a stopping server finishes calls, such as a checkpoint or an acknowledgement
 QUICK_S = 0.5  # seconds for calls that only transfer data, since callers continue the transfer later
@@ -89,11 +91,12 @@ class RpcServer:
         await stopping
 
 
-def open_files() -> None:
-    """Raises this process's limit on open files as far as the system permits.
+def prepare() -> None:
+    """Starts the threads for calls that block, and raises the limit on open files as far as the system permits.
 
     A merge opens one file per contribution. Each learner opens up to 65 connections.
     """
+    asyncio.get_running_loop().set_default_executor(started_pool(WORKERS, "worker"))
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most

@@ -29,7 +29,7 @@ from atoll_server.checkpoints.rollback import follow
 from atoll_server.checkpoints.verification import RunVerifier
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
-from atoll_server.rpc.process import GRACE_S, RpcServer, open_files, stop_signal
+from atoll_server.rpc.process import GRACE_S, RpcServer, prepare, stop_signal
 from atoll_server.run.core import Core
 from atoll_server.run.core_process import STANDBY_S, CoreProcess
 from atoll_server.run.known_run import KnownRun
@@ -69,7 +69,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     settings.check()
     check_role(settings.security.tls, Role.CORE)
     allocator.return_freed_memory()
-    open_files()
+    prepare()
     signalled = stop_signal()
     while not signalled.is_set() and (after := await _serve(settings, given, announce, signalled)) is not None:
         changed = after.changed
