@@ -119,17 +119,17 @@ class Member:
             await asyncio.sleep(STEP_S)
 
 
-async def crowd(count: int, address: str, place: Path) -> None:
+async def crowd(count: int, address: str, place: Path, layers: int) -> None:
     """Runs the learners. The first learner sends the parameters. The others join on SIGUSR1. All leave on SIGTERM.
 
-    place: a folder for the files `first`, `all`, and `lost` (number of lost connections).
+    place: a folder for the files `first`, `all`, and `lost` (number of lost connections). layers: of the model.
     """
     told = asyncio.Event()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, told.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    net = torch.nn.Linear(4, 4)
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
     parameters = Parameters(net, torch.optim.SGD(net.parameters(), 0.1))
     model = ModelDescription(parameters.tensors, parameters.frozen_digest(), parameters.save)
     await asyncio.to_thread(frame_codec.warm_up)
@@ -156,7 +156,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if len(sys.argv) > 2:
         configure("warning", json=False)
-        asyncio.run(crowd(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+        layers = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+        asyncio.run(crowd(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), layers))
     else:
         found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else COUNT)
         print(f"{found.learners} learners: {found.cpu:.2f} CPUs, {found.bytes_each / 1e3:.0f} kB per learner")
