@@ -34,7 +34,7 @@ REPORT_S = 0.25
 
 
 class SyntheticLearner:
-    """One learner. step_s: seconds per pretended inner step. checked_bytes: payload bytes with a right checksum."""
+    """One learner. step_s: seconds per pretended inner step. checked_bytes: payload bytes with a correct checksum."""
 
     def __init__(self, name: str, address: str, tensors: Sequence[TensorSpec], step_s: float) -> None:
         self.name = name

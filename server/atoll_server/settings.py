@@ -381,7 +381,7 @@ class CoreSettings(Serving):
         """Raises SettingsError if `check_reach` does, for contradictory options, and if --init cannot be read."""
         self.check_reach(*self.listen)
         if self.shard is not None and self.registrar_only:
-            raise SettingsError("--shard and --registrar-only contradict each other: give one of them")
+            raise SettingsError("--shard and --registrar-only cannot be combined: give only one of them")
         if self.registrar is not None and self.shard is None:
             raise SettingsError("--registrar needs --shard, such as --shard 1/4: add it, or omit --registrar")
         if self.shard is not None and self.shard.number and self.registrar is None:

@@ -1,4 +1,5 @@
-"""Learners behind a front, over a run with several shards, while shards, the registrar and the front are away."""
+"""Learners behind a front, over a run with several shards, while shards, the registrar and the front are
+unavailable."""
 
 from __future__ import annotations
 

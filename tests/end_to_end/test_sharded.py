@@ -1,4 +1,5 @@
-"""A run over several shards as processes: training, and what goes on while a shard or the registrar is away."""
+"""A run over several shards as processes: training, and what continues while a shard or the registrar is
+unavailable."""
 
 from __future__ import annotations
 

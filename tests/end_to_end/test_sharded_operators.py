@@ -107,7 +107,7 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
                 with pytest.raises(grpc.RpcError, match="shard 2 is not attached"):
                     refused()
         shown = atoll("status", "--server", run.address).stdout
-        assert "away" in shown
+        assert "not attached" in shown
         paused = atoll("pause", "--server", run.address)
         assert "shard 2 has not confirmed this yet" in paused.stdout
         shard.start()

@@ -124,7 +124,7 @@ def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
     ("job", "said"),
     [
         (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
-        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB of memory, but --shard-memory-gib gives 512"),
+        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory-gib is 512"),
     ],
 )
 def test_impossible_jobs_are_refused(job, said):

@@ -117,7 +117,7 @@ def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():
     attached = AttachedShards(0, 3, SetClock())
     attach(attached, hello(staged=b"winner"))
     for state in ({"staged": b"winner"}, {}):
-        with pytest.raises(Refused, match="another directory holds shard 1") as refused:
+        with pytest.raises(Refused, match="a different directory holds shard 1") as refused:
             attached.admit(hello(directory=b"other", **state), "r", 2, epoch=5, begun=True)
         assert refused.value.status is Status.ALREADY_EXISTS
     with pytest.raises(Refused, match="shard 1 is empty, but the run has parameters"):

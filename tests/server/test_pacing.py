@@ -1,4 +1,4 @@
-"""Slots keep the rounds of all shards evenly spaced, also while a shard is away and after it returns."""
+"""Slots keep the rounds of all shards evenly spaced, even while a shard is missing and after it returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_nearest_slot_may_be_before_or_after_and_in_the_next_cycle():
 def openings(counts: list[int], *, slots: bool, away: tuple[float, float] = (0.0, 0.0)) -> list[tuple[float, int]]:
     """Returns (time, shard) of every opening in 120 s of a run, with answers after one second.
 
-    away: the last shard is not there in this interval.
+    away: the interval in which the last shard is missing.
     """
     rng = random.Random(1)
     wanted = rounds_in_flight(RUN, FRAGMENTS)

@@ -45,7 +45,7 @@ class Lie(StrEnum):
     FLOOD = "garbage as often as there is room, round or none"
     DECLINES = "as many declined rounds as a report takes"
     BOAST = "more steps and tokens behind its work than it ever reported"
-    INFLATE = "reports of more tokens than it can have trained"
+    INFLATE = "reports of more tokens than it could have trained"
     EARLY = "such reports before the others have taken a step"
 
 

@@ -45,12 +45,12 @@ from tests.simulation.seed import determinism
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
 NAMES = ("a", "b", "c")
-LATE = "late"  # joins while the registrar is away
+LATE = "late"  # joins while the registrar is unavailable
 FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
 TURNS_TO_END = 10
-AWAY_S = 25.0  # how long the registrar is away in the calm period, at most
+AWAY_S = 25.0  # longest outage of the registrar in the calm period
 
 
 class Home:
@@ -223,7 +223,7 @@ class ShardedWorld:
         await self._peace()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Lets time pass until `done` returns True, with checks on the way."""
+        """Lets time pass until `done` returns True, and runs the checks meanwhile."""
         turn = 0
         while not done():
             turn += 1
@@ -450,7 +450,7 @@ class ShardedWorld:
         )
 
     async def _without_registrar(self) -> None:
-        """Kills the registrar. Rounds go on at all shards. A learner that comes meanwhile joins afterwards."""
+        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards."""
         self.counts["registrars away in the calm"] += 1
         before = self._versions()
         remote = [index for index, number in self.checks.owners.items() if number]

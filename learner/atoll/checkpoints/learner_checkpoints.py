@@ -72,7 +72,7 @@ class LearnerCheckpoints:
         self._version = version("atoll")
 
     def lock(self) -> None:
-        """Makes the folder, and waits a moment until no other learner uses it. Only rank 0 calls this.
+        """Makes the folder, and waits briefly until no other learner uses it. Only rank 0 calls this.
 
         Call it before the learner joins, because joining fences off another process of this name. Raises LearnerError.
         """

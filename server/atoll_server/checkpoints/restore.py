@@ -246,7 +246,7 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
     if found != logged:
         raise LedgerError(
             f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, but the ledger has "
-            f"{logged}: the disk or the CPU is faulty; restore a backup on another machine"
+            f"{logged} (faulty disk or CPU): restore a backup on another machine"
         )
 
 

@@ -1,9 +1,9 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
-If the run has several shards, the registrar's directory is rolled back first. Each shard follows when it attaches.
-One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Contributions
-merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer part of the
-run.
+If the run has several shards, the registrar's directory is rolled back first. Each shard is rolled back when it
+attaches. One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one.
+Contributions merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer
+part of the run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RolledBack:
     """The result of a rollback. row: the row of the directory's snapshot. merges: up to the checkpoint, in all shards.
 
     generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
-    shards: number of other shards, which must follow.
+    shards: number of other shards, which must also be rolled back.
     """
 
     row: SnapshotRow
@@ -59,7 +59,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
         if "shard" in meta:
             raise SettingsError(
                 f"{directory} holds shard {meta['shard'][0]} of a run: restore the checkpoint in the registrar's "
-                "directory; this shard follows when it starts"
+                "directory; this shard rolls back when it starts"
             )
         return _Rollback(db, directory, meta, disk, clock).of_run(checkpoint)
 

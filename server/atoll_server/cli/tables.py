@@ -70,7 +70,7 @@ def _shards(reply: pb.StatusReply) -> Table:
         table.add_row(
             str(each.shard),
             each.address or ("this registrar" if each.attached else "unknown"),
-            "attached" if each.attached else "[bold red]away[/]",
+            "attached" if each.attached else "[bold red]not attached[/]",
             ", ".join(map(str, each.fragments)),
             f"{each.heard_s:.1f} s ago" if each.heard_s else "",
         )

@@ -174,7 +174,7 @@ class Joining:
             raise Refused(
                 Status.FAILED_PRECONDITION,
                 f'learner "{request.learner[:80]}" has different values in frozen parameters: load the run\'s values, '
-                "or list tensors that each learner changes itself, such as a teacher's, in Learner(unshared=)",
+                "or name tensors that learners change themselves, such as a teacher's, in Learner(unshared=)",
             )
         return self._run.layout
 

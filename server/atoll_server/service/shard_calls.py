@@ -46,7 +46,7 @@ class ShardCalls:
 
     @contextlib.asynccontextmanager
     async def to(self, number: int) -> AsyncIterator[Any]:
-        """Context manager that yields a shard's stub. Raises Refused if the shard is away, or if a call fails."""
+        """Context manager that yields a shard's stub. Raises Refused if the shard is not attached or a call fails."""
         shard = self._attached.shards.get(number)
         if shard is None or shard.outbox is None:
             raise Refused(Status.UNAVAILABLE, f"shard {number} is not attached: start it, then try again")

@@ -43,7 +43,7 @@ class GenerationChangedError(SettingsError):
     """
 
     def __init__(self, generation: int, snapshot: int) -> None:
-        super().__init__(f"the run was restored to a checkpoint (generation {generation}): this shard follows")
+        super().__init__(f"the run was restored to a checkpoint (generation {generation}): this shard rolls back")
         self.generation = generation
         self.snapshot = snapshot
 
@@ -115,7 +115,7 @@ class ShardCore(CoreProcess):
     async def welcomed(self, welcome: sh.Welcome) -> None:
         """Applies the registrar's first message.
 
-        Raises GenerationChangedError if the run was restored, and SettingsError if this shard cannot follow.
+        Raises GenerationChangedError if the run was restored, and SettingsError if this shard cannot roll back.
         """
         if self.run.shard is not None and welcome.generation != self.run.generation:
             if not welcome.checkpoint:

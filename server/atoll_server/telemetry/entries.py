@@ -260,7 +260,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more work than its learner can have done, so only part of the work counts."""
+    """A contribution declares more work than its learner could have done, so only part of the work counts."""
 
     learner: str
     tokens: int
