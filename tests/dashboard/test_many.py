@@ -34,7 +34,7 @@ QUICK_S = 0.5
 
 
 def populate(directory: Path) -> None:
-    """Writes a ledger as a long run with many learners leaves it. None of them is connected."""
+    """Writes a ledger as a long run with many learners would leave it. None of them is connected."""
     now = time.time()
     with closing(database.open_ledger(directory / LEDGER, DISK)) as db, database.transaction(db):
         for number in range(LEARNERS):

@@ -34,7 +34,7 @@ DAMAGE: dict[str, Bad] = {}
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad state. says: in the error if the core does not start, or in the log if it recovers.
+    """A bad state. says: text of the error if the core does not start, or of the log if it recovers.
 
     warns: the warning of `atoll checkpoint verify` if a core recovers; empty if nothing is damaged.
     """

@@ -1,4 +1,4 @@
-"""A real core is killed at every crash point, under real learners, and started again."""
+"""A real core is killed at every crash point while real learners train, and started again."""
 
 from __future__ import annotations
 

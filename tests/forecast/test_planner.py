@@ -140,7 +140,7 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         assert made.works
         assert (made.sharding.shards, made.sharding.share) == (shards, share)
         assert made.sharding.memory_bytes == needed_bytes(share * 70e9) <= limit_gib * 2**30
-        fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest of one shard fewer
+        fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest shard, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
     values, _, out = files(tmp_path)
     words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]

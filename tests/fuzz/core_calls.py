@@ -83,7 +83,7 @@ class Calls:
     """
 
     def __init__(self, *, initialised: bool = True) -> None:
-        self.row = 250 if initialised else 50  # a core soon has its initial parameters
+        self.row = 250 if initialised else 50  # a core without parameters soon receives some
         self._loop = asyncio.new_event_loop()
         self._place = place()
         self._settings = CoreSettings.of(
@@ -172,7 +172,7 @@ class Calls:
         return self._outer.Initialise(_stream(self._changed(rng, self._upload(file))), Context())
 
     def _upload(self, file: bytes) -> list[pb.InitialiseRequest]:
-        """Returns the messages for a file with the right checksum."""
+        """Returns the messages for a file with the correct checksum."""
         digest = hashlib.sha256(file).digest()
         header = pb.InitialiseHeader(session=self._session, size_bytes=len(file), sha256=digest)
         chunks = [file[at : at + 5000] for at in range(0, len(file), 5000)]

@@ -34,7 +34,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 class InitialParameters:
-    """Chunks of a file with the right checksum, so that its contents are examined."""
+    """Chunks of a file with the correct checksum, so that its contents are examined."""
 
     row = 1
 

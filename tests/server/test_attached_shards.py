@@ -1,4 +1,4 @@
-"""The registrar's record of the shards that are processes of their own."""
+"""The registrar's record of the shards that run as separate processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attach(attached: AttachedShards, of: sh.Hello, *, begun: bool = False) -> tu
 
 
 def sent(box: Outbox) -> list[sh.FromRegistrar]:
-    """Returns the messages that wait, and takes them."""
+    """Removes and returns the waiting messages."""
     found = []
     while box._waiting:
         found.append(asyncio.run(box.next()))
@@ -89,7 +89,7 @@ def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
         attached.admit(of, "r", 2, epoch=5, begun=False)
     assert refused.value.status is Status.FAILED_PRECONDITION
     attached.admit(hello(run="r", generation=2, epoch=5), "r", 2, epoch=5, begun=True)
-    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will follow the restore
+    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will roll back
 
 
 @pytest.mark.parametrize("shards", [0, 1025])
@@ -200,7 +200,7 @@ def test_an_answer_waits_for_a_confirmation_and_names_a_shard_that_is_away(quick
 
 
 def test_a_shard_that_attaches_again_confirms_the_messages_of_its_new_call(quick):
-    """Numbers begin again with each call, so confirmed numbers of the call before it prove nothing."""
+    """Numbers begin again with each call, so numbers that an earlier call confirmed prove nothing."""
 
     async def late() -> list[int]:
         attached, registry = AttachedShards(0, 2, SetClock()), LearnerRegistry(1)

@@ -240,7 +240,7 @@ class Checks:
     # ------------------------------------------------------------------------------ the core's disk
 
     def restored(self, core: Core) -> None:
-        """Checks that a started core has, bit by bit, all data that was acknowledged or seen."""
+        """Checks that a started core has, bit for bit, all data that was acknowledged or seen."""
         self.core = core
         self.opened.clear()
         self.note(f"core up, epoch {core.run.epoch}")

@@ -1,7 +1,7 @@
 """A hostile learner with a valid name, in addition to the honest learners, and the limits of its influence.
 
-It runs the real agent with false data. It comes once the core has a reference for its kind of lie, because nothing can
-be judged before that (`atoll_server.merging.norm_limit`). An early liar comes as soon as the other learners have
+It runs the real agent with false data. It joins once the core has a reference for its kind of lie, because nothing can
+be judged before that (`atoll_server.merging.norm_limit`). An early liar joins as soon as the other learners have
 joined. Its reports are held back, but its contributions count as declared, because there is no other work yet.
 """
 

@@ -103,7 +103,7 @@ class ShardedChecks(Checks):
         self.core = None
 
     def _obeys(self, home: Home, core: CoreProcess) -> None:
-        """Checks that a process has all that operators were told it has."""
+        """Checks that a process still has the pauses and evictions that it confirmed to operators."""
         paused = self.told_pause.get(home.number)
         if paused is not None and core.run.paused != paused:
             raise Violation(15, f"{home.name} has the pause {core.run.paused!r}, and confirmed {paused!r}")

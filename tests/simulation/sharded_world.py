@@ -67,7 +67,7 @@ class Home:
         self.process: Process | None = None
         self.core: Core | ShardCore | None = None
         self.lives = 0
-        self.stays_away = False  # whether a start that a storm has planned must not happen
+        self.stays_away = False  # whether to skip a start that a storm has planned
         world.network.observed[self.address] = partial(world.checks.said_by, self)
 
     def start(self) -> None:
@@ -413,7 +413,7 @@ class ShardedWorld:
     # ------------------------------------------------------------------------------ calm
 
     async def _peace(self) -> None:
-        """Ends all faults. All learners must train, also without the registrar, and settle every account."""
+        """Ends all faults. All learners must train, even without the registrar, and settle every account."""
         self.stormy = False
         self.checks.note("peace")
         self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
@@ -441,7 +441,7 @@ class ShardedWorld:
         return free and all(name in self.islands and self.islands[name].counters.connected for name in names)
 
     async def _train(self, names: tuple[str, ...]) -> None:
-        """Waits until all learners are connected, and all fragments have got two more versions."""
+        """Waits until all learners are connected, and all fragments have two more versions."""
         deadline = self.loop.now + PEACE_S
         await self._guarded(lambda: self._connected(names) and len(self._versions()) == FRAGMENTS, deadline, "connect")
         before = self._versions()

@@ -57,7 +57,7 @@ DIRECTORY = Path("/shard")
 NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
-REPORTED = 1000  # tokens of a reported step, so many that declared tokens always count
+REPORTED = 1000  # tokens of a reported step, enough for declared tokens to count always
 Kills: TypeAlias = Mapping[int, float]  # by shard: it dies at this time, as soon as it has pending work
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 

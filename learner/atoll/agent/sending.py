@@ -108,7 +108,7 @@ class Sender:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
                 f"training has diverged: {error} in fragment {track.fragment}; restart this learner to continue from "
-                f"the run's parameters, and lower its learning rate if this recurs"
+                "the run's parameters, and lower its learning rate if this recurs"
             ) from error
         in_flight.table = await self._coordination.table(track, in_flight.seq, mine)
         if track.run.frames or self._coordination.owners.rank == 0:

@@ -99,7 +99,7 @@ class Parameters:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
                 f"{_listed(names)} became trainable after the learner was entered, and will not be shared: give the "
-                f"optimizer all parameters before the block, or name them in unshared="
+                "optimizer all parameters before the block, or name them in unshared="
             )
         self._size = self._optimizers_size()
 

@@ -37,7 +37,7 @@ def gathered_parts(
     if different:
         raise LearnerError(
             f"the trainable tensors of rank {different[0]} differ from those of rank 0 (pipeline parallelism does not "
-            f"work): build the same model on all ranks"
+            "work): build the same model on all ranks"
         )
     found = [
         [TensorPart(tensor.shape, _tuples(ranges)) for tensor, ranges in zip(tensors, parts, strict=True)]

@@ -121,7 +121,7 @@ class NormLimiter:
             return NormVerdict(
                 refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps "
                 f"(limit {self._norm_limit:g}): the learner drops this work; if this recurs, lower its inner learning "
-                f"rate"
+                "rate"
             )
         if self._clip_norm and times > self._clip_norm:
             return NormVerdict(scale=self._clip_norm / times)

@@ -1,4 +1,4 @@
-"""The shards of a run that are processes of their own, as the registrar knows them.
+"""A run's shards that are separate processes, as the registrar knows them.
 
 Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends it what
 it must know, and the shard reports what operators ask for. If a shard is not attached, its place and last report stay.
@@ -149,7 +149,7 @@ class AttachedShards:
         if shard.directory and shard.directory != hello.directory and (begun or self._fresh(shard)):
             text = (
                 f"a different directory holds shard {hello.shard} of this run: start the shard with that --dir, or "
-                f"restore its backup"
+                "restore its backup"
             )
             raise Refused(Status.ALREADY_EXISTS, text)
         if begun and not hello.generation and not hello.staged:

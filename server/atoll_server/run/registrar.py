@@ -1,7 +1,7 @@
 """Manages a run's learner names, sessions, accounts, pause state, layout and token count. Shards own the fragments.
 
 The registrar's process also has a shard, which holds no fragments with `--registrar-only`. All other shards are
-processes of their own, which are attached (`attached_shards`).
+separate processes, which attach to the registrar (`attached_shards`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registrar's gRPC service for shards that are processes of their own."""
+"""The registrar's gRPC service for shards that run as separate processes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Replica(KnownRun):
 
     async def save_view(self) -> None:
         """Makes the newest view durable."""
-        view = replace(self._view, slot=0.0, slot_s=0.0)  # a position is worth nothing after a restart
+        view = replace(self._view, slot=0.0, slot_s=0.0)  # a position has no meaning after a restart
         if view != self._stored:
             self._stored = view
             await self.writer.commit(partial(run_ledger.put_meta, key=VIEW, value=asdict(view)))
