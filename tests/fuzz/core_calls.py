@@ -163,7 +163,7 @@ class Calls:
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:
         request = mutate_message(rng, self._join)
-        if rng.random() < 0.3:  # another name, which the run must be able to store
+        if rng.random() < 0.3:  # a different name, which the run must be able to store
             request.learner, request.nonce = rng.choice(("b", "c", *TEXT)), rng.getrandbits(64)
         return self._outer.Join(request, Context())
 

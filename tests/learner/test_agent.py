@@ -157,7 +157,7 @@ def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_
         core.refuse(0, drop=True, tell=False)
         core.merge(0, tell=False)
         core.updates.clear()
-        core.merge(0)  # the update is gone: the whole fragment comes with the fates of this learner's work
+        core.merge(0)  # the update is gone: the whole fragment contains the fates of this learner's work
         loop.until(lambda: learner.stats().refused == 1)
         loop.until(lambda: learner.stats().versions[0] == 2)
         assert learner.stats().abandoned_tokens > 0

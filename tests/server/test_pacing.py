@@ -56,7 +56,7 @@ def openings(counts: list[int], *, slots: bool, away: tuple[float, float] = (0.0
         )
         for number, count in enumerate(counts)
     ]
-    begun = [rng.uniform(0.0, 0.4) for _ in counts]  # the shards hear of the learner at different times
+    begun = [rng.uniform(0.0, 0.4) for _ in counts]  # the shards learn of the learner at different times
     found, answers, seq = list[tuple[float, int]](), list[tuple[float, int, int, int]](), itertools.count(1)
     position = Position(0.0, 0.0, RUN.inner_steps / FRAGMENTS * STEP_S)
     joined = [False] * len(counts)

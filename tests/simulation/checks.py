@@ -124,8 +124,8 @@ class Checks:
                 raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
         if receipt.fate == pb.FATE_PENDING:
             decided = self.fates.get(name)
-            # A whole fragment comes with the fates at the moment when it was read. A round that lapses later then
-            # refuses at the same version that other learners receive.
+            # A whole fragment contains the fates at the moment when it was read. A round that lapses later then refuses
+            # at the same version that other learners receive.
             latest = -1 if decided is None else decided.version - (decided.fate == pb.FATE_MERGED)
             if decided is not None and (as_of is None or latest < as_of):
                 raise Violation(2, f"{name} is pending again after its fate was told")
@@ -142,7 +142,7 @@ class Checks:
             raise Violation(7, f"{name} has weight {told.weight}")
 
     def _is_whole(self, name: Name) -> None:
-        """Checks that the core stored the frames that all ranks coded, unless they are merged already."""
+        """Checks that the core stored the frames that all ranks coded, unless they are already merged."""
         shard, (learner, incarnation, fragment, seq) = shard_of(self.core), name
         key = ContributionKey(learner, incarnation, fragment, seq)
         if shard is None or name not in self.coded or key not in shard.fragments[fragment].held:

@@ -332,7 +332,7 @@ class Island:
         """Records an adoption in the account, before the values change."""
         account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
         begun = [rank.boundary.local._begun[fragment].newer for rank in self.ranks if rank.boundary is not None]
-        if begun[0].fate.drop:  # unmerged work is given up
+        if begun[0].fate.drop:  # unmerged work is dropped
             account.told += self.anchor(fragment) - self.values(fragment)
             account.ended(None)
         elif begun[0].fate.q is not None:
@@ -438,7 +438,7 @@ class Island:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
-        """Checks that movement by training = merged or given-up work + outstanding work."""
+        """Checks that movement by training = merged or dropped work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
             assert self.ranks[0].boundary is not None, "it trains"
             self.ranks[0].boundary._restore()  # no work was due since the weights were loaded: nothing detected them

@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), Handle(callback, args, None, None, when)))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Runs the function at once, and returns its result after a delay, like a slow thread."""
+        """Runs the function immediately, and returns its result after a delay, like a slow thread."""
         done: asyncio.Future[Any] = self.create_future()
         process, delay = here(), self.rng.expovariate(1 / self.slow_s)
         if self.rng.random() < 0.005:

@@ -34,7 +34,7 @@ class ShardedChecks(Checks):
         super().__init__(loop, max_staleness)
         self.homes: Sequence[Home] = ()
         self.owners: dict[int, int] = {}  # by fragment: the number of the process that was seen to hold it
-        self.first: str | None = None  # digest of the parameters with which a process was seen to begin
+        self.first: str | None = None  # digest of the parameters that a process was seen to begin with
         self.begun: set[int] = set()  # numbers of the processes whose first values were compared
         self.shut_out: dict[tuple[int, str, int], float] = {}  # process, name, incarnation: refused there since then
         self.served: dict[tuple[int, str], int] = {}  # process, name: highest incarnation with an acknowledgement
@@ -113,7 +113,7 @@ class ShardedChecks(Checks):
                 raise Violation(15, f"{home.name} lets {name} in, and confirmed its eviction")
 
     def _began(self, home: Home, core: CoreProcess, shard: Shard) -> None:
-        """Checks that a process began with the parameters with which all others began."""
+        """Checks that a process began with the same parameters as all others."""
         if home.number in self.begun:
             return
         digest = core.staged.hex() if isinstance(core, ShardCore) else core.run.initial_sha256

@@ -94,7 +94,7 @@ class Home:
         self.process.start(self._live())
 
     def check_tokens(self) -> None:
-        """Checks that followers received the run's tokens with which the merge was made."""
+        """Checks that followers received the run's token count that the merge used."""
         assert self.shard is not None, "it trained to the end"
         told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:

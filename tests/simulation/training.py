@@ -127,8 +127,8 @@ class Account:
 
     def __init__(self, length: int) -> None:
         self.moved = np.zeros(length)  # as in a pseudo-gradient: anchor - local
-        self.told = np.zeros(length)  # merged or given up
-        self.given_up = False  # whether the work in flight was given up after it was taken
+        self.told = np.zeros(length)  # merged or dropped
+        self.given_up = False  # whether the work in flight was dropped after it was taken
         self.undone = 0.0  # norm of adoptions that masters undid, too small to be detected
 
     def trained(self, change: np.ndarray) -> None:
@@ -136,7 +136,7 @@ class Account:
         np.subtract(self.moved, change, out=self.moved)
 
     def all_given_up(self, *, flying: bool) -> None:
-        """Gives up the outstanding work. flying: and the work in flight."""
+        """Drops the outstanding work. flying: and the work in flight."""
         self.told[:] = self.moved
         self.given_up |= flying
 

@@ -67,8 +67,8 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the directory of a shard, whose run was restored to a checkpoint.
 
-    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is at
-    this generation already. Raises the same errors as `roll_back`.
+    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is
+    already at this generation. Raises the same errors as `roll_back`.
     """
     with _ledger(directory, disk) as db:
         return _Rollback(db, directory, _meta(db, directory), disk, clock).of_shard(generation, snapshot)

@@ -65,7 +65,7 @@ class CoreFacts:
 
 
 def check_protocol(meta: dict[str, Any]) -> None:
-    """Sets the protocol version of a new run. Raises SettingsError if an existing run uses another version."""
+    """Sets the protocol version of a new run. Raises SettingsError if an existing run uses a different version."""
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(
             f"the run uses protocol {meta['protocol']}, but this core uses {PROTOCOL}: "

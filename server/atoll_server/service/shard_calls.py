@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.run.attached_shards import AttachedShards
 
-ASK_S = 3.0  # timeout of a read, after which the answer goes without this shard
+ASK_S = 3.0  # timeout of a read, after which the answer omits this shard
 FOR_REGISTRAR = (("atoll-registrar", "1"),)  # metadata that distinguishes the registrar's calls from operators' calls
 OPTIONS = [*KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", REPLY_BYTES)]
 

@@ -178,7 +178,7 @@ class ShardCore(CoreProcess):
         self.run.initial_sha256 = file.sha256.hex()
 
     async def _begun(self, begun: sh.Begun) -> None:
-        """Starts the shard with the parameters that the registrar has chosen, unless it runs already."""
+        """Starts the shard with the parameters that the registrar has chosen, unless it is already running."""
         if self.run.shard is not None:
             return
         stage = begun.stage
