@@ -167,7 +167,7 @@ EXPRESSIONS = [
     ),
 ]
 
-# Lines in which the expression is a foreign name. A line that contains one of these texts is not searched.
+# Lines that use the expression as a name. A line that contains one of these texts is not searched.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "docker/compose.test.yaml": ("USER nobody", "-o nobody"),
     "CHANGELOG.md": ("AtollLearnerStands", "Stats.stands", "`everybody`, `nobody`"),

@@ -1,4 +1,4 @@
-"""States in which a core may find its directory at a start: whether the core recovers, and its message.
+"""States of its directory that a starting core may find: whether the core recovers, and its message.
 
 `docs/concepts/failures.md` lists them. A test below compares that list with this file.
 """

@@ -1,5 +1,4 @@
-"""A run over several shards as processes: training, and what continues while a shard or the registrar is
-unavailable."""
+"""A run over several shards as processes: training, and what continues without a shard or the registrar."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_core_is_one_and_keeps_its_disk(rendered):
 
 
 def _words(answer: dict, number: int) -> list[str]:
-    """Returns the arguments with which a pod's shell starts `atoll`."""
+    """Returns the arguments that a pod's shell passes to `atoll`."""
     container = _container(one(answer, "StatefulSet", "atoll-core")["spec"]["template"]["spec"])
     pod = f"atoll-core-{number}"
     command = [*container["command"], *(each.replace("$(POD)", pod) for each in container["args"])]

@@ -57,7 +57,7 @@ class Checks:
         self.checkpoints: set[int] = set()  # requested to be restored since a core last started
         self.restored_to: RolledBack | None = None  # the result that an operator received
         self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # version, checksum of the last adopted anchor
-        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor from which it was measured
+        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor that it was measured from
         self.coded: dict[Name, bytes] = {}  # digest of the frames that its ranks coded
         self.newest: dict[int, int] = {}  # fragment -> newest announced version
         self.incarnations: dict[tuple[str, int], int] = {}  # by name and nonce

@@ -878,7 +878,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
 
 @defect
 def regions_are_never_given_back() -> Iterator[None]:
-    """A name stays in all regions from which it ever joined."""
+    """A name stays in all regions that it ever joined from."""
 
     def everywhere(self: learner_registry.LearnerRegistry, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())

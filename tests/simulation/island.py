@@ -350,7 +350,7 @@ class Island:
         return out
 
     def before(self, fragments: Sequence[int]) -> list[np.ndarray]:
-        """Returns the values with which `moved` compares, if they are needed."""
+        """Returns the values that `moved` needs for its comparison, if any."""
         return [self.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
 
     def moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:

@@ -416,7 +416,7 @@ class Call:
             self._up.send(END)
 
     def replay_later(self) -> None:
-        """Repeats the requests in a later call, for which no caller waits."""
+        """Repeats the requests in a later call that no caller waits for."""
         network = self.network
         if self.method not in REPLAYED or network.rng.random() >= network.weather.replay:
             return

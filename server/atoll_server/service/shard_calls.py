@@ -72,7 +72,7 @@ class ShardCalls:
         return replies, [number for number in numbers if number not in replies]
 
     async def _read(self, number: int, method: str, request: Message) -> Any | None:  # noqa: ANN401
-        """Returns a shard's reply; None if the shard does not answer, which the caller tells the operator."""
+        """Returns a shard's reply, or None if the shard does not answer. The caller then informs the operator."""
         try:
             return await self.ask(number, method, request)
         except Refused:

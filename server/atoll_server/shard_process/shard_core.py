@@ -39,7 +39,7 @@ STAGED = "staged"  # key in the ledger's meta table: digest of the whole initial
 class GenerationChangedError(SettingsError):
     """The run was restored to a checkpoint, so this process must restore its shard and start again.
 
-    generation: the run's new one. snapshot: the shard's snapshot from which it began.
+    generation: the run's new one. snapshot: the shard's snapshot that it began from.
     """
 
     def __init__(self, generation: int, snapshot: int) -> None:

@@ -75,7 +75,7 @@ class PauseChanged(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(OfTheRun):
-    """A snapshot is durable, or a checkpoint of several shards.
+    """A snapshot, or a checkpoint of several shards, is durable.
 
     merges: number of merges of its fragments since the run began. part: whether it is a snapshot of one of several
     shards, and thus not a checkpoint.
