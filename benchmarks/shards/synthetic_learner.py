@@ -1,8 +1,8 @@
 """A learner without a model: it sends random work, and holds one fragment at a time.
 
 It speaks the wire protocol as the real agent does (Join, Follow, Report, Push, Fetch), over one connection per shard.
-Each fragment's anchor would take the memory of the whole model, so the learner checks the frames of every update, and
-keeps only a version per fragment.
+The anchors of all fragments would take the memory of the whole model. The learner therefore checks the frames of every
+update, and keeps only each fragment's version.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The text before a fence may name its terminal ("Terminal 2 runs a learner"), and
 fence whose last command serves or trains until Ctrl-C keeps its terminal, and the page continues when this command
 reports that it runs. At the end of the page, each terminal gets Ctrl-C, and each command must exit without an error.
 
-`python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in a network and
-mount namespace of its own: the pages' ports are then free, and their host names lead to this machine.
+`python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in its own network
+and mount namespace: the pages' ports are then free, and their host names lead to this machine.
 """
 
 from __future__ import annotations

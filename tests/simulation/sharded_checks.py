@@ -1,7 +1,7 @@
 """The invariants of a run over several shards, checked from outside at every event.
 
-They are those of one core, for each shard, and: each fragment belongs to one shard, all shards begin with the
-parameters that the registrar chose, and an operator's answer that names no shard holds at all shards.
+They are those of one core, for each shard, and three more. Each fragment belongs to one shard. All shards begin with
+the parameters that the registrar chose. An operator's answer that names no shard holds at all shards.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A sample is the lowest of several measurements of an idle system. It excludes ca
 leaked ones.
 
 - The number of open calls is known: a learner has one Follow and one Report. A front and a core have those of all
-  learners. No sample may exceed this number. A comparison with earlier samples would be weaker: a cut ends calls that
+  learners. No sample may exceed this number. A comparison with earlier samples would be weaker. A cut ends calls that
   leaked over the connection, and the limits of a front or core end the oldest calls.
 - Threads, and file descriptors other than connections, are compared over time: a leak makes the samples rise and stay
   up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.

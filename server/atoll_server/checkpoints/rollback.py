@@ -51,8 +51,8 @@ class RolledBack:
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
-    Raises SettingsError if there is no run, the directory belongs to a shard without the registrar, a core uses the
-    directory, or the checkpoint is missing or damaged. Raises LedgerError if the ledger is damaged.
+    Raises SettingsError if there is no run, or the checkpoint is missing or damaged. Also raises it if a core uses the
+    directory, or the directory belongs to a shard without the registrar. Raises LedgerError if the ledger is damaged.
     """
     with _ledger(directory, disk) as db:
         meta = _meta(db, directory)
