@@ -109,10 +109,10 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
         shown = atoll("status", "--server", run.address).stdout
         assert "not attached" in shown
         paused = atoll("pause", "--server", run.address)
-        assert "shard 2 has not confirmed this yet" in paused.stdout
+        assert "not yet confirmed by shard 2" in paused.stdout
         shard.start()
         eventually(lambda: meta(shard)["view"]["paused"] != "")
-        assert "not confirmed" not in atoll("resume", "--server", run.address).stdout
+        assert "not yet confirmed" not in atoll("resume", "--server", run.address).stdout
 
 
 def test_a_shard_answers_only_the_registrars_certificate(tmp_path):

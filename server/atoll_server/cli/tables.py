@@ -25,8 +25,8 @@ def console() -> Console:
 
 
 def named_shards(numbers: Collection[int]) -> str:
-    """Returns shards as text, such as "shard 1, 3"."""
-    return f"shard {', '.join(map(str, sorted(numbers)))}"
+    """Returns shards as text: "shard 1" or "shards 1, 3"."""
+    return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
 
 
 def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:

@@ -100,7 +100,7 @@ class AttachedShards:
         if self._alone and not self.count:
             return "at least one shard"
         missing = self.missing()
-        return f"shard {', '.join(map(str, missing))} of {self.count}" if missing else ""
+        return f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.count}" if missing else ""
 
     def runs(self, layout: Layout) -> None:
         """Sets the layout of a run that has parameters, which decides the division."""
@@ -295,7 +295,9 @@ class AttachedShards:
             try:
                 await asyncio.wait_for(self._changed.wait(), AWAY_S if self.missing() else None)
             except TimeoutError as error:
-                text = f"the run cannot begin without {self.waited_for()}: start it; then the parameters are sent again"
+                text = (
+                    f"the run cannot begin without {self.waited_for()}: start all shards; the learner then tries again"
+                )
                 raise Refused(Status.UNAVAILABLE, text) from error
 
     def begin(self, begun: sh.Begun) -> None:

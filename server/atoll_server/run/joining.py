@@ -151,7 +151,7 @@ class Joining:
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         if missing := self._run.attached.waited_for():
-            text = f"the run begins when all shards are attached, but it lacks {missing}: start it with --registrar"
+            text = f"the run begins when all shards are attached, but it lacks {missing}: start all shards"
             raise Refused(Status.UNAVAILABLE, text)
         try:
             layout = plan(tensors, self._run.settings.fragments)

@@ -68,7 +68,8 @@ class RunCheckpoints:
             attached = self._run.attached
             if missing := attached.missing():
                 names = ", ".join(map(str, missing))
-                text = f"shard {names} is not attached, and a checkpoint needs all shards: start it, then try again"
+                names = f"shard {names} is" if len(missing) == 1 else f"shards {names} are"
+                text = f"{names} not attached, and a checkpoint needs all shards: start all, then try again"
                 raise Refused(Status.UNAVAILABLE, text)
             request = pb.TakeCheckpointRequest()
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}
