@@ -124,7 +124,7 @@ def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():
         attached.admit(hello(), "r", 2, epoch=5, begun=True)
     again = AttachedShards(0, 3, SetClock())
     again.restore(attached.as_data())
-    with pytest.raises(Refused, match="another directory"):
+    with pytest.raises(Refused, match="a different directory"):
         again.admit(hello(directory=b"other", staged=b"winner"), "r", 2, epoch=5, begun=True)
 
 
@@ -132,7 +132,7 @@ def test_before_the_run_begins_a_silent_shard_may_be_replaced():
     clock = SetClock()
     attached = AttachedShards(0, 3, clock)
     _, box = attach(attached, hello())
-    with pytest.raises(Refused, match="another directory"):
+    with pytest.raises(Refused, match="a different directory"):
         attached.admit(hello(directory=b"other"), "r", 2, epoch=5, begun=False)
     clock.steady += QUIET_S
     shard, newer = attach(attached, hello(directory=b"other"))

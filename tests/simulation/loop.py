@@ -32,7 +32,7 @@ class Process:
         self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
         self._many = 64  # number of tasks above which ended ones are removed
         self.on_death: list[Callable[[], None]] = []
-        self.countdown: int | None = None  # accesses to the disk and crash points until it is killed
+        self.countdown: int | None = None  # disk accesses and crash points before it is killed
 
     def start(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
         """Runs a task as a part of this process."""
