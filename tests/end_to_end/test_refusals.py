@@ -295,7 +295,7 @@ def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
         hand = Hand(stub, "begun")
         with refused(running, INVALID, "frame 50"):
             hand.push(lambda _, frames: frames.__setitem__(0, pb.Frame(index=50)))
-        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another header"):
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "a different header"):
             hand.push(_set(tokens=10**9))
         assert hand.push().fate == pb.FATE_PENDING
 
