@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 __all__ = ["browser"]  # a fixture
 
 LEARNERS, REGIONS, RECEIPTS = 1000, 8, 10_000
-LONGEST_TASK_MS = 400  # of the page's own thread, on two busy CPUs: longer tasks would be noticeable
+LONGEST_TASK_MS = 400  # limit on a task of the page's own thread, on two busy CPUs; longer tasks would be noticeable
 QUICK_S = 0.5
 
 

@@ -281,7 +281,7 @@ def test_shards_keep_the_snapshots_of_checkpoints_over_restarts_and_delete_them_
         def restarted() -> None:
             train(run.address, "a", steps=40)
             settled(run)
-            shard.stop()  # which takes a snapshot
+            shard.stop()  # takes a snapshot
             shard.start()
             eventually(lambda: all(each.attached for each in run.status().shards))
 

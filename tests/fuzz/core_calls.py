@@ -40,7 +40,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0  # limit on a call's duration; a longer one is a hang
-MAX_BYTES = 8 << 20  # of a call; a request has at most 100 kB, and the core needs some in the background
+MAX_BYTES = 8 << 20  # limit per call; a request has at most 100 kB, and the core also uses memory in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,

@@ -39,7 +39,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 21  # of one answer; a fragment has 7 kB
+MAX_BYTES = 1 << 21  # limit per answer; a fragment has 7 kB
 PATIENT = 3  # consecutive answers to Join that may come without a pause
 _sleep = asyncio.sleep
 

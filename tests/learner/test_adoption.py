@@ -30,7 +30,7 @@ class Island:
         self.random = np.random.default_rng(seed)
         self.keep, self.narrow = keep, narrow
         anchor = self.random.standard_normal(N).astype(np.float32)
-        self.lost = np.zeros(N, np.float32)  # to rounding, in the last adoption
+        self.lost = np.zeros(N, np.float32)  # values lost to rounding in the last adoption
         self.local = np.zeros(N, np.float32)
         self.write(anchor)
         self.track = Track(SHAPE, 3, anchor, 3)

@@ -30,13 +30,13 @@ from tests.simulation.network import Network
 from tests.simulation.training import BATCH
 
 NAME = "mallory"
-STRIDE = 1e6  # of its inner steps: 1e8 times an honest learner's
+STRIDE = 1e6  # size of its inner steps: 1e8 times an honest learner's
 LARGEST = 1e4  # limit on a parameter: the norm limit times the movement by honest learners, with all momentum
-DECLINES = 128  # in one report
+DECLINES = 128  # declined rounds per report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # duration of an honest learner's inner step
 MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
-MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest learner's
+MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # limit per learner: ten times the fastest honest learner's rate
 
 
 class Lie(StrEnum):

@@ -58,7 +58,7 @@ class Rank:
         self.exchange, self.counters = ThreadExchange(island.network.loop.clock), Counters()
         self.session: RunSession | None = None
         self.boundary: Boundary | None = None
-        self.submitted: list[Submission] = []  # at this boundary
+        self.submitted: list[Submission] = []  # what this boundary submitted
 
     @property
     def tracks(self) -> list[Track]:
@@ -131,7 +131,7 @@ class Island:
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
         self.late = False  # ... after the optimizer's part of the step
         self.strayed = False  # whether its steps were much larger for a while
-        self._widest = self.stride  # of its strides so far: an undone adoption is not found next to such large steps
+        self._widest = self.stride  # largest stride so far: an undone adoption is not found next to such large steps
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
         self._tokens = 0  # trained so far; counters lag behind on several ranks

@@ -351,7 +351,7 @@ class Call:
     def _arrived(self, message: Any) -> None:
         server = self.network.servers.get(self.address)
         if server is None or server[1] is not self._connected or self.hung_up:
-            return  # from the server's previous process, or late: its connection is gone
+            return  # late, or from the server's previous process: its connection is closed
         if self._server is None and message is END:
             return  # its request was lost, so the call never began
         if self._server is None:

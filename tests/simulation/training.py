@@ -28,10 +28,10 @@ TENSORS = (
     TensorSpec("third", (33,), "float32", MergeKind.DIRECTION),
     TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
 )
-STRIDE = 0.01  # of an inner step
-SMALL_STRIDE = 0.002  # of a learner with masters: movements by other learners are large relative to it
+STRIDE = 0.01  # size of an inner step
+SMALL_STRIDE = 0.002  # stride of a learner with masters: movements by other learners are large relative to it
 BATCH = 8  # tokens of an inner step
-RELATIVE_ERROR = 0.35  # of int4, in norm: twice the usual error
+RELATIVE_ERROR = 0.35  # relative error of int4 in norm: twice the usual error
 SLACK = 1.5  # factor on the tolerance for undone adoptions, because sizes are estimated at a few places
 
 

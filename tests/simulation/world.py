@@ -95,7 +95,7 @@ class World:
         self.core_process: Process | None = None
         self.core: Core | None = None
         self.told_to_stop = asyncio.Event()
-        self.snapshots: list[SnapshotRow] = []  # of the core when it died, oldest first
+        self.snapshots: list[SnapshotRow] = []  # the core's snapshots when it died, oldest first
         self.rotted_at = 0.0
         self.stormy = True
         self.problem: BaseException | None = None

@@ -111,7 +111,7 @@ class LearnerCheckpoints:
         whether the folder is locked."""
         problem, last, found = "", 0, list[Any]()
         try:
-            last = self._directory.last_number()  # of any folder, so that no number is used twice
+            last = self._directory.last_number()  # includes incomplete folders, so that no number is used twice
             if self._lock.is_held:
                 self._directory.remove_unfinished()
             found = FOUND_JSON.dump_python(self._directory.candidates(self._run()), mode="json")
