@@ -135,7 +135,7 @@ class Island:
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
         self._tokens = 0  # trained so far; counters lag behind on several ranks
-        self.due_again = False  # another start of it waits for its end
+        self.due_again = False  # another start of this learner waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
         messages = self._connected(dice)
         if slow is not None:

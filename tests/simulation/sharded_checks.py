@@ -129,7 +129,7 @@ class ShardedChecks(Checks):
             raise Violation(5, f"{home.name} began, and the registrar has no parameters: {error}") from error
         for index, state in initial_states(shard.layout, whole, set(shard.fragments)).items():
             if shard.fragments[index].version == 0 and shard.fragments[index].state.checksums() != state.checksums():
-                raise Violation(5, f"{home.name} began fragment {index} with other values than the registrar's")
+                raise Violation(5, f"{home.name} began fragment {index} with values other than the registrar's")
         self.begun.add(home.number)
 
     # ------------------------------------------------------------------------------ disks

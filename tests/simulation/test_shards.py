@@ -218,7 +218,7 @@ class World:
         return counted
 
     async def _report(self) -> None:
-        """Reports a step of all learners in one moment, so that a round that opens waits for all."""
+        """Reports a step of all learners at the same moment, so that a round that opens waits for all."""
         self._steps += 1
         running = [(home.run, home.shard) for home in self.homes if home.shard is not None]
         for run in (self._run, *(run for run, _ in running)):
