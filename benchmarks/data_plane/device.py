@@ -44,7 +44,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 PASSES = 5
-INNER_STEP_S = 0.05  # pause between the beginning and the end of an adoption of several ranks, instead of training
+INNER_STEP_S = 0.05  # with several ranks, a pause replaces training between the beginning and the end of an adoption
 WIDTH = 4096
 COPIED = 1 << 26  # values of the vectors whose copies are measured
 

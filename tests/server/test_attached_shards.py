@@ -249,7 +249,7 @@ def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_
         attached = AttachedShards(0, 3, SetClock())
         attach(attached, hello(1, staged=b"winner"))
         staging = asyncio.create_task(attached.stage(STAGE, LAYOUT))
-        with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start all"):
+        with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start every"):
             await asyncio.wait_for(staging, 5.0)
 
     asyncio.run(begins())

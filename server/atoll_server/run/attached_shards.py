@@ -296,7 +296,8 @@ class AttachedShards:
                 await asyncio.wait_for(self._changed.wait(), AWAY_S if self.missing() else None)
             except TimeoutError as error:
                 text = (
-                    f"the run cannot begin without {self.waited_for()}: start all shards; the learner then tries again"
+                    f"the run cannot begin without {self.waited_for()}: start every missing shard; the learner then "
+                    f"tries again"
                 )
                 raise Refused(Status.UNAVAILABLE, text) from error
 

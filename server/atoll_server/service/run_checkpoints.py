@@ -69,7 +69,7 @@ class RunCheckpoints:
             if missing := attached.missing():
                 names = ", ".join(map(str, missing))
                 names = f"shard {names} is" if len(missing) == 1 else f"shards {names} are"
-                text = f"{names} not attached, and a checkpoint needs all shards: start all, then try again"
+                text = f"{names} not attached, and a checkpoint needs all shards: start the others, then try again"
                 raise Refused(Status.UNAVAILABLE, text)
             request = pb.TakeCheckpointRequest()
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}
