@@ -25,11 +25,11 @@ from atoll_wire.layout.layout import Layout
 
 from tests.clocks import SetClock
 
-NEVER: Any = None  # stands for dependencies that such a shard does not use
+NEVER: Any = None  # in place of dependencies that such a shard does not use
 
 
 class Rows:
-    """Stands for the ledger's writer. A commit waits for `may_commit`."""
+    """Stands in for the ledger's writer. A commit waits for `may_commit`."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[ContributionRow, FateRow | None]] = []

@@ -1,7 +1,7 @@
 """Imports have one direction, found in the source with `ast`.
 
 Each package says in its docstring what it may import ("May import: rounds, storage."). Neither packages nor the modules
-of one package import each other in a circle. A module whose docstring begins with "PURE:" has no clock, IO or threads.
+of one package have import cycles. A module whose docstring begins with "PURE:" has no clock, IO or threads.
 """
 
 from __future__ import annotations

@@ -132,6 +132,10 @@ EXPRESSIONS = [
     ),
     Expression(r"\b(?:run|training) goes on\b", "say what continues", "the run goes on", "the run continues"),
     Expression(r"\btells? itself\b|\btells? of itself\b", METAPHOR, "what it tells itself", "what it reports"),
+    Expression(r"\b(?:shard|registrar|core|front) is away\b", FIELD, "while the registrar is away", "is unavailable"),
+    Expression(r"\bcontradict each other\b", FIELD, "--a and --b contradict each other", "cannot be combined"),
+    Expression(r"\bthan (?:it|its learner) can have\b", FIELD, "than it can have done", "than it could have done"),
+    Expression(r"\bprocesses of their own\b", FIELD, "shards that are processes of their own", "separate processes"),
     Expression(
         r"\bas it cannot be\b",
         "errors say fact, cause and fix",
@@ -167,7 +171,7 @@ EXPRESSIONS = [
     ),
 ]
 
-# Lines in which the expression is a foreign name. A line that contains one of these texts is not searched.
+# Lines that use the expression as a name. A line that contains one of these texts is not searched.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "docker/compose.test.yaml": ("USER nobody", "-o nobody"),
     "CHANGELOG.md": ("AtollLearnerStands", "Stats.stands", "`everybody`, `nobody`"),

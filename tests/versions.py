@@ -1,9 +1,9 @@
-"""Tests with other versions than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
+"""Tests with versions other than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
 test-newest-grpc`.
 
 newest: what pip installs today, with Hugging Face's Trainer and Lightning. oldest: the floors in pyproject.toml. Both
-run for each installed Python from 3.11 on, in separate environments under build/versions. Without a CPU build of torch,
-only tests that do not need torch run. grpc: the newest grpcio and protobuf over this environment.
+run for each installed Python 3.11 or newer, in separate environments under build/versions. Without a CPU build of
+torch, only tests that do not need torch run. grpc: the newest grpcio and protobuf over this environment.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def prepare(which: str, version: str, interpreter: Path) -> tuple[Path, bool]:
 def tests(python: Path | str, what: list[str], options: list[str], **environment: str) -> bool:
     """Runs tests. Returns whether they pass."""
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *what, *options]
-    # Kernels compiled with another version of numba cannot be loaded, so each environment has its own cache.
+    # Kernels compiled with a different version of numba cannot be loaded, so each environment has its own cache.
     compiled = {"NUMBA_CACHE_DIR": str(HOME / "kernels" / Path(python).parent.parent.name)}
     return subprocess.run(command, cwd=ROOT, env=os.environ | compiled | environment, check=False).returncode == 0
 

@@ -7,11 +7,11 @@ rank). A failure is the SIGKILL of one rank. The other ranks cannot continue wit
 restarted, and continues from its last checkpoint.
 
 goodput = useful rank-seconds / provisioned rank-seconds. Useful time is time in steps whose result is in the final
-model. A repeated step counts once. Waiting for other ranks inside a step counts as useful. Failures are detected at
-once, and a spare machine is always available. All three favour the synchronous job. Provisioned time begins when all
-ranks have read their text and built their model for the first time. (A learner of Atoll is provisioned from its first
-join.) The first start of interpreters comes before that (first_start_s). Later starts count (interpreter_start_s of
-provisioned_s). See also `time_accounts.balance`.
+model. A repeated step counts once. Waiting for other ranks inside a step counts as useful. Failures are detected
+immediately, and a spare machine is always available. All three favour the synchronous job. Provisioned time begins when
+all ranks have read their text and built their model for the first time. (A learner of Atoll is provisioned from its
+first join.) The first start of interpreters comes before that (first_start_s). Later starts count (interpreter_start_s
+of provisioned_s). See also `time_accounts.balance`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def main() -> None:
     optimizer = optimizer_for(model, settings.learning_rate)
     record(Prepared(time.monotonic()))
 
-    # Ranks meet through a file, not a port. So gloo chooses free ports, and ranks never meet ranks of an earlier start.
+    # Ranks meet through a file, not a port. gloo then chooses free ports, and ranks never meet ranks of an earlier
+    # start.
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.meeting.resolve()}",

@@ -219,7 +219,7 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
 def _kept_below(history: History, final_step: int) -> list[int]:
     """Returns, for each start, the first step whose work is lost.
 
-    This is the step from which a later start continued, or the step after the final model.
+    This is the step that a later start continued from, or the step after the final model.
     """
     below, found = final_step, []
     for lives in reversed(history.lives):

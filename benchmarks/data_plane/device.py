@@ -44,7 +44,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 PASSES = 5
-INNER_STEP_S = 0.05  # pause between the beginning and the end of an adoption of several ranks, instead of training
+INNER_STEP_S = 0.05  # with several ranks, a pause replaces training between the beginning and the end of an adoption
 WIDTH = 4096
 COPIED = 1 << 26  # values of the vectors whose copies are measured
 
@@ -106,7 +106,7 @@ class Bench:
         return [replace(each, value=(min if each.is_rate else max)(values)) for each, values in every]
 
     def _bandwidths(self) -> list[Figure]:
-        """Measures copies, and the coding kernel on values that are on the device already."""
+        """Measures copies, and the coding kernel on values that are already on the device."""
         count = min(COPIED, self.layout.parameters) // BLOCK * BLOCK
         pinned = torch.zeros(count, pin_memory=self._device.type != "cpu")
         one, other = (torch.randn(count, device=self._device) for _ in range(2))

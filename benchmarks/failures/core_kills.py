@@ -1,4 +1,4 @@
-"""Kills the core repeatedly under four learners, and measures pauses of the learners and the change in the loss.
+"""Kills the core repeatedly while four learners train, and measures the learners' pauses and the change in the loss.
 
 Each seed has a pair of runs. In one run, the core is killed. In the other run, an idle process is started instead.
 

@@ -18,7 +18,7 @@ from benchmarks.links.wan import IP
 class Sites:
     """The namespaces of home and of each site. Sites reach each other through home.
 
-    names: namespace by site. links, counts: by site, its link's emulator and the file of its byte counts.
+    names, links, counts: each site's namespace, link emulator, and file of byte counts.
     """
 
     def __init__(self, group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> None:

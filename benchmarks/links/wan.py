@@ -3,10 +3,10 @@
 python -m benchmarks.links.wan [--json PATH]
 
 200 Mbit/s, 40 ms each way, 0.05 % loss. Needs root, and uses its own network namespaces. A learner joins, warms up, and
-runs one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs
-allow. All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
-acknowledgement. Merges wait until then. The first syncs, in which the learner tries numbers of connections, are left
-out.
+runs one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs allow.
+All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
+acknowledgement. Merges wait until then. The first syncs do not count, because the learner still tries different numbers
+of connections.
 """
 
 from __future__ import annotations

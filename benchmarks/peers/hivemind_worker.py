@@ -28,7 +28,7 @@ def await_mark(path: Path) -> None:
 
 
 def mark(path: Path, text: str = "") -> None:
-    """Creates a file with `text` atomically, so that a reader never sees only a part of it."""
+    """Creates a file with `text` atomically, so that a reader sees all of it or none."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.rename(path)

@@ -1,8 +1,8 @@
 """A learner without a model: it sends random work, and holds one fragment at a time.
 
 It speaks the wire protocol as the real agent does (Join, Follow, Report, Push, Fetch), over one connection per shard.
-Each fragment's anchor would take the memory of the whole model, so the learner checks the frames of every update, and
-keeps only a version per fragment.
+The anchors of all fragments would take the memory of the whole model. The learner therefore checks the frames of every
+update, and keeps only each fragment's version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPORT_S = 0.25
 
 
 class SyntheticLearner:
-    """One learner. step_s: seconds per pretended inner step. checked_bytes: payload bytes with a right checksum."""
+    """One learner. step_s: seconds per pretended inner step. checked_bytes: payload bytes with a correct checksum."""
 
     def __init__(self, name: str, address: str, tensors: Sequence[TensorSpec], step_s: float) -> None:
         self.name = name

@@ -47,8 +47,8 @@ Part = TypeVar("Part")
 ENTER_S = 0.1  # seconds between checks of whether all ranks have their first anchors
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
-    "this process cannot fork while it is a learner: grpc was imported before atoll, so gRPC's fork handlers would "
-    f"crash the process or its children; import atoll before grpc, or start the process with {forking.SETTING}=0"
+    "this process cannot fork while it is a learner: grpc was imported before atoll; import atoll first, or start the "
+    f"process with {forking.SETTING}=0"
 )
 LEFT = "the learner has left the run: call step() inside the with block, or create a new Learner to join again"
 
@@ -77,10 +77,9 @@ class Learner:
             outside its state, such as float32 masters.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. At entry, the
-            learner restores the optimizers and extra_state from the newest checkpoint of this run, or raises
-            LearnerError if another learner of this name uses the directory. Under torchrun, all ranks need the same
-            directory.
+        checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. At entry, the learner
+            restores the optimizers and extra_state from the newest checkpoint of this run. It raises LearnerError if
+            another learner of this name uses the directory. Under torchrun, all ranks need the same directory.
         checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.

@@ -341,17 +341,22 @@ class CoreSettings(Serving):
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     shard: Annotated[
         ShardNumber | None,
-        Field(description="Number of this shard, and number of shards: 0/4 to 3/4. Shard 0 is also the registrar."),
+        Field(
+            description="This shard's number, and the number of shards: 0/4 to 3/4. "
+            "Without --registrar, shard 0 is also the registrar."
+        ),
         Option(metavar="K/N", panel="One run on several cores"),
     ] = None
     registrar: Annotated[
         Address | None,
-        Field(description="Address of the registrar, for all other shards."),
+        Field(description="Address of the registrar, for a shard that is not the registrar itself."),
         Option(metavar="HOST:PORT", panel="One run on several cores"),
     ] = None
     registrar_only: Annotated[
         bool,
-        Field(description="Be a registrar without fragments. Then shard 0 needs --registrar, too."),
+        Field(
+            description="Run only the registrar, without fragments. Shard 0 is then another process with --registrar."
+        ),
         Option(panel="One run on several cores"),
     ] = False
     advertise: Annotated[
@@ -381,7 +386,7 @@ class CoreSettings(Serving):
         """Raises SettingsError if `check_reach` does, for contradictory options, and if --init cannot be read."""
         self.check_reach(*self.listen)
         if self.shard is not None and self.registrar_only:
-            raise SettingsError("--shard and --registrar-only contradict each other: give one of them")
+            raise SettingsError("--shard and --registrar-only cannot be combined: give only one of them")
         if self.registrar is not None and self.shard is None:
             raise SettingsError("--registrar needs --shard, such as --shard 1/4: add it, or omit --registrar")
         if self.shard is not None and self.shard.number and self.registrar is None:

@@ -32,7 +32,7 @@ def loss(recipe: Recipe, corpus: data.Corpus) -> float:
 
 
 def there(recipe: Recipe, loss: float) -> dict:
-    """Returns a record as a run with today's settings gives it."""
+    """Returns a record as a run with today's settings would write it."""
     settings = recipe.deciding_settings()
     return {"loss": loss} if settings is None else {"loss": loss, "settings": settings}
 

@@ -166,7 +166,7 @@ main()
 
 
 def test_an_export_from_a_core_needs_no_numerics():
-    """A front's image has no numpy, but the subcommands of operators."""
+    """A front's image has the subcommands for operators, but no numpy."""
     code = """
 import sys
 for each in ("numba", "numpy", "zstandard", "torch"):

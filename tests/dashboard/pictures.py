@@ -6,7 +6,7 @@ They show `atoll demo --regions 3` in which the link of a region is cut and rest
 - dashboard-recovered: the region is back. Its learner is live, and its contributions are merged again.
 - dashboard-rounds: the rounds after the recovery, with the answers of all regions.
 
-Each has a dark version. A picture ends below whole panels.
+Each has a dark version. The lower edge of a picture never cuts a panel.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 __all__ = ["browser"]  # a fixture
 
 LEARNERS, REGIONS, RECEIPTS = 1000, 8, 10_000
-LONGEST_TASK_MS = 400  # of the page's own thread, on two busy CPUs: longer tasks would be noticeable
+LONGEST_TASK_MS = 400  # limit on a task of the page's own thread, on two busy CPUs; longer tasks would be noticeable
 QUICK_S = 0.5
 
 
 def populate(directory: Path) -> None:
-    """Writes a ledger as a long run with many learners leaves it. None of them is connected."""
+    """Writes a ledger as a long run with many learners would leave it. None of them is connected."""
     now = time.time()
     with closing(database.open_ledger(directory / LEDGER, DISK)) as db, database.transaction(db):
         for number in range(LEARNERS):

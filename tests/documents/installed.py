@@ -1,4 +1,4 @@
-"""Stands for `pip install` on the pages: the packages of the environment that runs the tests replace the download.
+"""Stands in for `pip install` on the pages: the packages of the environment that runs the tests replace the download.
 
 It runs with the Python of the page's own environment, checks the page's words, and needs only the standard library.
 """

@@ -4,8 +4,8 @@ The text before a fence may name its terminal ("Terminal 2 runs a learner"), and
 fence whose last command serves or trains until Ctrl-C keeps its terminal, and the page continues when this command
 reports that it runs. At the end of the page, each terminal gets Ctrl-C, and each command must exit without an error.
 
-`python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in a network and
-mount namespace of its own: the pages' ports are then free, and their host names lead to this machine.
+`python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in its own network
+and mount namespace: the pages' ports are then free, and their host names lead to this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THERE = re.compile(r"^atoll \w+ listens on |standby: this core takes over|\bjoin
 STOP = re.compile(r"[Pp]ress\s+Ctrl-C\s+in\s+terminals?\s+(\d)(?:\s+(?:to|and)\s+(\d))?")
 TERMINAL = re.compile(r"\b[Tt]erminal\s+(\d)\b")
 WAIT_S, END_S = 900.0, 120.0  # the demo takes four minutes on two idle CPUs
-PLACE = Path("/mnt")  # where a page finds its checkout, so that compiled kernels fit the next page, too
+PLACE = Path("/mnt")  # where a page finds its checkout, so that the next page can use the compiled kernels
 HOSTS = "127.0.0.1 localhost core.example.com front.eu.example.com\n"
 PIP = 'pip() { python3 -m tests.documents.installed "$@"; }\n'  # the installed packages replace the download
 PRINTS = {  # a page -> what its commands must have printed

@@ -1,7 +1,7 @@
 """One rank of a learner with several ranks, for `test_islands`: python island_rank.py KIND ADDRESS NAME STEPS FOLDER.
 
-It trains a small model with this kind of parallelism. FOLDER/NAME-RANK.json then has what the test compares. With
-KIND/device, it codes as on a device, for which CPU tensors stand.
+It trains a small model with this kind of parallelism. It writes the values that the test compares to
+FOLDER/NAME-RANK.json. With KIND/device, it codes CPU tensors as if they were on a device.
 """
 
 from __future__ import annotations

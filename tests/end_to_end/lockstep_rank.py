@@ -1,7 +1,8 @@
 """One rank of a learner that trains a fixed schedule, for `test_islands`: lockstep_rank.py ADDRESS FOLDER.
 
-Each outer step is INNER_STEPS inner steps, and then a wait until the work is merged and adopted. So two learners that
-train on the same data take the same outer steps, whatever their number of ranks. Rank 0 saves the final parameters.
+Each outer step is INNER_STEPS inner steps, and then a wait until the work is merged and adopted. Two learners that
+train on the same data therefore take the same outer steps, regardless of their numbers of ranks. Rank 0 saves the final
+parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gRPC's bytes by hand, in ways that no client library sends: messages that are never completed."""
+"""Writes gRPC's bytes by hand, to send what no client library sends: messages that are never completed."""
 
 from __future__ import annotations
 

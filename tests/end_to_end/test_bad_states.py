@@ -1,4 +1,4 @@
-"""States in which a core may find its directory at a start: whether the core recovers, and its message.
+"""States of its directory that a starting core may find: whether the core recovers, and its message.
 
 `docs/concepts/failures.md` lists them. A test below compares that list with this file.
 """
@@ -34,7 +34,7 @@ DAMAGE: dict[str, Bad] = {}
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad state. says: in the error if the core does not start, or in the log if it recovers.
+    """A bad state. says: text of the error if the core does not start, or of the log if it recovers.
 
     warns: the warning of `atoll checkpoint verify` if a core recovers; empty if nothing is damaged.
     """
@@ -96,7 +96,7 @@ def cut(path: Path, keep: float) -> None:
 
 
 @bad("cannot be used as a ledger (file is not a database): restore it from a backup")
-def ledger_is_another_file(directory: Path) -> None:
+def ledger_is_not_a_database(directory: Path) -> None:
     for log in directory.glob("ledger.sqlite-*"):  # SQLite could read some of the pages from it
         log.unlink()
     (directory / "ledger.sqlite").write_bytes(b"not a database at all, but of some length" * 100)
@@ -133,7 +133,7 @@ def contribution_has_other_tokens(directory: Path) -> None:
 
 
 @bad("does not match its checksum: restore a backup", recovers=True, warns="ledger rows: the fate of contribution")
-def contribution_has_another_fate(directory: Path) -> None:
+def contribution_has_a_changed_fate(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
 
 
@@ -143,7 +143,7 @@ def contribution_of_a_merge_is_gone(directory: Path) -> None:
 
 
 @bad("a row of the ledger table merges does not match its checksum")
-def merge_has_another_checksum(directory: Path) -> None:
+def merge_has_a_changed_checksum(directory: Path) -> None:
     sql(directory, "UPDATE merges SET theta=theta+1 WHERE version=(SELECT max(version) FROM merges)")
 
 
@@ -153,32 +153,32 @@ def merge_is_gone(directory: Path) -> None:
 
 
 @bad("a row of the ledger table learners does not match its checksum")
-def learner_has_another_incarnation(directory: Path) -> None:
+def learner_has_a_changed_incarnation(directory: Path) -> None:
     sql(directory, "UPDATE learners SET incarnation=incarnation+7 WHERE name='a'")
 
 
 @bad("a row of the ledger table snapshots does not match its checksum")
-def snapshot_covers_other_versions(directory: Path) -> None:
+def snapshot_has_changed_versions(directory: Path) -> None:
     sql(directory, "UPDATE snapshots SET versions='[[0, 7777], [1, 7777]]'")
 
 
 @bad("a row of the ledger table meta does not match its checksum")
-def run_has_another_learning_rate(directory: Path) -> None:
+def run_has_a_changed_learning_rate(directory: Path) -> None:
     sql(directory, "UPDATE meta SET value=replace(value, '0.85', '0.8') WHERE key='settings'")
 
 
 @bad("a row of the ledger table tallies does not match its checksum")
-def tally_has_other_tokens(directory: Path) -> None:
+def tally_has_changed_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
 @bad("the run uses protocol 77, but this core uses 2: use the version that started the run")
-def run_uses_another_protocol(directory: Path) -> None:
+def run_uses_a_different_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
 
 @bad("of Atoll computes a different layout for the run's tensors: use the version that started the run")
-def layout_has_another_fingerprint(directory: Path) -> None:
+def layout_has_a_different_fingerprint(directory: Path) -> None:
     set_meta(directory, "fingerprint", "00")
 
 

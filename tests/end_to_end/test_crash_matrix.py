@@ -1,4 +1,4 @@
-"""A real core is killed at every crash point, under real learners, and started again."""
+"""A real core is killed at every crash point while real learners train, and started again."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def test_durable_refusals_evictions_and_pauses_survive_a_killed_core(tmp_path, m
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["refusal.committed", "spool.removed"])
 def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch, point):
-    """Rounds with only refusals are rare. So a stale contribution is acknowledged, and then the limit is lowered.
+    """Rounds with only refusals are rare. This test therefore lowers the limit after a stale contribution is
+    acknowledged.
 
     If payloads are kept for a replay from the start, only those of refused contributions are removed.
     """

@@ -78,11 +78,11 @@ def test_each_demo_kills_what_it_has(options, planned):
     assert sorted(KILL_AT.values()) == list(KILL_AT.values()), "`look` takes the first victim that is due"
 
 
-def test_regions_and_shards_contradict_each_other(tmp_path):
+def test_regions_and_shards_cannot_be_combined(tmp_path):
     done = subprocess.run([*DEMO, "--regions", "2", "--shards", "2"], capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --regions and --shards contradict each other")
-    assert done.stderr.endswith("give one of them\n")
+    assert done.stderr.startswith("error: --regions and --shards cannot be combined")
+    assert done.stderr.endswith("give only one of them\n")
 
 
 EARLY = """

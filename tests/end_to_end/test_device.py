@@ -1,4 +1,4 @@
-"""A learner that codes on its parameters' device, through a real core. CPU tensors stand for the device's tensors."""
+"""A learner that codes on its parameters' device, through a real core. CPU tensors replace the device's tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTER_STEPS, INNER_STEPS, WIDTH = 8, 4, 48
 
 
 class Counted(DeviceCoder):
-    """Notes what it codes."""
+    """Records what it codes."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Learners behind a front, over a run with several shards, while shards, the registrar and the front are away."""
+"""Learners behind a front, in a run with several shards, while shards, the registrar or the front are missing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_learners_behind_a_front_outlast_a_shard_the_registrar_and_the_front(tmp
 
 
 def test_a_front_that_restarts_without_the_registrar_says_so_and_recovers_with_it(tmp_path):
-    """Only a Join tells a front the shards. Until the registrar answers one, learners train on alone."""
+    """A front learns the shards only from a Join. Until the registrar answers one, learners train on alone."""
     with sharded(tmp_path, 2) as run, front(tmp_path, run.address, *EU) as eu:
         with training(eu.address, "a", "b") as trainees:
             run.registrar.kill()

@@ -188,7 +188,7 @@ def test_half_sent_messages_hold_64_mib_at_most(where, raws):
         push = whole(pb.PushRequest(header=header).SerializeToString()) + half
         report = whole(pb.Progress(session=it.session, steps=1, tokens=1).SerializeToString()) + half
         kinds = [("Push", push)] * 6 + [("Report", report), ("Join", half), ("Fetch", half), ("Initialise", half)]
-        for _ in range(4):  # 40 calls over each connection, which may have 64
+        for _ in range(4):  # 40 calls over each connection, which allows 64
             for name, message in kinds:
                 for each in raws:
                     each.call(f"/atoll.v1.Outer/{name}", message)

@@ -35,7 +35,7 @@ def started(kind: str, ranks: int, address: str, name: str, folder: Path, steps:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     begin = [*launch, "--nproc-per-node", str(ranks)] if kind != "one" else [sys.executable]
     command = [*begin, str(SCRIPT), kind, address, name, str(steps), str(folder)]
-    # Without this, torchrun's restarted ranks look for the ranks of before (pytorch issue 135712).
+    # Without this, torchrun's restarted ranks look for the earlier ranks (pytorch issue 135712).
     env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
@@ -73,7 +73,7 @@ def exported(running: Core, path: Path) -> dict[str, int]:
 
 
 def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> None:
-    """Checks that anchors of equal versions are equal, and that at least so many versions are in both."""
+    """Checks that anchors of equal versions are equal, and that both have at least this many versions."""
     both = one.keys() & other.keys()
     assert len(both) >= at_least
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
@@ -173,8 +173,8 @@ def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_pat
     assert sum(island[0]["losses"][-10:]) < sum(one[0]["losses"][:10]), "it went on from the run's parameters"
 
 
-# Ranks sum their gradients in another order than one process. With float32 contributions, this rounding is all that
-# differs. With int4, a value near the middle of two codes may get the other code: its remainder stays at the learner.
+# Ranks sum their gradients in a different order than one process. With float32 contributions, only this rounding
+# differs. With int4, a value near the middle of two codes may get the other code. The learner keeps the remainder.
 BOUNDS = {"float32": 1e-6, "int4": 1e-3}  # relative to the distance that the parameters moved
 
 

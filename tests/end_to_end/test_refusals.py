@@ -145,7 +145,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(digest=bytes(32)), INVALID, ["differ from the size or digest in its header"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run uses INT4"]),
         (_set(fragment=77), INVALID, ["fragment 77 does not exist"]),
-        (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["begins at version 1000000", "from a backup"]),
+        (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["is based on version 1000000", "from a backup"]),
         (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
         (_junk, INVALID, ["not a zstd frame"]),
         (_bomb, INVALID, ["declares 67108864 bytes"]),
@@ -295,7 +295,7 @@ def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
         hand = Hand(stub, "begun")
         with refused(running, INVALID, "frame 50"):
             hand.push(lambda _, frames: frames.__setitem__(0, pb.Frame(index=50)))
-        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another header"):
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "a different header"):
             hand.push(_set(tokens=10**9))
         assert hand.push().fate == pb.FATE_PENDING
 

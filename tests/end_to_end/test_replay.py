@@ -89,7 +89,7 @@ def test_its_own_settings_are_no_other(recorded):
 @pytest.mark.slow
 def test_settings_not_asked_for_stay_as_each_merge_had_them(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
-    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, now with another momentum
+    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, now with a different momentum
     assert "the same, byte for byte" in atoll("replay", directory)[1]
     assert " by 0 % of" in atoll("replay", directory, "--set", "outer_lr=0.5")[1]
     assert " by 0 % of" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]

@@ -1,4 +1,4 @@
-"""A restore to an older checkpoint: running learners follow, and later work no longer counts."""
+"""A restore to an older checkpoint: running learners roll back, and later work no longer counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over several shards as processes: training, and what goes on while a shard or the registrar is away."""
+"""A run over several shards as processes: training, and what continues without a shard or the registrar."""
 
 from __future__ import annotations
 

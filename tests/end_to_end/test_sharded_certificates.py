@@ -84,7 +84,7 @@ def test_only_cores_attach(tmp_path_factory, papers, role):
 
 
 def test_a_shard_with_another_hosts_certificate_is_not_called(tmp_path, papers):
-    """The shard may attach, since it proves its role. Learners refuse its connection, and say what is wrong."""
+    """The shard may attach, since it proves its role. Learners refuse its connection, and report the reason."""
     with certified(tmp_path, papers) as run, children(tmp_path / "logs") as group:
         over: list[bool] = []
         trainee = Trainee(run.address, "a", lambda _: bool(over), tls=papers.learner("a"))

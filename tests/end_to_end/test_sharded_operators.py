@@ -107,12 +107,12 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
                 with pytest.raises(grpc.RpcError, match="shard 2 is not attached"):
                     refused()
         shown = atoll("status", "--server", run.address).stdout
-        assert "away" in shown
+        assert "not attached" in shown
         paused = atoll("pause", "--server", run.address)
-        assert "shard 2 has not confirmed this yet" in paused.stdout
+        assert "not yet confirmed by shard 2" in paused.stdout
         shard.start()
         eventually(lambda: meta(shard)["view"]["paused"] != "")
-        assert "not confirmed" not in atoll("resume", "--server", run.address).stdout
+        assert "not yet confirmed" not in atoll("resume", "--server", run.address).stdout
 
 
 def test_a_shard_answers_only_the_registrars_certificate(tmp_path):
@@ -281,7 +281,7 @@ def test_shards_keep_the_snapshots_of_checkpoints_over_restarts_and_delete_them_
         def restarted() -> None:
             train(run.address, "a", steps=40)
             settled(run)
-            shard.stop()  # which takes a snapshot
+            shard.stop()  # takes a snapshot
             shard.start()
             eventually(lambda: all(each.attached for each in run.status().shards))
 

@@ -247,7 +247,7 @@ STOLEN = {
 @pytest.mark.parametrize("call", STOLEN)
 @pytest.mark.parametrize("where", ["core", "front"])
 def test_a_session_that_was_stolen_is_of_no_use(call, where, home, eu, papers):
-    """The token is valid, but the thief's certificate has another name."""
+    """The token is valid, but the thief's certificate has a different name."""
     with calling(home.address, TransportSecurity(papers.learner("victim"))) as stub:
         session = Hand(stub, "victim").session
     address = home.address if where == "core" else eu.address

@@ -230,7 +230,7 @@ def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
 
 
 def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkeypatch):
-    """A connection has 64 streams, and garbage collection may be late."""
+    """A connection allows 64 streams, and garbage collection may be late."""
     without = "import gc; gc.disable(); from atoll.cli import main; main()"
     monkeypatch.setattr(processes, "ATOLL", [sys.executable, "-c", without])
     with core(tmp_path, "--fragments", "1") as running, running.outer() as stub:

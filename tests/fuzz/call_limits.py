@@ -1,4 +1,4 @@
-"""Fuzzes the intake of contributions without gRPC: headers, and frames with right checksums."""
+"""Fuzzes the intake of contributions without gRPC: headers, and frames with correct checksums."""
 
 from __future__ import annotations
 

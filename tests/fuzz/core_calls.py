@@ -40,7 +40,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0  # limit on a call's duration; a longer one is a hang
-MAX_BYTES = 8 << 20  # of a call; a request has at most 100 kB, and the core needs some in the background
+MAX_BYTES = 8 << 20  # limit per call; a request has at most 100 kB, and the core also uses memory in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,
@@ -83,7 +83,7 @@ class Calls:
     """
 
     def __init__(self, *, initialised: bool = True) -> None:
-        self.row = 250 if initialised else 50  # a core soon has its initial parameters
+        self.row = 250 if initialised else 50  # a core without parameters soon receives some
         self._loop = asyncio.new_event_loop()
         self._place = place()
         self._settings = CoreSettings.of(
@@ -163,7 +163,7 @@ class Calls:
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:
         request = mutate_message(rng, self._join)
-        if rng.random() < 0.3:  # another name, which the run must be able to store
+        if rng.random() < 0.3:  # a different name, which the run must be able to store
             request.learner, request.nonce = rng.choice(("b", "c", *TEXT)), rng.getrandbits(64)
         return self._outer.Join(request, Context())
 
@@ -172,7 +172,7 @@ class Calls:
         return self._outer.Initialise(_stream(self._changed(rng, self._upload(file))), Context())
 
     def _upload(self, file: bytes) -> list[pb.InitialiseRequest]:
-        """Returns the messages for a file with the right checksum."""
+        """Returns the messages for a file with the correct checksum."""
         digest = hashlib.sha256(file).digest()
         header = pb.InitialiseHeader(session=self._session, size_bytes=len(file), sha256=digest)
         chunks = [file[at : at + 5000] for at in range(0, len(file), 5000)]

@@ -34,7 +34,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 class InitialParameters:
-    """Chunks of a file with the right checksum, so that its contents are examined."""
+    """Chunks of a file with the correct checksum, so that its contents are examined."""
 
     row = 1
 
@@ -132,7 +132,7 @@ def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
                 entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(STRANGE)
             case 3 if isinstance(entry, dict) and entry:
                 del entry[rng.choice(list(entry))]
-            case 4:  # the same bytes repeatedly, under other names
+            case 4:  # the same bytes repeatedly, under different names
                 head |= {f"{name} {number}": entry for number in range(rng.choice((1, 3, 60)))}
             case _ if isinstance(entry, dict) and isinstance(entry.get("shape"), list):
                 entry["shape"] = [*entry["shape"], rng.choice((0, 1, -1, 1 << 62, 10**40))]

@@ -39,7 +39,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 21  # of one answer; a fragment has 7 kB
+MAX_BYTES = 1 << 21  # limit per answer; a fragment has 7 kB
 PATIENT = 3  # consecutive answers to Join that may come without a pause
 _sleep = asyncio.sleep
 
@@ -177,7 +177,7 @@ class Ears:
         return True
 
     async def _fetch(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
-        """Fetches with right checksums, so that invalid codes are decoded."""
+        """Fetches with correct checksums, so that invalid codes are decoded."""
         track = rng.choice(list(session.core.tracks.values()))
         fragment, track.whole, track.target = self._layout.fragments[track.fragment], rng.random() < 0.5, 2
         kind = Codec.FLOAT32 if track.whole else Codec.INT4

@@ -32,7 +32,7 @@ TEXT = ("", "a", "\x00", "é" * 40, "x" * 300, "../../etc/passwd", "a/b", "\n", 
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Makes one to four changes: flipped bits, other bytes, cuts, repetitions, insertions."""
+    """Makes one to four changes: flipped bits, changed bytes, cuts, repetitions, insertions."""
     content = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         place = rng.randrange(len(content) + 1)

@@ -63,7 +63,8 @@ def feed(name: str, first: int, stop: int) -> tuple[str, int]:
                 with in_time():
                     answered += target.one(generator(name, seed))
             except Greed:
-                # What the process takes once, such as for the first use of a library, does not come again with the row.
+                # Memory that a process allocates only once, such as at the first use of a library, is not counted when
+                # the row is repeated.
                 target.close()
                 target = make()
                 for again in range(max(first, first_of_row(row, seed)), seed + 1):

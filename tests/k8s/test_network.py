@@ -1,4 +1,4 @@
-"""The network policies: which pods may call which."""
+"""The network policies: which pods may call which other pods."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_core_is_one_and_keeps_its_disk(rendered):
 
 
 def _words(answer: dict, number: int) -> list[str]:
-    """Returns the arguments with which a pod's shell starts `atoll`."""
+    """Returns the arguments that a pod's shell passes to `atoll`."""
     container = _container(one(answer, "StatefulSet", "atoll-core")["spec"]["template"]["spec"])
     pod = f"atoll-core-{number}"
     command = [*container["command"], *(each.replace("$(POD)", pod) for each in container["args"])]
@@ -267,7 +267,7 @@ def test_a_dashboard_answers_probes_and_by_its_own_names_only(rendered):
         }  # fmt: skip
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}
-        for host in ("10.0.0.7:7080", "[fd00::7]:7080"):  # of a probe: the pod's address
+        for host in ("10.0.0.7:7080", "[fd00::7]:7080"):  # the Host header of a probe: the pod's address
             assert _status(settings, host) == 200
         for host in ("localhost:7080", "atoll-dashboard:7080", "atoll-dashboard.atoll.svc"):
             assert _status(settings, host) == 200

@@ -62,7 +62,7 @@ class Average:
 
 
 class Rows(torch.optim.SGD):
-    """Has state of other shapes: an average of each row's gradients, and a plain tensor that all ranks have."""
+    """Has state of different shapes: an average of each row's gradients, and a plain tensor that all ranks have."""
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -2,8 +2,8 @@
 
 python -m tests.learner.device_rank KIND[,KIND...] RANK SIZE FOLDER
 
-For each kind, it trains two equal models. One has its values in host memory, the other on a device, for which CPU
-tensors stand. FOLDER/RANK.json then says what both sent and held.
+For each kind, it trains two equal models. One has its values in host memory, the other on a device (here, CPU tensors).
+It writes what both sent and held to FOLDER/RANK.json.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Merging:
             member.learner.step(tokens=4)
 
     def _round(self, fragment: int) -> None:
-        """Takes contributions, merges them at once, and offers the new anchor for a later step."""
+        """Takes contributions, merges them immediately, and offers the new anchor for a later step."""
         asked = [m for m in self.members if self._random.random() < ANSWERS]
         for member in asked:
             member.agent.taken.clear()

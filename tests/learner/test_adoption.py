@@ -30,7 +30,7 @@ class Island:
         self.random = np.random.default_rng(seed)
         self.keep, self.narrow = keep, narrow
         anchor = self.random.standard_normal(N).astype(np.float32)
-        self.lost = np.zeros(N, np.float32)  # to rounding, in the last adoption
+        self.lost = np.zeros(N, np.float32)  # values lost to rounding in the last adoption
         self.local = np.zeros(N, np.float32)
         self.write(anchor)
         self.track = Track(SHAPE, 3, anchor, 3)
@@ -39,7 +39,7 @@ class Island:
         self.merged = np.zeros(N)
         self.abandoned = np.zeros(N)
         self.in_flight: np.ndarray | None = None
-        self.given_up = False  # whether the work in flight was given up after it was taken
+        self.given_up = False  # whether the work in flight was dropped after it was taken
 
     def stored(self, values: np.ndarray) -> np.ndarray:
         """Returns the values as the parameters store them: float32, or a narrower type."""
@@ -72,7 +72,7 @@ class Island:
         )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
-        """Adopts an anchor, and stores the values. Returns the given-up tokens."""
+        """Adopts an anchor, and stores the values. Returns the dropped tokens."""
         keep = self.keep and not fate.drop
         old = self.track.anchor
         ahead = Change(old, fate.q, change(old, anchor, None, fate.q, SHAPE)) if self.random.random() < 0.5 else None

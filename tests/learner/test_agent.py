@@ -1,4 +1,4 @@
-"""The agent with a core that fails in every way that the protocol allows: no work is lost, doubled, or delayed."""
+"""The agent with a core that fails in every way that the protocol allows: no work is lost, duplicated, or delayed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_
         core.refuse(0, drop=True, tell=False)
         core.merge(0, tell=False)
         core.updates.clear()
-        core.merge(0)  # the update is gone: the whole fragment comes with the fates of this learner's work
+        core.merge(0)  # the update is gone: the whole fragment contains the fates of this learner's work
         loop.until(lambda: learner.stats().refused == 1)
         loop.until(lambda: learner.stats().versions[0] == 2)
         assert learner.stats().abandoned_tokens > 0
@@ -247,8 +247,7 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
 
 
 def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core, monkeypatch):
-    """A core may believe that the name's last process is alive since the core began to serve, not since this learner
-    began."""
+    """The learner keeps trying for DUPLICATE_S after the core's first refusal, not after its own first attempt."""
     clock = SetClock(time.monotonic(), time.time())
     core.stop()
     loop = Loop(core.address, connect_timeout_s=100.0)

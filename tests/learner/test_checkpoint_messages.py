@@ -1,4 +1,4 @@
-"""Wrong arguments, odd state and damaged files cost one line that names them and says what to do."""
+"""Wrong arguments, odd state and damaged files cause one line that names them and says what to do."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
 
 
 class Module:
-    """Stands for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
+    """Stands in for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
 
     def __init__(self) -> None:
         self.said: list[tuple[object, ...]] = []

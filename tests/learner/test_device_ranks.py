@@ -1,6 +1,6 @@
-"""Several ranks that code and exchange values on a device have the bits of ranks that do so in host memory.
+"""Several ranks that code and exchange values on a device get the same bits as ranks that do so in host memory.
 
-The ranks are processes that exchange values over gloo. CPU tensors stand for the device's tensors.
+The ranks are processes that exchange values over gloo. CPU tensors replace the device's tensors.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def test_ranks_on_a_device_have_the_bits_of_ranks_in_host_memory(kinds, size, tm
             assert len(set(report[kind]["host"])) == STEPS
         ranks = [float(number) for number in range(size)]
         assert report["connections"] == {
-            "cuda:gloo": [False, False, False, ranks],  # as a group of NCCL alone, which has no backend for the CPU
+            "cuda:gloo": [False, False, False, ranks],  # like a group with only NCCL, which has no backend for the CPU
             "gloo": [True, False, False, ranks],
         }

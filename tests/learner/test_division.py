@@ -162,7 +162,7 @@ def test_chunks_are_those_of_torch(size, chunks):
 @settings(max_examples=150, deadline=None)
 def test_blocks_hold_the_values_of_the_part(shape, cuts):
     ranges = [chunk(chunk(((0, n),), a % 2, 2), b % 3, 1 + c % 4) for n, (a, b, c) in zip(shape, cuts, strict=False)]
-    holed = [(*each, (n + 1, n + 3)) for each, n in zip(ranges, shape, strict=True)]  # as of a strided shard
+    holed = [(*each, (n + 1, n + 3)) for each, n in zip(ranges, shape, strict=True)]  # as for a strided shard
     mine = TensorPart(tuple(n + 3 for n in shape), tuple(holed))
     whole = np.arange(np.prod(mine.shape, dtype=int)).reshape(mine.shape)
     found = np.full(mine.local_shape, -1)

@@ -87,7 +87,7 @@ def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_mer
 
 
 def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_would_take(core):
-    """When all learners leave at once, no round closes."""
+    """When all learners leave at the same time, no round closes."""
     loop = Loop(core.address, drain_s=30.0)
     with ends_within(8.0), loop.learner:
         core.open(0)

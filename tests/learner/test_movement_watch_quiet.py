@@ -1,4 +1,4 @@
-"""Movements in honest loops count as work: no warning, nothing given up, everything sent."""
+"""Movements in honest loops count as work: no warning, nothing dropped, everything sent."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ def test_a_long_pause_is_told_before_the_learner_would_be_silent():
         states.append(learner_state(member, now, evicted=False))
     assert set(states) == {"live", "paused"}
     assert set(states[4:]) == {"paused"}
-    counters.resting_since = None  # an operator paused the run, which is reported at once
+    counters.resting_since = None  # an operator paused the run, which is reported immediately
     assert counters.pausing(0.0)

@@ -21,7 +21,7 @@ class Counted(public.DeviceCoder):
     def _copy_ahead(self, anchor):
         copied.append(len(anchor))
         super()._copy_ahead(anchor)
-if sys.argv[3] == "device":  # for which CPU tensors stand
+if sys.argv[3] == "device": # CPU tensors replace the device's tensors
     public.DeviceCoder = Counted
     public.coding_device = lambda _: torch.device("cpu")
 dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Learners of several ranks lose no work and double none, and adopt the bits of a learner of one process."""
+"""Learners of several ranks lose and duplicate no work, and adopt the same bits as a learner of one process."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Island:
         self.trained, self.steps, self.given_up = np.zeros(self.place.length), 0, False
 
     def _together(self, work: Callable[[Rank], object]) -> None:
-        """Calls a function on all ranks at a time, because it waits for the other ranks."""
+        """Calls a function on all ranks at the same time, because it waits for the other ranks."""
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             list(pool.map(work, self.ranks))
 
@@ -111,7 +111,7 @@ class Island:
         return vector_of(self.place, tensors)
 
     def of_owners(self, each: Callable[[Rank], np.ndarray]) -> np.ndarray:
-        """Returns what all owners have, put together in the order of their frames."""
+        """Returns the parts of all owners, joined in the order of their frames."""
         owners = sorted((rank for rank in self.ranks if rank.run.length), key=lambda rank: rank.run.offset)
         return np.concatenate([each(rank) for rank in owners])
 
@@ -206,7 +206,7 @@ EXAMPLE = ["train", "send", "train", "restore", "train", "merged", "train", "sen
 @example(mesh=(4, 1), cuts=[(9, 9)] * len(SHAPES), fragment=1, moves=EXAMPLE, seed=2, coder=ON_CPU_TENSORS)
 @settings(max_examples=100, deadline=None)
 def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment, moves, seed, coder):
-    """Whether its ranks code on a device or on the host, the learner has the bits of one process on the host."""
+    """Whether its ranks code on a device or on the host, the learner gets the same bits as one process on the host."""
     random = np.random.default_rng(seed)
     anchors = [random.standard_normal(each.length).astype(np.float32) for each in LAYOUT.fragments]
     island, one = Island(of_mesh(mesh, cuts), fragment, anchors, coder), Island(WHOLE, fragment, anchors)

@@ -118,7 +118,7 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
 
 
 def test_an_exception_that_interrupts_no_grad_leaves_gradients_on(monkeypatch):
-    """`torch.no_grad` is written in Python: an exception at its end skips the restoration of what was before."""
+    """`torch.no_grad` is written in Python: an exception at its end skips the restoration of the previous mode."""
     learner, local, _ = joined(torch.nn.Linear(4, 4))
     monkeypatch.setattr(torch.no_grad, "__exit__", lambda *_: (_ for _ in ()).throw(Tick))
     learner._exchange.offer(PreparedAnchor(0, 2, local.tracks[0].anchor + 1, Fate()))

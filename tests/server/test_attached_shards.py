@@ -1,4 +1,4 @@
-"""The registrar's record of the shards that are processes of their own."""
+"""The registrar's record of the shards that run as separate processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attach(attached: AttachedShards, of: sh.Hello, *, begun: bool = False) -> tu
 
 
 def sent(box: Outbox) -> list[sh.FromRegistrar]:
-    """Returns the messages that wait, and takes them."""
+    """Removes and returns the waiting messages."""
     found = []
     while box._waiting:
         found.append(asyncio.run(box.next()))
@@ -89,7 +89,7 @@ def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
         attached.admit(of, "r", 2, epoch=5, begun=False)
     assert refused.value.status is Status.FAILED_PRECONDITION
     attached.admit(hello(run="r", generation=2, epoch=5), "r", 2, epoch=5, begun=True)
-    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will follow the restore
+    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will roll back
 
 
 @pytest.mark.parametrize("shards", [0, 1025])
@@ -117,14 +117,14 @@ def test_another_directory_never_takes_a_shards_place_in_a_run_that_has_begun():
     attached = AttachedShards(0, 3, SetClock())
     attach(attached, hello(staged=b"winner"))
     for state in ({"staged": b"winner"}, {}):
-        with pytest.raises(Refused, match="another directory holds shard 1") as refused:
+        with pytest.raises(Refused, match="a different directory holds shard 1") as refused:
             attached.admit(hello(directory=b"other", **state), "r", 2, epoch=5, begun=True)
         assert refused.value.status is Status.ALREADY_EXISTS
     with pytest.raises(Refused, match="shard 1 is empty, but the run has parameters"):
         attached.admit(hello(), "r", 2, epoch=5, begun=True)
     again = AttachedShards(0, 3, SetClock())
     again.restore(attached.as_data())
-    with pytest.raises(Refused, match="another directory"):
+    with pytest.raises(Refused, match="a different directory"):
         again.admit(hello(directory=b"other", staged=b"winner"), "r", 2, epoch=5, begun=True)
 
 
@@ -132,7 +132,7 @@ def test_before_the_run_begins_a_silent_shard_may_be_replaced():
     clock = SetClock()
     attached = AttachedShards(0, 3, clock)
     _, box = attach(attached, hello())
-    with pytest.raises(Refused, match="another directory"):
+    with pytest.raises(Refused, match="a different directory"):
         attached.admit(hello(directory=b"other"), "r", 2, epoch=5, begun=False)
     clock.steady += QUIET_S
     shard, newer = attach(attached, hello(directory=b"other"))
@@ -200,7 +200,7 @@ def test_an_answer_waits_for_a_confirmation_and_names_a_shard_that_is_away(quick
 
 
 def test_a_shard_that_attaches_again_confirms_the_messages_of_its_new_call(quick):
-    """Numbers begin again with each call, so confirmed numbers of the call before it prove nothing."""
+    """Numbers begin again with each call, so numbers that an earlier call confirmed prove nothing."""
 
     async def late() -> list[int]:
         attached, registry = AttachedShards(0, 2, SetClock()), LearnerRegistry(1)
@@ -249,7 +249,7 @@ def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_
         attached = AttachedShards(0, 3, SetClock())
         attach(attached, hello(1, staged=b"winner"))
         staging = asyncio.create_task(attached.stage(STAGE, LAYOUT))
-        with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start it"):
+        with pytest.raises(Refused, match="cannot begin without shard 2 of 3: start every"):
             await asyncio.wait_for(staging, 5.0)
 
     asyncio.run(begins())

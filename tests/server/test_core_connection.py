@@ -1,4 +1,4 @@
-"""A front redials the core after it lost working connections, and not for attempts that came too early."""
+"""A front redials the core after it lost working connections, but not after attempts that were too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file's stream is split into a folder that the safetensors library reads, or nothing is left of it."""
+"""One file's stream is split into a folder that the safetensors library reads, or leaves no files."""
 
 from __future__ import annotations
 

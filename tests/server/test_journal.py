@@ -106,7 +106,7 @@ class Shown:
 
 
 class Lines:
-    """Stands for an audit log."""
+    """Stands in for an audit log."""
 
     def __init__(self) -> None:
         self.lines: list[Any] = []

@@ -209,7 +209,7 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name):
 def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
     registry = LearnerRegistry(10)
     entry = join(registry, nonce=1)
-    entry.streams = {print: None}  # of a host that vanished, so nothing ends it
+    entry.streams = {print: None}  # a stream of a host that vanished, so nothing ends it
     for second in range(20):
         entry.reports.saw(float(second))
     with pytest.raises(Refused, match="is already connected"):

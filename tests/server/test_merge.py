@@ -74,7 +74,7 @@ def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.MergeR
 
 
 def expected_delta(contributions, weights) -> np.ndarray:
-    """Returns radial-directional averaging per piece, and the plain average for the embedding, in float64."""
+    """Returns the radial-directional average of each piece, but the plain average of the embedding, in float64."""
     delta = np.zeros(FRAGMENT.length)
     for piece in FRAGMENT.pieces:
         place = slice(piece.offset, piece.offset + piece.length)

@@ -81,6 +81,10 @@ def test_a_part_with_missing_or_extra_bytes_or_of_another_fragment_is_refused(mo
         writer.take(whole[:count])
         with pytest.raises(PartError, match="ended early"):
             writer.finish()
-    for other, text, chunk in ((0, "too long", whole + b"x"), (1, "other pieces", whole), (0, "invalid", b"\xff" * 9)):
+    for other, text, chunk in (
+        (0, "too long", whole + b"x"),
+        (1, "different pieces", whole),
+        (0, "invalid", b"\xff" * 9),
+    ):
         with pytest.raises(PartError, match=text):
             data.part(layout.fragments[other]).take(chunk)

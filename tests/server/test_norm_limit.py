@@ -21,7 +21,7 @@ def test_before_the_window_is_full_nothing_is_judged():
 def test_a_refusal_states_the_norm_its_limit_and_the_fix():
     assert limiter([1.0] * 8).judge(9.9, 24) == NormVerdict()
     refusal = limiter([1.0] * 8).judge(10.1, 24).refusal
-    for word in ("norm 10.1", "10.1 times", "limit 10", "continues from the published parameters", "lower"):
+    for word in ("norm 10.1", "10.1 times", "limit 10", "the learner drops this work", "lower"):
         assert word in refusal
 
 

@@ -1,4 +1,4 @@
-"""Slots keep the rounds of all shards evenly spaced, also while a shard is away and after it returns."""
+"""Slots keep the rounds of all shards evenly spaced, even while a shard is missing and after it returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_nearest_slot_may_be_before_or_after_and_in_the_next_cycle():
 def openings(counts: list[int], *, slots: bool, away: tuple[float, float] = (0.0, 0.0)) -> list[tuple[float, int]]:
     """Returns (time, shard) of every opening in 120 s of a run, with answers after one second.
 
-    away: the last shard is not there in this interval.
+    away: the interval in which the last shard is missing.
     """
     rng = random.Random(1)
     wanted = rounds_in_flight(RUN, FRAGMENTS)
@@ -56,7 +56,7 @@ def openings(counts: list[int], *, slots: bool, away: tuple[float, float] = (0.0
         )
         for number, count in enumerate(counts)
     ]
-    begun = [rng.uniform(0.0, 0.4) for _ in counts]  # the shards hear of the learner at different times
+    begun = [rng.uniform(0.0, 0.4) for _ in counts]  # the shards learn of the learner at different times
     found, answers, seq = list[tuple[float, int]](), list[tuple[float, int, int, int]](), itertools.count(1)
     position = Position(0.0, 0.0, RUN.inner_steps / FRAGMENTS * STEP_S)
     joined = [False] * len(counts)

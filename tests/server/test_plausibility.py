@@ -149,7 +149,7 @@ def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
 
 
 def test_a_liars_limit_does_not_grow_with_its_reports():
-    """After a silence, the tokens that time allowed count at once, so the liar seems much faster than it is."""
+    """After a silence, the tokens that time allowed count immediately, so the liar seems much faster than it is."""
     account, last = TimeAccount(first_joined_at=0.0, heard_at=0.0), 0.0
     account.joined(0.0, 0.0, returning=False)
     rates = Rates({"a": USUAL, "b": USUAL})

@@ -38,7 +38,7 @@ def session(incarnation: int = 1, number: int = 1, key: SessionKey = KEY) -> pb.
 
 
 class Told:
-    """Stands for the shard in the process."""
+    """Stands in for the shard in the process."""
 
     def __init__(self) -> None:
         self.joins: list[tuple[str, int]] = []
@@ -119,7 +119,7 @@ def test_a_newer_session_or_process_ends_the_older_one(tmp_path):
         with pytest.raises(Refused, match="fenced off"):
             older.check_current()
         assert "fenced off" in refusal(run, session(1, 3)).detail
-        await run.member(sh.Member(learner="a", incarnation=1, session=9))  # an older word of the registrar
+        await run.member(sh.Member(learner="a", incarnation=1, session=9))  # an older message of the registrar
         assert run.session(session(2, 1)).incarnation == 2
 
     live(tmp_path, life)

@@ -1,4 +1,4 @@
-"""Reports of learners: the work for a report is bounded by the open rounds and versions, whatever it contains."""
+"""Reports of learners: the work for a report is bounded by the open rounds and versions, regardless of its contents."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.simulation.training import TENSORS
 
 
 async def committed(operation: object) -> None:
-    """Stands for the ledger's writer."""
+    """Stands in for the ledger's writer."""
 
 
 @pytest.fixture

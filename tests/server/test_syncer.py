@@ -393,7 +393,7 @@ def test_beyond_the_maximum_staleness_a_contribution_is_refused_and_its_work_dro
 
 def test_a_deadline_derived_from_usual_answers_ends_a_round_without_a_quorum():
     world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=3))
-    for _ in range(4):  # all answer at once, which becomes the usual time
+    for _ in range(4):  # all answer immediately, which becomes the usual time
         world.open()
         for name in "abc":
             world.contribute(name)

@@ -103,7 +103,7 @@ def test_a_pending_fate_holds_back_later_work(tmp_path: Path):
 
 def test_a_start_reads_no_more_with_a_longer_history(tmp_path: Path):
     def instructions(path: Path, count: int) -> int:
-        """Returns the number of SQLite instructions, in hundreds, with which a start reads the contributions."""
+        """Returns the number of SQLite instructions, in hundreds, that a start needs to read the contributions."""
         db = database.open_ledger(path)
         db.execute("BEGIN")
         for seq in range(1, count + 1):

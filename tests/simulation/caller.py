@@ -1,7 +1,7 @@
 """A hostile process that makes calls which no agent would make. Checks limit its effect.
 
-Each kind of harm draws from its own random stream. The process is there from the start or comes during the storm. It
-stays until the other learners have kept training and merging in its presence.
+Each kind of harm draws from its own random stream. The process starts at the beginning or during the storm. It stays
+until the other learners have kept training and merging in its presence.
 """
 
 from __future__ import annotations

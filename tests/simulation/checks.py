@@ -57,7 +57,7 @@ class Checks:
         self.checkpoints: set[int] = set()  # requested to be restored since a core last started
         self.restored_to: RolledBack | None = None  # the result that an operator received
         self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # version, checksum of the last adopted anchor
-        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor from which it was measured
+        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor that it was measured from
         self.coded: dict[Name, bytes] = {}  # digest of the frames that its ranks coded
         self.newest: dict[int, int] = {}  # fragment -> newest announced version
         self.incarnations: dict[tuple[str, int], int] = {}  # by name and nonce
@@ -124,8 +124,8 @@ class Checks:
                 raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
         if receipt.fate == pb.FATE_PENDING:
             decided = self.fates.get(name)
-            # A whole fragment comes with the fates at the moment when it was read. A round that lapses later then
-            # refuses at the same version that other learners receive.
+            # A whole fragment contains the fates at the moment when it was read. A round that lapses later then refuses
+            # at the same version that other learners receive.
             latest = -1 if decided is None else decided.version - (decided.fate == pb.FATE_MERGED)
             if decided is not None and (as_of is None or latest < as_of):
                 raise Violation(2, f"{name} is pending again after its fate was told")
@@ -142,7 +142,7 @@ class Checks:
             raise Violation(7, f"{name} has weight {told.weight}")
 
     def _is_whole(self, name: Name) -> None:
-        """Checks that the core stored the frames that all ranks coded, unless they are merged already."""
+        """Checks that the core stored the frames that all ranks coded, unless they are already merged."""
         shard, (learner, incarnation, fragment, seq) = shard_of(self.core), name
         key = ContributionKey(learner, incarnation, fragment, seq)
         if shard is None or name not in self.coded or key not in shard.fragments[fragment].held:
@@ -240,7 +240,7 @@ class Checks:
     # ------------------------------------------------------------------------------ the core's disk
 
     def restored(self, core: Core) -> None:
-        """Checks that a started core has, bit by bit, all data that was acknowledged or seen."""
+        """Checks that a started core has, bit for bit, all data that was acknowledged or seen."""
         self.core = core
         self.opened.clear()
         self.note(f"core up, epoch {core.run.epoch}")

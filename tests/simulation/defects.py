@@ -462,7 +462,7 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 
 @defect
 def anchors_drift_by_one_ulp() -> Iterator[None]:
-    """A learner adds an update slightly wrong, and uses its own checksum instead of the published one."""
+    """A learner adds an update with a small error, and uses its own checksum instead of the published one."""
 
     def wrong(self: partial_fetch.PartialFetch, base: Any) -> Any:
         decoded = DECODED(self, base)
@@ -878,7 +878,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
 
 @defect
 def regions_are_never_given_back() -> Iterator[None]:
-    """A name stays in all regions from which it ever joined."""
+    """A name stays in all regions that it ever joined from."""
 
     def everywhere(self: learner_registry.LearnerRegistry, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())

@@ -119,7 +119,7 @@ class Platter:
         """Flips a bit in the last undamaged one of these files. Returns whether an undamaged copy remains."""
         there = [name for name in files if name in self.names]
         sound = [name for name in there if not self.names[name].rotten and self.names[name].data]
-        if len(sound) < 2:  # the design does not cover a disk that damages all copies at a time
+        if len(sound) < 2:  # the design does not cover a disk that damages all copies
             return False
         content = self.names[sound[-1]]
         content.data[self.rng.randrange(len(content.data))] ^= 1 << self.rng.randrange(8)

@@ -1,7 +1,7 @@
 """A hostile learner with a valid name, in addition to the honest learners, and the limits of its influence.
 
-It runs the real agent with false data. It comes once the core has a reference for its kind of lie, because nothing can
-be judged before that (`atoll_server.merging.norm_limit`). An early liar comes as soon as the other learners have
+It runs the real agent with false data. It joins once the core has a reference for its kind of lie, because nothing can
+be judged before that (`atoll_server.merging.norm_limit`). An early liar joins as soon as the other learners have
 joined. Its reports are held back, but its contributions count as declared, because there is no other work yet.
 """
 
@@ -30,13 +30,13 @@ from tests.simulation.network import Network
 from tests.simulation.training import BATCH
 
 NAME = "mallory"
-STRIDE = 1e6  # of its inner steps: 1e8 times an honest learner's
+STRIDE = 1e6  # size of its inner steps: 1e8 times an honest learner's
 LARGEST = 1e4  # limit on a parameter: the norm limit times the movement by honest learners, with all momentum
-DECLINES = 128  # in one report
+DECLINES = 128  # declined rounds per report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # duration of an honest learner's inner step
 MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
-MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest learner's
+MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # limit per learner: ten times the fastest honest learner's rate
 
 
 class Lie(StrEnum):
@@ -45,7 +45,7 @@ class Lie(StrEnum):
     FLOOD = "garbage as often as there is room, round or none"
     DECLINES = "as many declined rounds as a report takes"
     BOAST = "more steps and tokens behind its work than it ever reported"
-    INFLATE = "reports of more tokens than it can have trained"
+    INFLATE = "reports of more tokens than it could have trained"
     EARLY = "such reports before the others have taken a step"
 
 

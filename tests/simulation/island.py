@@ -58,7 +58,7 @@ class Rank:
         self.exchange, self.counters = ThreadExchange(island.network.loop.clock), Counters()
         self.session: RunSession | None = None
         self.boundary: Boundary | None = None
-        self.submitted: list[Submission] = []  # at this boundary
+        self.submitted: list[Submission] = []  # what this boundary submitted
 
     @property
     def tracks(self) -> list[Track]:
@@ -131,11 +131,11 @@ class Island:
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
         self.late = False  # ... after the optimizer's part of the step
         self.strayed = False  # whether its steps were much larger for a while
-        self._widest = self.stride  # of its strides so far: an undone adoption is not found next to such large steps
+        self._widest = self.stride  # largest stride so far: an undone adoption is not found next to such large steps
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
         self._tokens = 0  # trained so far; counters lag behind on several ranks
-        self.due_again = False  # another start of it waits for its end
+        self.due_again = False  # another start of this learner waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
         messages = self._connected(dice)
         if slow is not None:
@@ -332,7 +332,7 @@ class Island:
         """Records an adoption in the account, before the values change."""
         account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
         begun = [rank.boundary.local._begun[fragment].newer for rank in self.ranks if rank.boundary is not None]
-        if begun[0].fate.drop:  # unmerged work is given up
+        if begun[0].fate.drop:  # unmerged work is dropped
             account.told += self.anchor(fragment) - self.values(fragment)
             account.ended(None)
         elif begun[0].fate.q is not None:
@@ -350,7 +350,7 @@ class Island:
         return out
 
     def before(self, fragments: Sequence[int]) -> list[np.ndarray]:
-        """Returns the values with which `moved` compares, if they are needed."""
+        """Returns the values that `moved` needs for its comparison, if any."""
         return [self.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
 
     def moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
@@ -438,7 +438,7 @@ class Island:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
-        """Checks that movement by training = merged or given-up work + outstanding work."""
+        """Checks that movement by training = merged or dropped work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
             assert self.ranks[0].boundary is not None, "it trains"
             self.ranks[0].boundary._restore()  # no work was due since the weights were loaded: nothing detected them

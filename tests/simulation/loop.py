@@ -32,7 +32,7 @@ class Process:
         self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
         self._many = 64  # number of tasks above which ended ones are removed
         self.on_death: list[Callable[[], None]] = []
-        self.countdown: int | None = None  # accesses to the disk and crash points until it is killed
+        self.countdown: int | None = None  # disk accesses and crash points before it is killed
 
     def start(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
         """Runs a task as a part of this process."""
@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), Handle(callback, args, None, None, when)))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Runs the function at once, and returns its result after a delay, like a slow thread."""
+        """Runs the function immediately, and returns its result after a delay, like a slow thread."""
         done: asyncio.Future[Any] = self.create_future()
         process, delay = here(), self.rng.expovariate(1 / self.slow_s)
         if self.rng.random() < 0.005:

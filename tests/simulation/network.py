@@ -23,7 +23,7 @@ from atoll_wire.security.transport import LOCAL
 from tests.simulation.loop import Process, VirtualLoop, here
 
 CORE = "core"  # its address
-KEEPALIVE_S = 4.0  # seconds after which a silent connection is given up
+KEEPALIVE_S = 4.0  # seconds after which a silent connection is abandoned
 REPLAYED = {"Join", "Push", "Leave", "Report"}
 UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # code, details, trailing metadata
@@ -76,7 +76,7 @@ class Network:
         """said: called with (caller's process, first request, reply) for each message of the core, before it is
         sent."""
         self.loop, self.rng, self.weather = loop, loop.rng, Weather()
-        self.observed = {CORE: said}  # by address: told of the messages of its server
+        self.observed = {CORE: said}  # by address: called with each message of its server
         self.servers: dict[str, tuple[Any, Process]] = {}
         self.calls: dict[Call, None] = {}
         self.partitioned: dict[Process, float] = {}  # since when
@@ -91,7 +91,7 @@ class Network:
         return self.rng.expovariate(1 / self.weather.delay_s)
 
     def open(self, method: str, *, caller: Process | None = None, address: str = "") -> int:
-        """Returns the number of calls that have not ended for their caller: of one caller, or to one address."""
+        """Returns the number of calls by one caller, or to one address, that are still open for their caller."""
         return sum(c.method == method and (c.learner is caller or c.address == address) for c in self.calls)
 
     def part(self, learner: Process) -> None:
@@ -112,7 +112,7 @@ class Network:
                 call.cut(self.rng.uniform(0, 0.1))
 
     def died(self, address: str) -> None:
-        """Ends a server's connections, by reset or by silence until they are given up."""
+        """Ends a server's connections, by reset, or by silence until they are abandoned."""
         self.servers.pop(address, None)
         silent = self.rng.random() < 0.2
         for call in [call for call in self.calls if call.address == address]:
@@ -339,7 +339,7 @@ class Call:
         return [*message[:spoilt], replace(message[spoilt], payload=bytes(content)), *message[spoilt + 1 :]]
 
     def _read(self, message: Any) -> Any:
-        """Reads a message that was written by hand, also by hand."""
+        """Reads a message that was written by hand, without protobuf."""
         if isinstance(message, bytes):
             return (
                 frame_messages.push_request(message) if self.method == "Push" else frame_messages.fetch_reply(message)
@@ -351,7 +351,7 @@ class Call:
     def _arrived(self, message: Any) -> None:
         server = self.network.servers.get(self.address)
         if server is None or server[1] is not self._connected or self.hung_up:
-            return  # from the server's previous process, or late: its connection is gone
+            return  # late, or from the server's previous process: its connection is closed
         if self._server is None and message is END:
             return  # its request was lost, so the call never began
         if self._server is None:
@@ -416,7 +416,7 @@ class Call:
             self._up.send(END)
 
     def replay_later(self) -> None:
-        """Repeats the requests in a later call, for which no caller waits."""
+        """Repeats the requests in a later call that no caller waits for."""
         network = self.network
         if self.method not in REPLAYED or network.rng.random() >= network.weather.replay:
             return

@@ -66,7 +66,7 @@ class RankFaults:
         return len(done) > 1
 
     def awaited(self) -> bool:
-        """Returns whether the storm must last longer, because a learner has still to die."""
+        """Returns whether the storm must last longer, because a learner must still die."""
         several = any(len(island.ranks) > 1 and not island.leaving for island in self._world.islands.values())
         return self._dies and several and self._world.loop.now < LATEST_S
 

@@ -1,8 +1,8 @@
 """The ranks of a simulated learner: their collective calls, their messages, and their parts of the model.
 
-All ranks run in one thread, one after another. A collective call that waits would never return. So a call leaves its
-values at the hub, and the product waits for them at a later step. Only at the start does the product wait at once, so
-ranks are threads then.
+All ranks run in one thread, one after another. A collective call that waits would never return. A call therefore leaves
+its values at the hub, and the product waits for them at a later step. Only at the start does the product wait
+immediately, so ranks are then threads.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Found:
 
 
 def run(seeds: list[int], sharded: bool = False) -> Found:
-    """Runs some seeds in sequence, and continues after failures. sharded: of runs over several shards."""
+    """Runs some seeds in sequence, and continues after failures. sharded: whether runs have several shards."""
     found = Found(seeds=len(seeds))
     gc.collect()
     gc.freeze()  # afterwards, only objects of a seed are collected
@@ -77,7 +77,7 @@ def run(seeds: list[int], sharded: bool = False) -> Found:
 
 
 def many(first: int, count: int, sharded: bool = False) -> Iterator[Found]:
-    """Runs seeds on all CPUs. Yields partial results. sharded: of runs over several shards."""
+    """Runs seeds on all CPUs. Yields partial results. sharded: whether runs have several shards."""
     batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for batch, result in [(batch, pool.submit(run, batch, sharded)) for batch in batches]:

@@ -1,7 +1,7 @@
 """The invariants of a run over several shards, checked from outside at every event.
 
-They are those of one core, for each shard, and: each fragment belongs to one shard, all shards begin with the
-parameters that the registrar chose, and an operator's answer that names no shard holds at all shards.
+They are those of one core, for each shard, and three more. Each fragment belongs to one shard. All shards begin with
+the parameters that the registrar chose. An operator's answer that names no shard holds at all shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShardedChecks(Checks):
         super().__init__(loop, max_staleness)
         self.homes: Sequence[Home] = ()
         self.owners: dict[int, int] = {}  # by fragment: the number of the process that was seen to hold it
-        self.first: str | None = None  # digest of the parameters with which a process was seen to begin
+        self.first: str | None = None  # digest of the parameters that a process was seen to begin with
         self.begun: set[int] = set()  # numbers of the processes whose first values were compared
         self.shut_out: dict[tuple[int, str, int], float] = {}  # process, name, incarnation: refused there since then
         self.served: dict[tuple[int, str], int] = {}  # process, name: highest incarnation with an acknowledgement
@@ -103,7 +103,7 @@ class ShardedChecks(Checks):
         self.core = None
 
     def _obeys(self, home: Home, core: CoreProcess) -> None:
-        """Checks that a process has all that operators were told it has."""
+        """Checks that a process still has the pauses and evictions that it confirmed to operators."""
         paused = self.told_pause.get(home.number)
         if paused is not None and core.run.paused != paused:
             raise Violation(15, f"{home.name} has the pause {core.run.paused!r}, and confirmed {paused!r}")
@@ -113,7 +113,7 @@ class ShardedChecks(Checks):
                 raise Violation(15, f"{home.name} lets {name} in, and confirmed its eviction")
 
     def _began(self, home: Home, core: CoreProcess, shard: Shard) -> None:
-        """Checks that a process began with the parameters with which all others began."""
+        """Checks that a process began with the same parameters as all others."""
         if home.number in self.begun:
             return
         digest = core.staged.hex() if isinstance(core, ShardCore) else core.run.initial_sha256
@@ -129,7 +129,7 @@ class ShardedChecks(Checks):
             raise Violation(5, f"{home.name} began, and the registrar has no parameters: {error}") from error
         for index, state in initial_states(shard.layout, whole, set(shard.fragments)).items():
             if shard.fragments[index].version == 0 and shard.fragments[index].state.checksums() != state.checksums():
-                raise Violation(5, f"{home.name} began fragment {index} with other values than the registrar's")
+                raise Violation(5, f"{home.name} began fragment {index} with values other than the registrar's")
         self.begun.add(home.number)
 
     # ------------------------------------------------------------------------------ disks

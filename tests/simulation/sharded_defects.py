@@ -54,7 +54,7 @@ def a_run_begins_before_all_shards_have_staged() -> Iterator[None]:
 
 @defect
 def staged_parameters_are_not_durable() -> Iterator[None]:
-    """A shard answers that it has staged, and does not record it."""
+    """A shard reports that it has staged the parameters, but does not record this."""
 
     def forgetful(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
         for key, value in meta.items():
@@ -81,7 +81,7 @@ def a_view_is_compared_by_tokens() -> Iterator[None]:
 
 @defect
 def an_eviction_is_not_applied_at_shards() -> Iterator[None]:
-    """A shard confirms an eviction, and lets the learner in."""
+    """A shard confirms an eviction, but lets the learner in."""
     member = Replica.member
 
     async def without(self: Replica, message: sh.Member) -> None:
@@ -94,7 +94,7 @@ def an_eviction_is_not_applied_at_shards() -> Iterator[None]:
 
 @defect
 def a_pause_is_confirmed_before_it_is_durable() -> Iterator[None]:
-    """A shard confirms a pause, and forgets it when it dies."""
+    """A shard confirms a pause, but forgets it when it dies."""
 
     async def later(self: Replica) -> None:
         self._stored = self._view

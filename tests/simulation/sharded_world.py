@@ -45,12 +45,12 @@ from tests.simulation.seed import determinism
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
 NAMES = ("a", "b", "c")
-LATE = "late"  # joins while the registrar is away
+LATE = "late"  # joins while the registrar is unavailable
 FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
 TURNS_TO_END = 10
-AWAY_S = 25.0  # how long the registrar is away in the calm period, at most
+AWAY_S = 25.0  # longest outage of the registrar in the calm period
 
 
 class Home:
@@ -67,7 +67,7 @@ class Home:
         self.process: Process | None = None
         self.core: Core | ShardCore | None = None
         self.lives = 0
-        self.stays_away = False  # whether a start that a storm has planned must not happen
+        self.stays_away = False  # whether to skip a start that a storm has planned
         world.network.observed[self.address] = partial(world.checks.said_by, self)
 
     def start(self) -> None:
@@ -223,7 +223,7 @@ class ShardedWorld:
         await self._peace()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Lets time pass until `done` returns True, with checks on the way."""
+        """Lets time pass until `done` returns True, and runs the checks meanwhile."""
         turn = 0
         while not done():
             turn += 1
@@ -413,7 +413,7 @@ class ShardedWorld:
     # ------------------------------------------------------------------------------ calm
 
     async def _peace(self) -> None:
-        """Ends all faults. All learners must train, also without the registrar, and settle every account."""
+        """Ends all faults. All learners must train, even without the registrar, and settle every account."""
         self.stormy = False
         self.checks.note("peace")
         self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
@@ -441,7 +441,7 @@ class ShardedWorld:
         return free and all(name in self.islands and self.islands[name].counters.connected for name in names)
 
     async def _train(self, names: tuple[str, ...]) -> None:
-        """Waits until all learners are connected, and all fragments have got two more versions."""
+        """Waits until all learners are connected, and all fragments have two more versions."""
         deadline = self.loop.now + PEACE_S
         await self._guarded(lambda: self._connected(names) and len(self._versions()) == FRAGMENTS, deadline, "connect")
         before = self._versions()
@@ -450,7 +450,7 @@ class ShardedWorld:
         )
 
     async def _without_registrar(self) -> None:
-        """Kills the registrar. Rounds go on at all shards. A learner that comes meanwhile joins afterwards."""
+        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards."""
         self.counts["registrars away in the calm"] += 1
         before = self._versions()
         remote = [index for index, number in self.checks.owners.items() if number]

@@ -100,7 +100,7 @@ class PlayedShard:
         self.process.kill()
 
     def forget(self, count: int) -> None:
-        """Restores the shard from a backup: the newest versions are lost, and are made again with other values."""
+        """Restores the shard from a backup: the newest versions are lost, and are made again with different values."""
         for fragment in self.fragments.values():
             del fragment.versions[-count:]
             del fragment.updates[-count:]

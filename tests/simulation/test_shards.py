@@ -57,7 +57,7 @@ DIRECTORY = Path("/shard")
 NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
-REPORTED = 1000  # tokens of a reported step, so many that declared tokens always count
+REPORTED = 1000  # tokens of a reported step, enough for declared tokens to count always
 Kills: TypeAlias = Mapping[int, float]  # by shard: it dies at this time, as soon as it has pending work
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 
@@ -94,7 +94,7 @@ class Home:
         self.process.start(self._live())
 
     def check_tokens(self) -> None:
-        """Checks that followers received the run's tokens with which the merge was made."""
+        """Checks that followers received the run's token count that the merge used."""
         assert self.shard is not None, "it trained to the end"
         told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:
@@ -218,7 +218,7 @@ class World:
         return counted
 
     async def _report(self) -> None:
-        """Reports a step of all learners in one moment, so that a round that opens waits for all."""
+        """Reports a step of all learners at the same moment, so that a round that opens waits for all."""
         self._steps += 1
         running = [(home.run, home.shard) for home in self.homes if home.shard is not None]
         for run in (self._run, *(run for run, _ in running)):

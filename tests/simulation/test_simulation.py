@@ -94,7 +94,7 @@ def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys,
 
 
 def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_step():
-    """There is no grace window then (found as a fault of the check itself)."""
+    """Such a round has no grace window (found as a fault of the check itself)."""
     rounds = RoundState(version=1, cycle=2, quorum_at=1.0)
     rounds.pending[ContributionKey("dead", 1, 0, 1)] = PendingContribution(2, 1, 8, 1)
     woken = LearnerLiveness(1, joined_at=0.0, heard_at=1.0, silences=1)

@@ -88,7 +88,7 @@ class LateElder(Transcript):
         world = self._world
         first = world.islands["a"].process
         for call in [call for call in world.network.calls if call.learner is first]:
-            call.hang_up(0.0)  # the core learns at once that it is dead
+            call.hang_up(0.0)  # the core learns immediately that it is dead
         first.kill()
         world.start_island("a")
         elder = world.islands.pop("a")

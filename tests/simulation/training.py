@@ -28,10 +28,10 @@ TENSORS = (
     TensorSpec("third", (33,), "float32", MergeKind.DIRECTION),
     TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
 )
-STRIDE = 0.01  # of an inner step
-SMALL_STRIDE = 0.002  # of a learner with masters: movements by other learners are large relative to it
+STRIDE = 0.01  # size of an inner step
+SMALL_STRIDE = 0.002  # stride of a learner with masters: movements by other learners are large relative to it
 BATCH = 8  # tokens of an inner step
-RELATIVE_ERROR = 0.35  # of int4, in norm: twice the usual error
+RELATIVE_ERROR = 0.35  # relative error of int4 in norm: twice the usual error
 SLACK = 1.5  # factor on the tolerance for undone adoptions, because sizes are estimated at a few places
 
 
@@ -127,8 +127,8 @@ class Account:
 
     def __init__(self, length: int) -> None:
         self.moved = np.zeros(length)  # as in a pseudo-gradient: anchor - local
-        self.told = np.zeros(length)  # merged or given up
-        self.given_up = False  # whether the work in flight was given up after it was taken
+        self.told = np.zeros(length)  # merged or dropped
+        self.given_up = False  # whether the work in flight was dropped after it was taken
         self.undone = 0.0  # norm of adoptions that masters undid, too small to be detected
 
     def trained(self, change: np.ndarray) -> None:
@@ -136,7 +136,7 @@ class Account:
         np.subtract(self.moved, change, out=self.moved)
 
     def all_given_up(self, *, flying: bool) -> None:
-        """Gives up the outstanding work. flying: and the work in flight."""
+        """Drops the outstanding work. flying: and the work in flight."""
         self.told[:] = self.moved
         self.given_up |= flying
 

@@ -1,4 +1,4 @@
-"""Honest learners whose parameters are moved by other code than their optimizer.
+"""Honest learners whose parameters are moved by code other than their optimizer.
 
 Weights are loaded in the block, or just before leaving. Or the optimizer keeps masters and undoes adoptions. The
 product's detection (`atoll.boundary.movement_watch`) runs in these worlds. It also runs in some other worlds, where it

@@ -95,7 +95,7 @@ class World:
         self.core_process: Process | None = None
         self.core: Core | None = None
         self.told_to_stop = asyncio.Event()
-        self.snapshots: list[SnapshotRow] = []  # of the core when it died, oldest first
+        self.snapshots: list[SnapshotRow] = []  # the core's snapshots when it died, oldest first
         self.rotted_at = 0.0
         self.stormy = True
         self.problem: BaseException | None = None
@@ -195,7 +195,7 @@ class World:
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
             if self.caller is not None and sum(self.checks.newest.values()) < versions:
-                return False  # a hostile learner is there, and does not stop merges
+                return False  # a hostile learner is present, and does not stop merges
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= MIN_EVENTS:
@@ -208,7 +208,7 @@ class World:
 
         def at_rest() -> bool:
             for island in self.islands.values():
-                island.training = False  # also of a learner that was readmitted since
+                island.training = False  # including that of a learner that was readmitted since
             assert self.loop.now < deadline, self._stuck("did not come to rest")
             shard = shard_of(self.core)
             return (

@@ -20,7 +20,7 @@ from tests.end_to_end.relay import Relay
 STEADY, RESTARTED = ("a", "b"), ("c", "d")  # learners that run from beginning to end, and those that restart
 LEARNERS = STEADY + RESTARTED
 CORE_OPTIONS = ["--fragments", "2", "--inner-steps", "16", "--snapshot-every-s", "10"]
-PACE_S = 0.03  # of an inner step; on a busy machine, no process would ever be idle
+PACE_S = 0.03  # seconds per inner step; with faster steps, no process would ever be idle on a busy machine
 
 
 class SoakError(Exception):

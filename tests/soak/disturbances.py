@@ -1,7 +1,7 @@
 """The disturbances of the deployment, and their times: four chapters of equal length, each with its own disturbances.
 
 A restarted process begins at zero, and a cut ends calls that leaked over the connection. A leak therefore shows only in
-a process and over connections that outlive its cause. So each chapter leaves some parts alone:
+a process and over connections that outlive its cause. Each chapter therefore leaves some parts alone:
 
 | chapter | disturbed | left alone | detects leaks |
 |---|---|---|---|

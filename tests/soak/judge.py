@@ -4,12 +4,12 @@ A sample is the lowest of several measurements of an idle system. It excludes ca
 leaked ones.
 
 - The number of open calls is known: a learner has one Follow and one Report. A front and a core have those of all
-  learners. No sample may exceed this number. A comparison with earlier samples would be weaker: a cut ends calls that
+  learners. No sample may exceed this number. A comparison with earlier samples would be weaker. A cut ends calls that
   leaked over the connection, and the limits of a front or core end the oldest calls.
 - Threads, and file descriptors other than connections, are compared over time: a leak makes the samples rise and stay
   up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.
-  So one high sample is not growth, but one leaked file is. The time before means samples of the same process, or, for
-  threads, of any process of its kind: a pool starts a thread when it first needs one, at any time.
+  One high sample is therefore not growth, but one leaked file is. The time before means samples of the same process,
+  or, for threads, of any process of its kind: a pool starts a thread when it first needs one, at any time.
 - Connections are compared in the same way, with a tolerance of LAZY. A front opens them when it first needs them, and
   a cut ends them. A leak per cut or rejoin soon exceeds this tolerance.
 - Memory: the median of the last third is at most 5 % above that of the first third.

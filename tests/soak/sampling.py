@@ -14,7 +14,7 @@ from tests.end_to_end.world import figures
 from tests.soak.deployment import LEARNERS, Actor, Deployment, SoakError
 from tests.soak.judge import CONNECTIONS, FILES, MEMORY, THREADS
 
-MAX_WAIT_S = 120.0  # limit on the time until training continues; a silent connection may need a minute to be given up
+MAX_WAIT_S = 120.0  # limit on the time until training continues; silent connections may last a minute
 LOOKS, LOOK_EVERY_S = 3, 0.25  # minimum for one sample
 CALMING_S, SILENCED_S = 10.0, 75.0  # limits on waits for calls to end; after a silence, gRPC's keepalive takes 50 s
 OPEN = re.compile(r"atoll_(?:local_)?open_calls\{(?P<labels>[^}]*)\}")

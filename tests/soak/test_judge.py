@@ -12,7 +12,7 @@ from tests.soak.sampling import Usage, known
 MIB = 2.0**20
 TURNS = 12  # in each chapter
 REPORTS = "Report calls opened"
-QUIET: Usage = {THREADS: 13.0, FILES: 10.0, CONNECTIONS: 5.0, MEMORY: 450 * MIB, REPORTS: 1.0}  # of a learner
+QUIET: Usage = {THREADS: 13.0, FILES: 10.0, CONNECTIONS: 5.0, MEMORY: 450 * MIB, REPORTS: 1.0}  # a learner's values
 
 
 def grown(changed: dict[int, Usage], process: str = "a", minutes: float = 20.0, life: int = 1) -> list[str]:

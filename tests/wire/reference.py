@@ -1,4 +1,4 @@
-"""The codec again in plain numpy, slow and simple. The kernels must be bit-identical to it."""
+"""A second implementation of the codec in plain NumPy, slow and simple. The kernels must be bit-identical to it."""
 
 from __future__ import annotations
 

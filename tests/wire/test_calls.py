@@ -49,7 +49,7 @@ def test_a_call_ends_with_its_block_and_counts_until_it_has_ended(error):
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
 def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
-    """gRPC's own call hangs forever: a front's Push did when connections were given up during their dial."""
+    """gRPC's own call hangs forever: a front's Push did when connections were abandoned during their dial."""
 
     async def written(address: str) -> None:
         channel = grpc.aio.insecure_channel(address, OWN_CONNECTION)
@@ -76,7 +76,7 @@ def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
         connected, writers = asyncio.Event(), []
 
         def silent(_, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)  # the connection closes when its last reference goes
+            writers.append(writer)  # the connection closes when its last reference is deleted
             connected.set()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)

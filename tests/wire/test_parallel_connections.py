@@ -118,7 +118,7 @@ def test_more_are_tried_again_after_a_while():
 def test_less_than_a_window_decides_nothing():
     width = ConnectionCount()
     answered(width, LONG_S)
-    window(width, 1e6, 0.0)  # of frames that were on their way
+    window(width, 1e6, 0.0)  # arrivals of frames that were in flight
     for _ in range(WINDOW_ARRIVALS - 1):  # long enough, but too few
         width.arrived(1000, WINDOW_S, 0.0)
     assert width.lanes == FAR_CONNECTIONS

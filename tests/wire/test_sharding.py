@@ -17,7 +17,7 @@ def layout_of(rows: list[int], fragments: int) -> Layout:
 
 
 def uneven(lengths: list[int]) -> Any:
-    """Stands for a layout with fragments of these lengths."""
+    """Stands in for a layout with fragments of these lengths."""
     return SimpleNamespace(fragments=[SimpleNamespace(index=n, length=each) for n, each in enumerate(lengths)])
 
 

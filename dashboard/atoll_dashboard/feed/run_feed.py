@@ -162,7 +162,7 @@ class RunFeed:
     def _take_events(self, reply: pb.ListEventsReply) -> None:
         for each in reply.events:
             self._number += 1
-            kind = each.kind if each.kind in get_args(Kind) else "core"  # a newer core may send other kinds
+            kind = each.kind if each.kind in get_args(Kind) else "core"  # a newer core may send unknown kinds
             told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
             self.events.append(Event.model_validate(told))
             self._position = (reply.log, each.number)

@@ -41,7 +41,7 @@ class RunRates:
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Returns whether a status is from another run or generation, or from a restored backup.
+        """Returns whether a status is from a different run or generation, or from a restored backup.
 
         The caller must then start with new rates.
         """

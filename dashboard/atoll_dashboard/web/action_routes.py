@@ -115,7 +115,8 @@ ActionRequest = Annotated[OperatorAction, Depends(operator_action)]
 def _done(said: str, unconfirmed: list[int]) -> ActionDone:
     """Returns an action's result. unconfirmed: shards that apply the action later."""
     if unconfirmed:
-        said += f"; shard {', '.join(map(str, unconfirmed))} has not confirmed it yet"
+        shards = f"shard{'s' * (len(unconfirmed) > 1)} {', '.join(map(str, unconfirmed))}"
+        said += f"; not yet confirmed by {shards}"
     return ActionDone(said=said)
 
 

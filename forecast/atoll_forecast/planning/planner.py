@@ -167,8 +167,8 @@ def _warnings(
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
-            f"H = {settings.inner_steps}: losses have been measured only up to {KNOWN_INNER_STEPS}, and in short runs H"
-            " above 24 raised the loss (docs/benchmarks/paper.md): test this H first, or use faster links"
+            f"H = {settings.inner_steps}: losses were measured only up to {KNOWN_INNER_STEPS}, and an H above 24 "
+            "raised them in short runs (docs/benchmarks/paper.md): test this H first, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
         yield f"goodput is {atoll.goodput:.1%}, below {MIN_GOODPUT:.0%}: make failures rarer or repairs faster"
@@ -180,8 +180,8 @@ def _warnings(
         )
     if divided.memory_bytes > shard_bytes:
         yield (
-            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB of memory, but "
-            f"--shard-memory-gib gives {shard_bytes / 2**30:,.0f}: use more --fragments, or larger machines"
+            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory-gib is "
+            f"{shard_bytes / 2**30:,.0f}: use more --fragments, or larger machines"
         )
 
 

@@ -29,7 +29,7 @@ class Sharding:
 
 
 def sharding(parameters: float, fragments: int, limit_bytes: float, waiting_bytes: float) -> Sharding:
-    """Returns the smallest number of shards with which each process needs at most `limit_bytes` of memory.
+    """Returns the smallest number of shards for which each process needs at most `limit_bytes` of memory.
 
     If even one fragment per shard needs more, returns one shard per fragment. The fragments are assumed to be equally
     large. waiting_bytes: contributions that may wait on disk, in bytes per parameter.

@@ -156,7 +156,7 @@ class Fetcher:
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches the requested frames. Returns False if the core sent other frames. Raises AioRpcError and
+        """Fetches the requested frames. Returns False if the core sent different frames. Raises AioRpcError and
         LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version

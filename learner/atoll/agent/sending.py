@@ -107,8 +107,8 @@ class Sender:
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
-                f"training has diverged: {error} in fragment {track.fragment}; restart this learner, which then "
-                "continues from the run's parameters, and lower its learning rate if the error recurs"
+                f"training has diverged: {error} in fragment {track.fragment}; restart this learner to continue from "
+                "the run's parameters, and lower its learning rate if this recurs"
             ) from error
         in_flight.table = await self._coordination.table(track, in_flight.seq, mine)
         if track.run.frames or self._coordination.owners.rank == 0:

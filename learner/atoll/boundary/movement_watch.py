@@ -19,7 +19,7 @@ from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
     Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
-    "before entering the learner, swap weights only between two steps, and restore the best weights after leaving",
+    "before the block, swap them between steps, and restore the best afterwards",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
     "the parameters: name copies with Learner(copies=...) if this recurs",
     Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters, such "

@@ -1,8 +1,8 @@
 """Applies adoptions to an optimizer's copies of the parameters: float32 masters, slow or averaged weights.
 
 An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
-Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly its values.
-Users must name other copies.
+Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly the same
+values. Users must name other copies.
 """
 
 from __future__ import annotations

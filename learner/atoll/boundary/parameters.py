@@ -26,8 +26,8 @@ from atoll.ranks.placements import counts_tokens, local_tensor, part_of, reshard
 log = structlog.get_logger()
 
 AVERAGES = (
-    "the running averages of BatchNorm are not shared, and an exported model has the initial averages: recompute them "
-    "in that model with torch.optim.swa_utils.update_bn(loader, model)"
+    "BatchNorm's running averages are not shared, so an exported model has the initial ones: recompute them there with "
+    "torch.optim.swa_utils.update_bn(loader, model)"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -98,8 +98,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} became trainable after the learner was entered, and will not be "
-                "shared: give the optimizer all parameters before you enter the learner, or name them in unshared="
+                f"{_listed(names)} became trainable after the learner was entered, and will not be shared: give the "
+                "optimizer all parameters before the block, or name them in unshared="
             )
         self._size = self._optimizers_size()
 

@@ -30,7 +30,7 @@ class DirectoryLock:
     """The lock of a folder that all ranks of one learner share, possibly over a network file system.
 
     Every rank holds the lock, because every rank writes to the folder. Rank 0 first takes the lock for itself, which
-    works only if no rank of another learner lives. Then all ranks share it. The lock ends with its process.
+    works only if no rank of another learner is running. Then all ranks share it. The lock ends with its process.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class DirectoryLock:
                 self._lock.write(_this_process().encode())
 
     def share(self) -> None:
-        """Lets the other ranks hold the lock too. They call this after rank 0 has. Raises LearnerError."""
+        """Lets the other ranks hold the lock too. They call this after rank 0 has called it. Raises LearnerError."""
         if self._lock is None:
             if not self._taken(shared=True):
                 raise self._in_use()

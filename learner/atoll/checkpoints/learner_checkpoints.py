@@ -72,7 +72,7 @@ class LearnerCheckpoints:
         self._version = version("atoll")
 
     def lock(self) -> None:
-        """Makes the folder, and waits a moment until no other learner uses it. Only rank 0 calls this.
+        """Makes the folder, and waits briefly until no other learner uses it. Only rank 0 calls this.
 
         Call it before the learner joins, because joining fences off another process of this name. Raises LearnerError.
         """
@@ -111,7 +111,7 @@ class LearnerCheckpoints:
         whether the folder is locked."""
         problem, last, found = "", 0, list[Any]()
         try:
-            last = self._directory.last_number()  # of any folder, so that no number is used twice
+            last = self._directory.last_number()  # includes incomplete folders, so that no number is used twice
             if self._lock.is_held:
                 self._directory.remove_unfinished()
             found = FOUND_JSON.dump_python(self._directory.candidates(self._run()), mode="json")

@@ -57,8 +57,8 @@ class DemoSettings(Settings):
         """Raises SettingsError for contradictory options."""
         if self.regions and self.sharded:
             raise SettingsError(
-                "--regions and --shards contradict each other (a front calls shards directly, not over the demo's "
-                "links): give one of them"
+                "--regions and --shards cannot be combined, because a front calls shards directly, not over the demo's "
+                "links: give only one of them"
             )
 
     @property

@@ -156,7 +156,7 @@ class DeviceCoder:
         return host.to(self.device, non_blocking=True)
 
     def _host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialised vector in host memory, from which or to which copies do not block other streams."""
+        """Returns an uninitialised vector in host memory. Copies from and to it do not block other streams."""
         # All types and devices are explicit, because a training script may change torch's defaults.
         return torch.empty(length, dtype=dtype, device="cpu", pin_memory=self.device.type != "cpu")
 

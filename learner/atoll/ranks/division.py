@@ -85,7 +85,7 @@ class Moves:
         """Returns the runs as few grids. A part that is cut along its columns has one run per row, but few grids."""
         steps, found, run, runs = np.diff(self.places), list[Grid](), 0, len(self.places)
         steps[(self.lengths[1:] != self.lengths[:-1]) | (steps < 0)] = 0  # between runs that cannot be in one grid
-        ends = np.append(np.flatnonzero(steps[1:] != steps[:-1]) + 1, runs - 1)  # of equal steps
+        ends = np.append(np.flatnonzero(steps[1:] != steps[:-1]) + 1, runs - 1)  # ends of runs of equal steps
         starts = self.starts
         while run < runs:
             step = int(steps[run]) if run < runs - 1 else 0

@@ -36,8 +36,8 @@ def gathered_parts(
     different = [rank for rank, (other, _) in enumerate(said) if other != said[0][0]]
     if different:
         raise LearnerError(
-            f"the trainable tensors of rank {different[0]} differ from those of rank 0: build the same model on all "
-            "ranks (pipeline parallelism is not supported, because every rank must hold a part of every tensor)"
+            f"the trainable tensors of rank {different[0]} differ from those of rank 0 (pipeline parallelism does not "
+            "work): build the same model on all ranks"
         )
     found = [
         [TensorPart(tensor.shape, _tuples(ranges)) for tensor, ranges in zip(tensors, parts, strict=True)]

@@ -82,8 +82,8 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
             dimensions = parameter.device_mesh.mesh_dim_names or ("the mesh",)
             raise LearnerError(
                 f'"{name}" is a DTensor on the mesh {dimensions}, but fully_shard manages {data} of its dimensions, '
-                "so several ranks may train on the same batch: pass the mesh of these ranks, "
-                f'for example same_batch=mesh["{dimensions[-1]}"]'
+                "so several ranks may train on the same batch: pass their mesh, "
+                f'such as same_batch=mesh["{dimensions[-1]}"]'
             )
     return True
 

@@ -116,9 +116,8 @@ class RankGroup(Protocol):
 
         given: float32 (sum(sent),), in order of receivers. The caller must not change or free `given` until the
             exchange ends. On a device, the exchange begins after the work that is queued on the current stream.
-        sent, received: number of values to and from each rank.
-        Returns a function that waits for the received values, and returns them in order of senders. On a device, only
-        the then current stream waits for them.
+        sent, received: number of values to and from each rank. Returns a function that waits for the received values,
+        and returns them in order of senders. On a device, only the stream that is current at that call waits for them.
         """
 
     def gathered(self, mine: bytes) -> list[bytes]:

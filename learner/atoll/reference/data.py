@@ -109,7 +109,8 @@ def batches(
 ) -> Iterator[torch.Tensor]:
     """Yields batches of windows forever, int64 (batch, context + 1), starting at batch number `first`.
 
-    A batch depends only on its number, the seed and the stream. Another stream gives another order of the same text.
+    A batch depends only on its number, the seed and the stream. Another stream gives the same text in a different
+    order.
     """
     number = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big")
     for nth in itertools.count(first):

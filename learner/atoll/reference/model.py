@@ -95,7 +95,7 @@ def _angles(size: ModelSize) -> Tensor:
 
 
 def build(size: str | ModelSize, seed: int) -> Transformer:
-    """Returns a new model. A seed always gives the same parameters, whatever the state of torch's generator."""
+    """Returns a new model. A seed always gives the same parameters, regardless of the state of torch's generator."""
     model = Transformer(SIZES[size] if isinstance(size, str) else size)
     generator = torch.Generator().manual_seed(seed)
     scale = 0.02 if model.size.width >= 512 else 0.05

@@ -1,8 +1,8 @@
 """The error of calls whose connection was closed, and the only way to open a streaming call.
 
-A streaming call is open, and counted as open, until it ends or its `with` block ends. A call that is neither
-read nor cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled,
-gRPC cancels only the call for which the task is waiting. `tests/test_tidy.py` checks that all code uses `open_stream`.
+A streaming call is open, and counted as open, until it ends or its `with` block ends. A call that is neither read nor
+cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled, gRPC cancels
+only the call that the task is waiting for. `tests/test_tidy.py` checks that all code uses `open_stream`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.process.clock import Clock
 
 IDLE_S = 30.0  # seconds without a call after which a connection is closed
-UNBOUNDED = 1 << 16  # more connections than any core has learners
+UNBOUNDED = 1 << 16  # above the number of learners of any core
 
 
 class Closing(Protocol):

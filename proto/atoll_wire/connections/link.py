@@ -39,7 +39,7 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection
 ]
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-KEEPALIVE_OPTIONS = [  # for connections without frames, where pings do not wait
+KEEPALIVE_OPTIONS = [  # for connections without frames, on which pings do not wait
     *(option for option in OPTIONS if option[0] not in KEEPALIVE),
     *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
 ]

@@ -7,7 +7,7 @@ import ctypes
 import mmap
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # constants of malloc.h
 
 
 def return_freed_memory() -> None:

@@ -80,7 +80,7 @@ def allows_name(said: str, name: str) -> bool:
 
 
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:
-    """Raises CertificateError if a directory's certificate has another role or name.
+    """Raises CertificateError if a directory's certificate has a different role or name.
 
     Accepts certificates without an Atoll identity.
     """

@@ -89,7 +89,7 @@ class Origin:
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """Returns the layout with which the run began. Raises LedgerError if this version of Atoll plans another layout."""
+    """Returns the run's first layout. Raises LedgerError if this version of Atoll computes a different one."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -246,7 +246,7 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
     if found != logged:
         raise LedgerError(
             f"the replay of fragment {row.fragment} version {row.version} gives checksums {found}, but the ledger has "
-            f"{logged}: the disk or the CPU is faulty; restore a backup on another machine"
+            f"{logged} (faulty disk or CPU): restore a backup on another machine"
         )
 
 

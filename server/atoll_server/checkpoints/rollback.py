@@ -1,9 +1,9 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
-If the run has several shards, the registrar's directory is rolled back first. Each shard follows when it attaches.
-One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one. Contributions
-merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer part of the
-run.
+If the run has several shards, the registrar's directory is rolled back first. Each shard is rolled back when it
+attaches. One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one.
+Contributions merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer
+part of the run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RolledBack:
     """The result of a rollback. row: the row of the directory's snapshot. merges: up to the checkpoint, in all shards.
 
     generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
-    shards: number of other shards, which must follow.
+    shards: number of other shards, which must also be rolled back.
     """
 
     row: SnapshotRow
@@ -51,15 +51,15 @@ class RolledBack:
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
-    Raises SettingsError if there is no run, the directory belongs to a shard without the registrar, a core uses the
-    directory, or the checkpoint is missing or damaged. Raises LedgerError if the ledger is damaged.
+    Raises SettingsError if there is no run, or the checkpoint is missing or damaged. Also raises it if a core uses the
+    directory, or the directory belongs to a shard without the registrar. Raises LedgerError if the ledger is damaged.
     """
     with _ledger(directory, disk) as db:
         meta = _meta(db, directory)
         if "shard" in meta:
             raise SettingsError(
                 f"{directory} holds shard {meta['shard'][0]} of a run: restore the checkpoint in the registrar's "
-                "directory; this shard follows when it starts"
+                "directory; this shard rolls back when it starts"
             )
         return _Rollback(db, directory, meta, disk, clock).of_run(checkpoint)
 
@@ -67,8 +67,8 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the directory of a shard, whose run was restored to a checkpoint.
 
-    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is at
-    this generation already. Raises the same errors as `roll_back`.
+    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is
+    already at this generation. Raises the same errors as `roll_back`.
     """
     with _ledger(directory, disk) as db:
         return _Rollback(db, directory, _meta(db, directory), disk, clock).of_shard(generation, snapshot)

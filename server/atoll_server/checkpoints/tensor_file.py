@@ -53,7 +53,7 @@ class TensorFile:
         """Returns a trainable tensor as a flat vector: float32 (elements,).
 
         The values are exact, since float32 can represent all bfloat16 and float16 values. Raises TensorFileError if the
-        tensor has another type.
+        tensor has a different type.
         """
         dtype, raw = self.entries[name].dtype, self.raw(name)
         if dtype == "F32":

@@ -39,7 +39,7 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
             found += reply.receipts
             before = reply.next
     if missing:
-        print(f"warning: {named_shards(missing)} did not answer, so its receipts are missing", file=sys.stderr)
+        print(f"warning: receipts are missing, because {named_shards(missing)} did not answer", file=sys.stderr)
     return found
 
 

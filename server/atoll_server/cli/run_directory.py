@@ -28,7 +28,7 @@ from atoll_server.storage.manifests import manifests_of
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """Returns the state with which a core would start.
+    """Returns the state that a core would start from.
 
     from_start: replays the whole ledger, which needs --record. check: also compares the initial parameters' file with
     its digest, since an export copies tensors from this file. generation: None for the current one.

@@ -25,8 +25,8 @@ def console() -> Console:
 
 
 def named_shards(numbers: Collection[int]) -> str:
-    """Returns shards as text, such as "shard 1, 3"."""
-    return f"shard {', '.join(map(str, sorted(numbers)))}"
+    """Returns shards as text: "shard 1" or "shards 1, 3"."""
+    return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
 
 
 def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
@@ -70,7 +70,7 @@ def _shards(reply: pb.StatusReply) -> Table:
         table.add_row(
             str(each.shard),
             each.address or ("this registrar" if each.attached else "unknown"),
-            "attached" if each.attached else "[bold red]away[/]",
+            "attached" if each.attached else "[bold red]not attached[/]",
             ", ".join(map(str, each.fragments)),
             f"{each.heard_s:.1f} s ago" if each.heard_s else "",
         )

@@ -37,7 +37,7 @@ class CacheFullError(Exception):
 
 
 class CorruptFetchError(Exception):
-    """The core sent another version, or frames that were not requested. The caller must fetch again."""
+    """The core sent a different version, or frames that were not requested. The caller must fetch again."""
 
 
 class CachedFetch:
@@ -75,7 +75,7 @@ class CachedFetch:
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
         """Stores a frame. header: the header of the core's reply with this frame.
 
-        Raises CacheFullError if the item does not fit, and CorruptFetchError for a frame of another version.
+        Raises CacheFullError if the item does not fit, and CorruptFetchError for a frame of a different version.
         """
         if not self.header.frames:
             if (header.version, header.frames) != (self.place.version, len(self.messages)):

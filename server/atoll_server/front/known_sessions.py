@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from atoll_wire import outer_pb2 as pb
 
-KNOWN_S = 10.0  # in seconds; a learner with a Follow call receives a message from the shard every second
+KNOWN_S = 10.0  # seconds; a learner with a Follow call receives a message from the shard every second
 MOST = 16_384
 
 

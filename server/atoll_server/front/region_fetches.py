@@ -140,7 +140,7 @@ class RegionFetches:
             if not await download(shard.link, asked, claimed, took):
                 raise CorruptFetchError
         except (CorruptFetchError, CacheFullError) as error:
-            self.cache.drop(item)  # the core now has another version, or this front has no memory
+            self.cache.drop(item)  # the core now has a different version, or this front has no memory
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
             if error.code() in OF_THE_SESSION:  # concerns only this session, so another call fetches instead

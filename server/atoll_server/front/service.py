@@ -269,7 +269,7 @@ class FrontService(rpc.OuterServicer):
                 route.shard.core_connection.suspect(route.link)
             if is_atoll_status(error):
                 route.shard.core_connection.answered(route.link)
-            else:  # from gRPC or another server on the core's port; this status must not stop a learner
+            else:  # gRPC, or another server on the core's port, set this status, so it must not stop a learner
                 fix = "check the core and any proxy in front of it"
                 text = f"a call to the core at {route.address} failed ({details}): {fix}"
                 code, details = grpc.StatusCode.UNAVAILABLE, text

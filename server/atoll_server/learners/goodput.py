@@ -371,8 +371,8 @@ class TimeAccount:
     def as_data(self) -> dict[str, Any]:
         """Returns the account as JSON values, for the run's tables in the ledger.
 
-        The values include the sums at all shards, because a shard in another process may be away when the registrar
-        starts again.
+        The values include the sums at all shards, because a shard in another process may not be attached when the
+        registrar starts again.
         """
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         return _fields(self) | spent | {"by_shard": {str(shard): asdict(sums) for shard, sums in self.by_shard.items()}}

@@ -187,7 +187,7 @@ def look_after_s(liveness: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The live learners at the time `now`, in monotonic seconds. live: learners for which rounds wait.
+    """The live learners at the time `now`, in monotonic seconds. live: learners that rounds wait for.
 
     counted: learners whose work together makes up a whole outer step. These are the live learners that are not paused.
     If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step

@@ -23,8 +23,8 @@ class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
     heat: 1 during the run, falling to 0 at the run's end. At 0, tensors of all kinds are averaged. age: the new
-    version's age in outer steps (see RoundState.age). A merge does not use staleness_exponent and age. These two are
-    only recorded in the ledger.
+    version's age in outer steps (see RoundState.age). A merge uses neither staleness_exponent nor age, which are only
+    recorded in the ledger.
     """
 
     lr: float

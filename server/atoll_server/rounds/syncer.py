@@ -54,7 +54,7 @@ class Syncer:
         weigh: see RoundState.settle. pacing: this shard's slots; None if the run has only one shard.
         """
         self.pacing = pacing
-        self.position: Position | None = None  # of the run in its cycle, as last sent by the registrar
+        self.position: Position | None = None  # the run's position in its cycle, as last sent by the registrar
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments

@@ -1,7 +1,7 @@
-"""The shards of a run that are processes of their own, as the registrar knows them.
+"""A run's shards that are separate processes, as the registrar knows them.
 
 Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends it what
-it must know, and the shard reports what operators ask for. A shard that is away keeps its place and its last report.
+it must know, and the shard reports what operators ask for. If a shard is not attached, its place and last report stay.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from atoll_server.run.outbox import Outbox
 from atoll_server.shard.run_view import RunView
 
 CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
-AWAY_S = 20.0  # how long a shard may be away while the run begins
+AWAY_S = 20.0  # how long a shard may be missing while the run begins
 QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
 
 
 @dataclass(slots=True)
 class AttachedShard:
-    """One shard process. outbox: None while the shard is away. heard_at: time of its last message, monotonic seconds.
+    """One shard process. outbox: None while it is not attached. heard_at: time of its last message, monotonic seconds.
 
     directory: identifies the shard's directory, so that no second directory can take its place. staged: digest of the
     initial parameters that the shard holds. pending, missed: by learner, see LearnerSums.
@@ -100,7 +100,7 @@ class AttachedShards:
         if self._alone and not self.count:
             return "at least one shard"
         missing = self.missing()
-        return f"shard {', '.join(map(str, missing))} of {self.count}" if missing else ""
+        return f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.count}" if missing else ""
 
     def runs(self, layout: Layout) -> None:
         """Sets the layout of a run that has parameters, which decides the division."""
@@ -141,16 +141,15 @@ class AttachedShards:
             raise Refused(Status.FAILED_PRECONDITION, text)
         if (hello.generation, hello.epoch) > (generation, epoch):
             text = (
-                f"the shard has seen generation {hello.generation} and epoch {hello.epoch} of the registrar, but this "
-                f"registrar is at {generation} and {epoch}: restore a newer backup of the registrar's directory, or "
-                "restore a checkpoint there"
+                f"the shard has seen generation {hello.generation} and epoch {hello.epoch}, but this registrar is at "
+                f"{generation} and {epoch}: restore a newer backup of the registrar, or a checkpoint"
             )
             raise Refused(Status.FAILED_PRECONDITION, text)
         shard = self.shards.setdefault(hello.shard, AttachedShard(hello.shard))
         if shard.directory and shard.directory != hello.directory and (begun or self._fresh(shard)):
             text = (
-                f"another directory holds shard {hello.shard} of this run: start the shard with that --dir, or restore "
-                "its backup"
+                f"a different directory holds shard {hello.shard} of this run: start the shard with that --dir, or "
+                "restore its backup"
             )
             raise Refused(Status.ALREADY_EXISTS, text)
         if begun and not hello.generation and not hello.staged:
@@ -284,7 +283,7 @@ class AttachedShards:
     async def stage(self, stage: sh.Stage, layout: Layout) -> None:
         """Waits until every shard has durably written its part of the initial parameters.
 
-        Raises Refused if a shard is away for too long.
+        Raises Refused if a shard is missing for too long.
         """
         self._stage = stage
         self.runs(layout)
@@ -296,7 +295,10 @@ class AttachedShards:
             try:
                 await asyncio.wait_for(self._changed.wait(), AWAY_S if self.missing() else None)
             except TimeoutError as error:
-                text = f"the run cannot begin without {self.waited_for()}: start it; then the parameters are sent again"
+                text = (
+                    f"the run cannot begin without {self.waited_for()}: start every missing shard; the learner then "
+                    f"tries again"
+                )
                 raise Refused(Status.UNAVAILABLE, text) from error
 
     def begin(self, begun: sh.Begun) -> None:

@@ -67,7 +67,7 @@ class CoreFacts:
 def check_startable(meta: dict[str, Any]) -> None:
     """Sets the protocol version of a new run. Raises SettingsError if a core must not start from this directory.
 
-    That is so if the run uses another protocol version, or `atoll reshard` has moved the run.
+    That is so if the run uses a different protocol version, or `atoll reshard` has moved the run.
     """
     if moved := meta.get(run_ledger.MOVED):
         raise SettingsError(

@@ -151,7 +151,7 @@ class Joining:
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         if missing := self._run.attached.waited_for():
-            text = f"the run begins when all shards are attached, but it lacks {missing}: start it with --registrar"
+            text = f"the run begins when all shards are attached, but it lacks {missing}: start all shards"
             raise Refused(Status.UNAVAILABLE, text)
         try:
             layout = plan(tensors, self._run.settings.fragments)
@@ -174,7 +174,7 @@ class Joining:
             raise Refused(
                 Status.FAILED_PRECONDITION,
                 f'learner "{request.learner[:80]}" has different values in frozen parameters: load the run\'s values, '
-                "or list tensors that each learner changes itself, such as a teacher's, in Learner(unshared=)",
+                "or name tensors that learners change themselves, such as a teacher's, in Learner(unshared=)",
             )
         return self._run.layout
 

@@ -120,7 +120,7 @@ class KnownRun:
         raise Refused(Status.INVALID_ARGUMENT, f"fragment {fragment} does not exist: the run has fragments 0 to {last}")
 
     def numbered(self, number: int) -> Shard:
-        """Returns this process's shard. Raises Refused if the caller wants the shard with another number."""
+        """Returns this process's shard. Raises Refused if the caller wants a shard with a different number."""
         shard = self.running()
         if number != self.number:
             text = f"this process serves shard {self.number}, not shard {number}: join again, then call that shard"
@@ -141,7 +141,7 @@ class KnownRun:
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def proven(self, session: pb.Session) -> int:
-        """Returns the number of a session, or 0 if its token is invalid. Raises Refused for another run."""
+        """Returns the number of a session, or 0 if its token is invalid. Raises Refused for a different run."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         return self.sessions.number(session.learner, session.incarnation, session.token)

@@ -49,6 +49,6 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
         return ""
     where = "but --memory-gib gives" if memory_bytes else "but this machine has"
     return (
-        f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, "
-        f"{where} {given / 2**30:.1f}; use more shards or a larger machine"
+        f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, {where} "
+        f"{given / 2**30:.1f}: use more shards or a larger machine"
     )

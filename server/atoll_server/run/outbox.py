@@ -17,7 +17,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: dict[object, sh.FromRegistrar] = {}
-        self._number = 0  # of the newest message
+        self._number = 0  # number of the newest message
         self.confirmed = 0
         self._wake = asyncio.Event()
         self.ended = False

@@ -1,7 +1,7 @@
 """Manages a run's learner names, sessions, accounts, pause state, layout and token count. Shards own the fragments.
 
 The registrar's process also has a shard, which holds no fragments with `--registrar-only`. All other shards are
-processes of their own, which are attached (`attached_shards`).
+separate processes, which attach to the registrar (`attached_shards`).
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Registrar(KnownRun):
 
 
 def stage_of(layout: Layout, tensors: list[dict[str, Any]], sha256: bytes) -> sh.Stage:
-    """Returns the message with which shards fetch the initial parameters. sha256: of the whole file."""
+    """Returns the message that tells shards to fetch the initial parameters. sha256: of the whole file."""
     return sh.Stage(
         sha256=sha256, tensors=json.dumps(tensors), fragments=len(layout.fragments), fingerprint=layout.fingerprint
     )

@@ -31,7 +31,7 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """The state with which a core would start.
+    """The state that a core would start from.
 
     pending: acknowledged contributions, not yet merged or refused. kept: merged contributions that fewer than two
     snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshots cover it.

@@ -38,7 +38,7 @@ from atoll_server.telemetry import entries
 
 HEADER_BYTES = 4096  # limit on the size of a Push header, which stays in memory during the upload
 MAX_PATIENCE = 4.0  # a stream waits for its next message for at most this multiple of the upload's idle timeout
-HEARD_S = 0.05  # minimum time between acknowledgements of frames, with which learners measure the link's rate
+HEARD_S = 0.05  # minimum time between acknowledgements of frames; learners use them to measure the link's rate
 
 
 class OuterService(rpc.OuterServicer):

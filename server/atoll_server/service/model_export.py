@@ -87,7 +87,7 @@ async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes]:
 
 
 async def replies(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[pb.ExportCheckpointReply]:
-    """Yields chunks as messages. Raises Refused also if the disk fails."""
+    """Yields chunks as messages. Also raises Refused if the disk fails."""
     try:
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:

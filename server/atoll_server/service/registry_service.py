@@ -1,4 +1,4 @@
-"""The registrar's gRPC service for shards that are processes of their own."""
+"""The registrar's gRPC service for shards that run as separate processes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
             if shard is None or layout is None:
                 raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: attach, and wait for them")
             if request.sha256 != self._run.attached.offered():
-                raise Refused(Status.UNAVAILABLE, "other initial parameters have arrived since: attach again")
+                raise Refused(Status.UNAVAILABLE, "newer initial parameters have arrived: attach again")
             file = await asyncio.to_thread(open_tensors, self._core.settings.directory / INITIAL, self._core.disk)
             digest, chunks = hashlib.sha256(), part_chunks(layout, file, shard.fragments)
             while chunk := await asyncio.to_thread(next, chunks, b""):

@@ -54,7 +54,7 @@ class RunCheckpoints:
     async def take(self) -> pb.Checkpoint:
         """Takes a checkpoint, and returns it when it is durable. Continues even if the caller is cancelled.
 
-        Raises Refused if the run has no parameters, or a shard is away or cannot write its snapshot.
+        Raises Refused if the run has no parameters, or a shard is not attached or cannot write its snapshot.
         """
         if (own := self._run.shard) is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: start a learner first")
@@ -68,7 +68,8 @@ class RunCheckpoints:
             attached = self._run.attached
             if missing := attached.missing():
                 names = ", ".join(map(str, missing))
-                text = f"shard {names} is not attached, and a checkpoint needs all shards: start it, then try again"
+                names = f"shard {names} is" if len(missing) == 1 else f"shards {names} are"
+                text = f"{names} not attached, and a checkpoint needs all shards: start the others, then try again"
                 raise Refused(Status.UNAVAILABLE, text)
             request = pb.TakeCheckpointRequest()
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}
@@ -90,7 +91,7 @@ class RunCheckpoints:
             if isinstance(each, BaseException):
                 raise each
             if each.generation != run.generation:
-                text = f"shard {number} has not followed the restore to a checkpoint yet: try again in a moment"
+                text = f"shard {number} has not rolled back to the checkpoint yet: try again in a moment"
                 raise Refused(Status.UNAVAILABLE, text)
         crash_points.point("manifest.snapshots durable")
         manifest = Manifest(
@@ -139,4 +140,4 @@ class RunCheckpoints:
                 try:
                     await self.take()
                 except Refused as refused:
-                    log.warning("no checkpoint of the run was taken: it is tried again later", error=refused.detail)
+                    log.warning("the run's checkpoint failed: the registrar tries again later", error=refused.detail)

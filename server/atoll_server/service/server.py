@@ -73,12 +73,14 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     signalled = stop_signal()
     while not signalled.is_set() and (after := await _serve(settings, given, announce, signalled)) is not None:
         changed = after.changed
-        log.warning("following the run to a checkpoint", generation=changed.generation, snapshot=changed.snapshot)
+        log.warning(
+            "the run was restored: rolling this shard back", generation=changed.generation, snapshot=changed.snapshot
+        )
         try:
             await asyncio.to_thread(follow, settings.directory, changed.generation, changed.snapshot)
         except (OSError, sqlite3.Error) as error:
             raise CoreFailed(
-                f"this shard cannot follow the run to a checkpoint ({error}): fix the disk, then restart the shard"
+                f"this shard cannot roll back to the checkpoint ({error}): fix the disk, then restart the shard"
             ) from error
         settings = settings.model_copy(update={"listen": after.addresses})  # learners know these addresses
         announce = _announced
@@ -211,7 +213,7 @@ def _names(run: KnownRun) -> dict[str, Any]:
 
 
 async def _attached(core: ShardCore, address: str, told: asyncio.Event) -> None:
-    """Keeps a shard attached. Stops the process cleanly if the run was restored, so that the shard can follow."""
+    """Keeps a shard attached. Stops the process cleanly if the run was restored, so that the shard can roll back."""
     settings = core.settings
     assert settings.registrar is not None, "other processes are registrars"
     connect = dial(settings.registrar, settings.security)

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.run.attached_shards import AttachedShards
 
-ASK_S = 3.0  # timeout of a read, after which the answer goes without this shard
+ASK_S = 3.0  # timeout of a read, after which the answer omits this shard
 FOR_REGISTRAR = (("atoll-registrar", "1"),)  # metadata that distinguishes the registrar's calls from operators' calls
 OPTIONS = [*KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", REPLY_BYTES)]
 
@@ -46,7 +46,7 @@ class ShardCalls:
 
     @contextlib.asynccontextmanager
     async def to(self, number: int) -> AsyncIterator[Any]:
-        """Context manager that yields a shard's stub. Raises Refused if the shard is away, or if a call fails."""
+        """Context manager that yields a shard's stub. Raises Refused if the shard is not attached or a call fails."""
         shard = self._attached.shards.get(number)
         if shard is None or shard.outbox is None:
             raise Refused(Status.UNAVAILABLE, f"shard {number} is not attached: start it, then try again")
@@ -72,7 +72,7 @@ class ShardCalls:
         return replies, [number for number in numbers if number not in replies]
 
     async def _read(self, number: int, method: str, request: Message) -> Any | None:  # noqa: ANN401
-        """Returns a shard's reply; None if the shard does not answer, which the caller tells the operator."""
+        """Returns a shard's reply, or None if the shard does not answer. The caller then informs the operator."""
         try:
             return await self.ask(number, method, request)
         except Refused:

@@ -99,7 +99,7 @@ def _add_fragments(run: Registrar, own: Shard, reply: pb.StatusReply, now: float
             seen.CopyFrom(known)
             seen.published_s += away_s if seen.published_s else 0.0
             if shard.outbox is None:
-                seen.state = f"its shard {shard.number} is away"
+                seen.state = f"shard {shard.number} is not attached"
             fragments.append(seen)
         counts = shard.summary.contributions
         reply.contributions.accepted += counts.accepted

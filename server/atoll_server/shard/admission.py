@@ -21,8 +21,8 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
-            f"declares {header.frames} frames and {header.size_bytes} bytes; the fragment has {len(fragment.frames)} "
-            f"frames of at most {most} bytes in total: use the same version of Atoll on both sides",
+            f"declares {header.frames} frames and {header.size_bytes} bytes, but the fragment has "
+            f"{len(fragment.frames)} frames and at most {most} bytes: use the same version of Atoll on both sides",
         )
     if not (0 < header.tokens <= MAX_TOKENS and 0 < header.steps <= MAX_STEPS) or len(header.digest) != 32:
         raise _malformed(
@@ -42,8 +42,8 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} begins at version {header.base_version}, but the newest here is {version} "
-            "(was the core restored from a backup?): fetch the whole fragment and drop the outstanding work",
+            f"contribution {_name(header)} is based on version {header.base_version}, but this shard's newest is "
+            f"{version} (perhaps restored from a backup): fetch the whole fragment and drop the work",
         )
     if staleness > max_staleness:
         raise Refused(

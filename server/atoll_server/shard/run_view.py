@@ -11,8 +11,8 @@ class RunView:
 
     epoch: the registrar's epoch. sequence: increases with each view in an epoch. run_tokens: tokens trained by all
     learners so far, without voided_tokens. voided_tokens: tokens that operators voided or `checkpoint restore` undid.
-    paused: the operator and the reason; empty while the run is not paused. slot, slot_s: position in the run's cycle of
-    slots when the view was made, and seconds per slot; slot_s is 0 if no learner trains, or the run has one shard.
+    paused: the operator and the reason; empty while the run is not paused. slot: position in the run's cycle of slots
+    when the view was made. slot_s: seconds per slot; 0 if no learner trains, or the run has one shard.
     """
 
     epoch: int = 0

@@ -150,7 +150,7 @@ class Uploads:
         upload = self._underway.get(key)
         if upload is not None:
             if declared(upload.header) != declared(header):
-                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} began with another header: use a new seq")
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} began with a different header: use a new seq")
             upload.arrivals.again(now)
             upload.touched_at = now
             return upload

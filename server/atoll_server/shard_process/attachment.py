@@ -1,4 +1,4 @@
-"""A shard's call to its registrar. While the registrar is away, the shard keeps serving and tries again."""
+"""A shard's call to its registrar. While the registrar is unavailable, the shard keeps serving and tries again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A shard process's copy of the run, which the registrar keeps up to date.
 
-The copy is durable, so that a shard can restart and serve its learners while the registrar is away. It learns of a
-learner from the registrar, or from the learner's session token, which only the registrar can issue.
+The copy is durable, so that a shard can restart and serve its learners while the registrar is unavailable. It learns of
+a learner from the registrar, or from the learner's session token, which only the registrar can issue.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Replica(KnownRun):
 
     async def save_view(self) -> None:
         """Makes the newest view durable."""
-        view = replace(self._view, slot=0.0, slot_s=0.0)  # a position is worth nothing after a restart
+        view = replace(self._view, slot=0.0, slot_s=0.0)  # a position has no meaning after a restart
         if view != self._stored:
             self._stored = view
             await self.writer.commit(partial(run_ledger.put_meta, key=VIEW, value=asdict(view)))
@@ -138,7 +138,7 @@ class Replica(KnownRun):
         if number:
             self._let_in(session.learner, session.incarnation, number)
         elif not self.attached:
-            text = "this shard cannot check the session while the run's registrar is away: try again later"
+            text = "this shard cannot check the session without the registrar, which does not answer: try again later"
             raise Refused(Status.UNAVAILABLE, text)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 

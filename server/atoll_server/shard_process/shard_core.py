@@ -38,11 +38,11 @@ DIRECTORY_BYTES = 16
 class GenerationChangedError(SettingsError):
     """The run was restored to a checkpoint, so this process must restore its shard and start again.
 
-    generation: the run's new one. snapshot: the shard's snapshot from which it began.
+    generation: the run's new one. snapshot: the shard's snapshot that it began from.
     """
 
     def __init__(self, generation: int, snapshot: int) -> None:
-        super().__init__(f"the run was restored to a checkpoint (generation {generation}): this shard follows")
+        super().__init__(f"the run was restored to a checkpoint (generation {generation}): this shard rolls back")
         self.generation = generation
         self.snapshot = snapshot
 
@@ -114,7 +114,7 @@ class ShardCore(CoreProcess):
     async def welcomed(self, welcome: sh.Welcome) -> None:
         """Applies the registrar's first message.
 
-        Raises GenerationChangedError if the run was restored, and SettingsError if this shard cannot follow.
+        Raises GenerationChangedError if the run was restored, and SettingsError if this shard cannot roll back.
         """
         if self.run.shard is not None and welcome.generation != self.run.generation:
             if not welcome.checkpoint:
@@ -177,7 +177,7 @@ class ShardCore(CoreProcess):
         self.run.initial_sha256 = file.sha256.hex()
 
     async def _begun(self, begun: sh.Begun) -> None:
-        """Starts the shard with the parameters that the registrar has chosen, unless it runs already."""
+        """Starts the shard with the parameters that the registrar has chosen, unless it is already running."""
         if self.run.shard is not None:
             return
         stage = begun.stage

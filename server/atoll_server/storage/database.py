@@ -62,11 +62,11 @@ BEFORE_RESTORING = ", but first export the model and check the disk"
 
 
 class LedgerError(UserError):
-    """The ledger is damaged or locked, or has another schema version. The message is one line with the fix."""
+    """The ledger is damaged or locked, or has a different schema version. The message is one line with the fix."""
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
-    """Opens the ledger, or creates it with these tables. Raises LedgerError if it is damaged or has another schema.
+    """Opens the ledger, or creates it with these tables. Raises LedgerError if it is damaged or has a different schema.
 
     Raises sqlite3.OperationalError if the disk is full (see `no_room`).
     """

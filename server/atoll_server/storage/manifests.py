@@ -83,7 +83,7 @@ def put_manifests(db: sqlite3.Connection, manifests: Sequence[Manifest]) -> None
 
 
 def restored_of(meta: dict[str, Any]) -> RestoredManifest | None:
-    """Returns the manifest from which the run's generation began; None if it began in another way."""
+    """Returns the manifest that the run's generation began from; None if it began without one."""
     data = meta.get(RESTORED)
     if data is None or data["generation"] != meta["generation"]:
         return None

@@ -75,7 +75,7 @@ class PauseChanged(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(OfTheRun):
-    """A snapshot is durable, or a checkpoint of several shards.
+    """A snapshot, or a checkpoint of several shards, is durable.
 
     merges: number of merges of its fragments since the run began. part: whether it is a snapshot of one of several
     shards, and thus not a checkpoint.
@@ -260,7 +260,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more work than its learner can have done, so only part of the work counts."""
+    """A contribution declares more work than its learner could have done, so only part of the work counts."""
 
     learner: str
     tokens: int

@@ -66,7 +66,7 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Returns the events after a reader's position, or all events if another core process issued the position."""
+        """Returns the events after a reader's position, or all events if the position is from another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 

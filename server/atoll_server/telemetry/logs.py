@@ -53,7 +53,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("contribution turned away", **told)
         case entries.Clamped(learner, tokens, steps, counted_tokens, counted_steps):
             counts = {"counted_tokens": counted_tokens, "counted_steps": counted_steps}
-            text = "a contribution declares more work than its learner can have done"
+            text = "a contribution declares more work than its learner could have done"
             log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
         case entries.Acknowledged(key):
             log.debug("contribution durable", contribution=str(key))
