@@ -375,7 +375,7 @@ def reshard_command(
 
     The command needs memory for one old shard, and disk space for the new directories: 12 bytes per parameter, the
     initial parameters, and waiting contributions. It compares the new directories with the old ones. The old
-    directories stay as they are, with their older checkpoints, but no core starts from them any more.
+    directories stay as they are, with their older checkpoints, but no core starts from them.
     """
     need("reshard", "server", *KEEPING)
     from atoll_server.cli.reshard import reshard_directories
