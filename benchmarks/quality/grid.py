@@ -85,7 +85,8 @@ COST = Group(
         Variant("Decoupled, float32", run(BASE, codec="float32")),
         Variant("Decoupled, int4 up, float32 down", replace(BASE, down="float32")),
         Variant("Decoupled, int4 both ways", BASE),
-        Variant("the same with failures", replace(BASE, failures=400.0, repair=20.0)),
+        Variant("the same over 4 shards", replace(BASE, shards=4)),
+        Variant("one shard, with failures", replace(BASE, failures=400.0, repair=20.0)),
     ),
 )
 LEARNERS = Group(

@@ -35,7 +35,10 @@ LONGEST_S = 300.0  # for starting and leaving; TimeoutExpired is raised after th
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
     """Returns the final published model's validation loss, and the learners' own counters."""
-    same = {name: getattr(BASE, name) for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy")}
+    same = {
+        name: getattr(BASE, name)
+        for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy", "shards")
+    }
     assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         server = f"unix:{directory}/core"

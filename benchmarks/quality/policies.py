@@ -20,7 +20,7 @@ def put_on(fleet: Fleet, policy: str) -> None:
 
 def weights_of_those_here(fleet: Fleet) -> None:
     """Applies the paper's weights, which sum to one in each merge, even if contributions are few or late."""
-    syncer = fleet.syncer
+    [syncer] = fleet.syncers  # no recipe has both a policy and several shards
     close = syncer._close
 
     def closed(fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
@@ -42,7 +42,8 @@ def _normalised(shares: Sequence[ev.Share]) -> tuple[ev.Share, ...]:
 
 def late_waits(fleet: Fleet) -> None:
     """Applies the paper's rule that late contributions wait for the next round, even without a grace window."""
-    fleet.syncer._merges_late = lambda *_: False  # type: ignore[method-assign]
+    [syncer] = fleet.syncers
+    syncer._merges_late = lambda *_: False  # type: ignore[method-assign]
 
 
 POLICIES: dict[str, Callable[[Fleet], None]] = {

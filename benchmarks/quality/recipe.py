@@ -28,7 +28,7 @@ class Recipe:
     method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
     "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
     delay: one way, in steps. failures: mean steps of a learner between failures, or 0 for none. repair: in steps.
-    policy: see `policies`.
+    policy: see `policies`. shards: number of shards.
     """
 
     method: Literal["data-parallel", "synchronous", "decoupled"]
@@ -46,6 +46,7 @@ class Recipe:
     failures: float = 0.0
     repair: float = 0.0
     policy: str = ""
+    shards: int = 1
     seed: int = 0
 
     def label(self) -> str:

@@ -54,7 +54,8 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
         for name, speed in zip(names(recipe), recipe.speeds or (1.0,) * recipe.learners, strict=True)
     ]
     merge_s, overlap = (0.0, 0.0) if recipe.method == "synchronous" else (MERGE_STEPS, math.inf)
-    made = Fleet(settings, len(work.layout.fragments), specs, work, merge_s=merge_s, overlap=overlap, seed=recipe.seed)
+    count, options = len(work.layout.fragments), {"seed": recipe.seed, "shards": recipe.shards}
+    made = Fleet(settings, count, specs, work, merge_s=merge_s, overlap=overlap, **options)
     if recipe.policy:
         put_on(made, recipe.policy)
     curve: list[tuple[int, float]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from atoll.fragments import exchange
@@ -10,6 +11,7 @@ from atoll_forecast.fleet import fleet as fleet_module
 from atoll_forecast.fleet.fleet import Fleet
 from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.settings import Quorum, RunSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,12 @@ from hypothesis import strategies as st
 FRAGMENTS = 6
 
 
-def fleet(specs: list[LearnerSpec], seed: int = 0, overlap: float = math.inf, **run) -> tuple[Fleet, Schedule]:
+def fleet(
+    specs: list[LearnerSpec], seed: int = 0, overlap: float = math.inf, shards: int = 1, **run
+) -> tuple[Fleet, Schedule]:
     chosen = RunSettings(inner_steps=12, **run)
     work = Schedule([1000.0] * FRAGMENTS, {spec.name: 1 for spec in specs})
-    return Fleet(chosen, FRAGMENTS, specs, work, merge_s=0.01, overlap=overlap, seed=seed), work
+    return Fleet(chosen, FRAGMENTS, specs, work, merge_s=0.01, overlap=overlap, seed=seed, shards=shards), work
 
 
 def steps_of(made: Fleet) -> float:
@@ -33,11 +37,12 @@ def steps_of(made: Fleet) -> float:
     jitter=st.sampled_from([0.0, 0.2]),
     share=st.floats(0.1, 1.0),
     seed=st.integers(0, 99),
+    shards=st.integers(1, 4),
 )
 @settings(max_examples=25, deadline=None)
-def test_trained_work_is_merged_once(speeds, delay_s, jitter, share, seed):
+def test_trained_work_is_merged_once(speeds, delay_s, jitter, share, seed, shards):
     specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=delay_s, jitter=jitter) for i, v in enumerate(speeds)]
-    made, work = fleet(specs, seed, quorum=Quorum(share=share), max_staleness=1000)
+    made, work = fleet(specs, seed, shards=shards, quorum=Quorum(share=share), max_staleness=1000)
     made.run(lambda fleet: fleet.now > 150)
     lost = steps_of(made) - work.merged_steps
     assert -1e-6 <= lost <= 5 * len(speeds)  # a leaving learner waits four steps for the fates of its work
@@ -122,3 +127,25 @@ def test_the_absence_of_learners_is_reported():
     made, _ = fleet([LearnerSpec("alone", between_failures_s=5, repair_s=math.inf)])
     with pytest.raises(RuntimeError, match="every learner has left"):
         made.run(lambda fleet: fleet.now > 1e9)
+
+
+def test_shards_merge_as_much_as_one_core_and_space_their_rounds_as_evenly():
+    specs = [LearnerSpec(f"l{i}", jitter=0.05, delay_s=0.1) for i in range(3)]
+    counts, gaps = [], []
+    for shards in (1, 3):
+        made, _ = fleet(specs, shards=shards)
+        opened = list[float]()
+        ask = made._carry_out
+
+        def seen(effect, ask=ask, made=made, opened=opened):
+            if isinstance(effect, ev.OpenRound):
+                opened.append(made.now)
+            ask(effect)
+
+        made._carry_out = seen  # type: ignore[method-assign]
+        made.run(lambda fleet: fleet.now > 300)
+        counts.append(len(made.merges))
+        late = [b - a for a, b in pairwise(at for at in opened if 50 < at < 290)]
+        gaps.append(max(late) - min(late))
+    assert counts[1] == pytest.approx(counts[0], rel=0.03)
+    assert gaps[1] < gaps[0] + 0.5  # of 2 steps between two rounds

@@ -15,8 +15,9 @@ from random import Random
 
 from atoll_server.merging.merge import weight
 from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import RoundState
-from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer import Syncer, rounds_in_flight
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.settings import RunSettings
 
@@ -28,11 +29,11 @@ MIN_WAIT_S = 0.001  # shortest time between two timer events, as in a core
 
 
 class Fleet:
-    """The learners of a run, and their syncer. specs: one per learner. work: the training that the fleet calls.
+    """The learners of a run, and its shards' syncers. specs: one per learner. work: the training that the fleet calls.
 
-    merge_s: seconds from a round's end to its update. overlap: number of steps after which a learner waits for the
-    merge of its contribution. With 0, as in the original DiLoCo (arXiv 2311.08105), the learner waits immediately. With
-    infinity, as in Atoll, it never waits.
+    shards: number of shards, which get the fragments in turn. merge_s: seconds from a round's end to its update.
+    overlap: number of steps after which a learner waits for the merge of its contribution. With 0, as in the original
+    DiLoCo (arXiv 2311.08105), the learner waits immediately. With infinity, as in Atoll, it never waits.
     """
 
     def __init__(
@@ -45,11 +46,23 @@ class Fleet:
         merge_s: float = 0.0,
         overlap: float = math.inf,
         seed: int = 0,
+        shards: int = 1,
     ) -> None:
         self.now = 0.0
         self.tokens = 0
         self._ending = False
-        self.syncer = Syncer(settings, {index: RoundState() for index in range(fragments)}, weight)
+        self.rounds = {index: RoundState() for index in range(fragments)}
+        self.syncers = [
+            Syncer(
+                settings,
+                {index: rounds for index, rounds in self.rounds.items() if index % shards == number},
+                weight,
+                pacing=pacing,
+            )
+            for number, pacing in enumerate(_pacings(settings, fragments, shards))
+        ]
+        self._inner_steps = settings.inner_steps
+        self._position = Position(0.0, 0.0, 0.0)
         self.work = work
         self._merge_s = merge_s
         self._overlap = overlap
@@ -177,7 +190,7 @@ class Fleet:
             learner.leaving = True
             max_wait_s = DRAIN_STEPS * learner.spec.step_s
             self._at(self.now + max_wait_s, self._of(learner, self._gone))
-        for fragment in range(len(self.syncer.fragments)):
+        for fragment in self.rounds:
             if fragment not in learner.flying:
                 self._take(learner, fragment, 0)
 
@@ -227,17 +240,40 @@ class Fleet:
         self._at(self.now + learner.spec.delay_s, lambda: self._on(event))
 
     def _on(self, event: ev.SyncerEvent) -> None:
-        for effect in self.syncer.on(event, self.now):
-            self._carry_out(effect)
-        wake_at = self.syncer.next_wake(self.now)
+        for syncer in self._concerned(event):
+            for effect in syncer.on(event, self.now):
+                self._carry_out(effect)
+        self._move()
+        wakes = [at for syncer in self.syncers if (at := syncer.next_wake(self.now)) is not None]
+        wake_at = min(wakes, default=None)
         if wake_at is not None and not self._over() and (self._wake_at is None or wake_at < self._wake_at):
             self._wake_at = max(wake_at, self.now + MIN_WAIT_S)
             self._at(self._wake_at, self._wake)
 
     def _over(self) -> bool:
         return all(learner.left for learner in self.learners.values()) and not any(
-            rounds.pending for rounds in self.syncer.fragments.values()
+            rounds.pending for rounds in self.rounds.values()
         )
+
+    def _concerned(self, event: ev.SyncerEvent) -> Sequence[Syncer]:
+        """Returns the syncers that an event concerns: that of its fragment, or all."""
+        match event:
+            case ev.Contributed():
+                return (self.syncers[event.key.fragment % len(self.syncers)],)
+            case ev.Declined() | ev.Adopted() | ev.Merged():
+                return (self.syncers[event.fragment % len(self.syncers)],)
+            case _:
+                return self.syncers
+
+    def _move(self) -> None:
+        """Gives all shards the run's position in its cycle of slots, as the registrar does."""
+        fastest_s = self.syncers[0].present(self.now).fastest_step_s
+        if len(self.syncers) == 1 or fastest_s is None:
+            return
+        cycle = len(self.rounds)
+        self._position = self._position.moved(cycle, self.now, fastest_s * self._inner_steps / cycle)
+        for syncer in self.syncers:
+            syncer.position = self._position
 
     def _wake(self) -> None:
         if self._wake_at is not None and self.now >= self._wake_at:
@@ -295,3 +331,11 @@ class Fleet:
     def _at(self, when: float, happens: Callable[[], None]) -> None:
         if math.isfinite(when):
             heapq.heappush(self._queue, (when, next(self._count), happens))
+
+
+def _pacings(settings: RunSettings, fragments: int, shards: int) -> list[Pacing | None]:
+    """Returns the slots of each shard; None for a run with one shard."""
+    if shards == 1:
+        return [None]
+    counts = [len(range(number, fragments, shards)) for number in range(shards)]
+    return [Pacing.of(counts, number, rounds_in_flight(settings, fragments)) for number in range(shards)]
