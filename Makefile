@@ -87,7 +87,7 @@ simulate: $(READY) ## run the deterministic simulation: SEEDS=1000 FROM=0 ARGS="
 	@PYTHONHASHSEED=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
 
 simulate-defects: $(READY) ## check that the simulation finds every deliberate defect within 5,000 seeds
-	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
+	@$(BIN)/python -m tests.simulation.find_defects --from $(or $(FROM),0) $(ARGS)
 
 chaos: $(READY) ## kill learners at random for ten minutes, and compare with a synchronous job under the same failures
 	@$(BIN)/python -m benchmarks.failures.chaos $(ARGS)

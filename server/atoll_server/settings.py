@@ -123,6 +123,14 @@ class RunSettings(Settings):
             ge=0, le=1e6, description="Scale larger contributions down to this multiple of the usual norm. 0: no limit."
         ),
     ] = 10.0
+    weight_limit: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=1e6,
+            description="Largest multiple of the other learners' median weight that a learner's weight may reach.",
+        ),
+    ] = 10.0  # islands of one run differ in size; 1 gives no learner more influence than the others
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
     # The next two settings are stored with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (

@@ -140,12 +140,19 @@ def test_a_learner_that_joined_and_never_trains_holds_nothing_back_for_long():
 
 def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
     weights = {"a": 100.0, "b": 100.0, "c": 30.0, "liar": 1e9}
-    parts = parts_counted(weights)
-    assert weights["liar"] * parts["liar"] == FASTER * 100.0
+    parts = parts_counted(weights, 10.0)
+    assert weights["liar"] * parts["liar"] == 10.0 * 100.0
     assert [parts[name] for name in "abc"] == [1.0, 1.0, 1.0]
-    assert parts_counted({"alone": 1e9}) == {"alone": 1.0}
+    assert parts_counted({"alone": 1e9}, 10.0) == {"alone": 1.0}
     mixed = {"fast": 1000.0, "a": 100.0, "b": 100.0, "slow": 10.0}
-    assert set(parts_counted(mixed).values()) == {1.0}
+    assert set(parts_counted(mixed, 10.0).values()) == {1.0}
+    equal = parts_counted(mixed, 1.0)
+    assert {name: mixed[name] * part for name, part in equal.items()} == {
+        "fast": 100.0,
+        "a": 100.0,
+        "b": 100.0,
+        "slow": 10.0,
+    }
 
 
 def test_a_liars_limit_does_not_grow_with_its_reports():

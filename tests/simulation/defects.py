@@ -1,23 +1,15 @@
-"""Deliberate defects of the product, each of which the simulation must find: `make simulate-defects`.
+"""Deliberate defects of the product, each of which the simulation of one core must find (see `find_defects`).
 
 A defect is a context in which the real code is wrong in one way. A simulation that cannot see it proves nothing.
-found.txt has the last seed that found each defect. If the product or the simulation draws another random number, seeds
-change their meaning. The defect is then searched for again, and --write stores the new seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import inspect
-import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -46,11 +38,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate
 
 from tests.simulation import disk
-from tests.simulation.bookkeeping import Violation
-from tests.simulation.seed import simulate
 
-MAX_SEEDS = 5000
-FOUND = Path(__file__).with_name("found.txt")
 DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
@@ -841,7 +829,7 @@ def what_cannot_be_compared_counts() -> Iterator[None]:
 @defect
 def a_liar_outweighs_the_others() -> Iterator[None]:
     """A learner's weight in a merge has no limit (this was a real defect)."""
-    with patch(merge_rounds, "parts_counted", lambda weights: dict.fromkeys(weights, 1.0)):
+    with patch(merge_rounds, "parts_counted", lambda weights, _: dict.fromkeys(weights, 1.0)):
         yield
 
 
@@ -1060,63 +1048,3 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
 
     with patch(adoption, "GIVEN_UP", Never((0, 0))):
         yield
-
-
-# ------------------------------------------------------------------------------------------------- finding them
-
-
-def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
-    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
-    with contextmanager(DEFECTS[name])():
-        for seed in range(first, first + count):
-            try:
-                simulate(seed)
-            except Violation as violation:
-                if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
-                    # It shows nothing. The error is created again, because a violation holds its world and cannot pass
-                    # between processes.
-                    raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
-                return seed, str(violation)
-    return None
-
-
-def known() -> dict[str, int]:
-    """Returns the seeds that last found each defect."""
-    return {name: int(seed) for name, seed in map(str.split, FOUND.read_text().splitlines())}
-
-
-def find_again(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
-    """Does the same as `find`, but tries the last known seed first."""
-    seed = known().get(name)
-    return (None if seed is None else find(name, seed, 1)) or find(name, first, count)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, for each defect")
-    parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--known", action="store_true", help="look first where each was found last: much quicker")
-    parser.add_argument("--write", action="store_true", help="keep the seeds that found them, for --known")
-    arguments = parser.parse_args()
-    began, seeds, missed, before = time.monotonic(), dict[str, int](), [], known()
-    search = find_again if arguments.known else find
-    with ProcessPoolExecutor() as pool:
-        results = pool.map(partial(search, first=arguments.first, count=arguments.seeds), DEFECTS)
-        for name, found in zip(DEFECTS, results, strict=True):
-            if found is None:
-                missed.append(name)
-                print(f"MISSED  {name} in {arguments.seeds} seeds", flush=True)
-            else:
-                seeds[name] = found[0]
-                moved = arguments.known and before.get(name) != found[0]
-                print(f"{found[0]:6}{'*' if moved else ' '} {name}: {found[1][:110]}", flush=True)
-    if arguments.write:
-        FOUND.write_text(
-            "".join(f"{name} {seed}\n" for name, seed in sorted((before | seeds).items()) if name in DEFECTS)
-        )
-    print(f"{len(DEFECTS) - len(missed)} of {len(DEFECTS)} found in {time.monotonic() - began:.0f} s")
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,9 @@
-"""Deliberate defects of a run over several shards, each of which its simulation must find: see `defects`."""
+"""Deliberate defects of a run over several shards, each of which its simulation must find (see `find_defects`)."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from atoll_server.run.attached_shards import AttachedShards
@@ -14,9 +13,7 @@ from atoll_server.storage import run_ledger
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.layout.layout import Layout
 
-from tests.simulation.bookkeeping import Violation
 from tests.simulation.defects import Defect, patch
-from tests.simulation.sharded_world import simulate_sharded
 
 SHARDED_DEFECTS: dict[str, Defect] = {}
 
@@ -112,16 +109,3 @@ def a_shard_forgets_evictions() -> Iterator[None]:
 
     with patch(Replica, "save", in_memory):
         yield
-
-
-def find_sharded(name: str, first: int = 0, count: int = 200) -> tuple[int, str] | None:
-    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
-    with contextmanager(SHARDED_DEFECTS[name])():
-        for seed in range(first, first + count):
-            try:
-                simulate_sharded(seed)
-            except Violation as violation:
-                if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
-                    raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
-                return seed, str(violation)
-    return None

@@ -23,7 +23,8 @@ from atoll_server.settings import RunSettings
 
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
-from tests.simulation.defects import DEFECTS, find_again
+from tests.simulation.defects import DEFECTS
+from tests.simulation.find_defects import find_again
 from tests.simulation.loop import Dead, VirtualLoop
 from tests.simulation.run import Found, main, run
 from tests.simulation.seed import simulate

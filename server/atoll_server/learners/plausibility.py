@@ -11,7 +11,7 @@
 - Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
   The first limit is MIXED times the others' tokens per step. The second limit is FASTER times the others' tokens per
   second, divided by the learner's steps per second.
-- Merge: a learner's weight is at most FASTER times the median weight of the others (see `parts_counted`).
+- Merge: a learner's weight is at most --weight-limit times the median weight of the others (see `parts_counted`).
 
 Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
 learner on much better hardware.
@@ -99,12 +99,15 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
     return values[middle + (own is not None and middle >= bisect_left(values, own))]
 
 
-def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns, by learner, the fraction of its weight that counts in a merge, 0 to 1. weights: by learner."""
+def parts_counted(weights: Mapping[str, float], most: float) -> dict[str, float]:
+    """Returns, by learner, the fraction of its weight that counts in a merge, 0 to 1.
+
+    weights: by learner. most: limit on a learner's weight, as a multiple of the median of the others' weights.
+    """
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
-        parts[learner] = min(1.0, FASTER * usual / weight) if usual and weight else 1.0
+        parts[learner] = min(1.0, most * usual / weight) if usual and weight else 1.0
     return parts
 
 

@@ -127,7 +127,8 @@ class RoundState:
             taken.append((key, weigh(*sent, staleness, settings.staleness_exponent), staleness))
         self.pending.clear()
         self.usual.update(on_time)
-        part = parts_counted({name: self.usual[name] for name in counted | on_time.keys() if name in self.usual})
+        known = {name: self.usual[name] for name in counted | on_time.keys() if name in self.usual}
+        part = parts_counted(known, settings.weight_limit)
         on_time = {learner: weight * part[learner] for learner, weight in on_time.items()}
         most = max(on_time.values(), default=0.0)
         missing = (min(most, self.usual.get(learner, most)) for learner in silent)

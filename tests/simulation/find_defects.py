@@ -1,0 +1,84 @@
+"""Checks that the simulation finds every deliberate defect: `make simulate-defects`.
+
+found.txt has the last seed that found each defect. If the product or the simulation draws another random number, seeds
+change their meaning. The defect is then searched for again, and --write stores the new seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.bookkeeping import Violation
+from tests.simulation.defects import DEFECTS
+from tests.simulation.seed import simulate
+from tests.simulation.sharded_defects import SHARDED_DEFECTS
+from tests.simulation.sharded_world import simulate_sharded
+
+MAX_SEEDS = 5000
+FOUND = Path(__file__).with_name("found.txt")
+ALL_DEFECTS = DEFECTS | SHARDED_DEFECTS
+
+
+def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
+    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
+    world: Callable[[int], Any] = simulate if name in DEFECTS else simulate_sharded
+    with contextmanager(ALL_DEFECTS[name])():
+        for seed in range(first, first + count):
+            try:
+                world(seed)
+            except Violation as violation:
+                if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
+                    # It shows nothing. The error is created again, because a violation holds its world and cannot pass
+                    # between processes.
+                    raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
+                return seed, str(violation)
+    return None
+
+
+def known() -> dict[str, int]:
+    """Returns the seeds that last found each defect."""
+    return {name: int(seed) for name, seed in map(str.split, FOUND.read_text().splitlines())}
+
+
+def find_again(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
+    """Does the same as `find`, but tries the last known seed first."""
+    seed = known().get(name)
+    return (None if seed is None else find(name, seed, 1)) or find(name, first, count)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, for each defect")
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--known", action="store_true", help="look first where each was found last: much quicker")
+    parser.add_argument("--write", action="store_true", help="keep the seeds that found them, for --known")
+    arguments = parser.parse_args()
+    began, seeds, missed, before = time.monotonic(), dict[str, int](), [], known()
+    search = find_again if arguments.known else find
+    with ProcessPoolExecutor() as pool:
+        results = pool.map(partial(search, first=arguments.first, count=arguments.seeds), ALL_DEFECTS)
+        for name, found in zip(ALL_DEFECTS, results, strict=True):
+            if found is None:
+                missed.append(name)
+                print(f"MISSED  {name} in {arguments.seeds} seeds", flush=True)
+            else:
+                seeds[name] = found[0]
+                moved = arguments.known and before.get(name) != found[0]
+                print(f"{found[0]:6}{'*' if moved else ' '} {name}: {found[1][:110]}", flush=True)
+    if arguments.write:
+        kept = sorted((name, seed) for name, seed in (before | seeds).items() if name in ALL_DEFECTS)
+        FOUND.write_text("".join(f"{name} {seed}\n" for name, seed in kept))
+    print(f"{len(ALL_DEFECTS) - len(missed)} of {len(ALL_DEFECTS)} found in {time.monotonic() - began:.0f} s")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
