@@ -168,7 +168,8 @@ def http() -> Iterator[str]:
             if "requestBody" in route:
                 yield from (f"Body: {_kind(route['requestBody']['content']['application/json']['schema'])}.", "")
             answer = route["responses"]["200"].get("content", {}).get("application/json", {}).get("schema", {})
-            yield from (f"Returns {_kind(answer)}." if answer else "Returns a stream.", "")
+            kind = _kind(answer) if answer else "stream"
+            yield from (f"Returns {'a ' if kind.startswith(('list', 'stream')) else ''}{kind}.", "")
     yield from ("", "## Objects", "")
     for name, schema in sorted(api["components"]["schemas"].items()):
         if not name.endswith("ValidationError"):
@@ -208,7 +209,7 @@ def _kind(schema: dict[str, Any]) -> str:
         case {"enum": values}:
             kind = ", ".join(map(_shown, values))
         case {"type": "array", "items": items}:
-            kind = f"list of {_kind(items)}"
+            kind = f"list of {inner}" if " or " not in (inner := _kind(items)) else f"list of ({inner})"
         case {"type": "object", "additionalProperties": dict(values)}:
             kind = f"object with values of type {_kind(values)}"
         case _:

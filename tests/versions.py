@@ -31,7 +31,7 @@ NEED_TORCH = [
 ]
 WITHOUT_TORCH = ["tests/server", "tests/wire", *(f"--ignore={each}" for each in NEED_TORCH)]
 WITH_TORCH = ["tests/server", "tests/wire", "tests/learner", "tests/end_to_end"]
-SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # tests of the use of gRPC
+SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # short end-to-end tests over gRPC
 PIP = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
 
 

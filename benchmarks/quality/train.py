@@ -30,7 +30,7 @@ def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Trains one model. Each step uses the batches of all learners, which equals the mean of their gradients."""
+    """Trains one model. Each step uses all learners' batches, so its gradient is the mean of theirs."""
     model = new_model(recipe)
     optimizer = optimizer_for(model, recipe.learning_rate)
     streams = [batches(recipe, corpus, name) for name in names(recipe)]

@@ -44,8 +44,12 @@ def goodput_command(
     ] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip per year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
-    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice fails.")] = 18.0,
-    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds of pause when a slice returns.")] = 2.0,
+    downscale_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Length of the pause when a slice fails, in seconds.")
+    ] = 18.0,
+    upscale_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Length of the pause when a slice returns, in seconds.")
+    ] = 2.0,
     repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean seconds until a slice returns.")] = 3600.0,
     repair_shape: Annotated[
         float, typer.Option(min=0.2, max=10, help="Weibull shape of repairs; 1: exponential.")
@@ -118,7 +122,7 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 
 def plan_command(
     parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Number of trained parameters, such as 12e9.")],
-    step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
+    step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Duration of one learner's inner step, in seconds.")],
     region: Annotated[
         list[str], typer.Option(help="A region (see above). You may repeat this option.", metavar="REGION")
     ] = DEFAULT_REGIONS,

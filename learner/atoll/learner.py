@@ -74,7 +74,7 @@ class Learner:
         region: the learner's region, shown in status and metrics.
         unshared: names or patterns ("teacher.*") of parameters that the run does not share.
         copies: a function that returns (parameter, copy) pairs. It must return the copies that an optimizer keeps
-            outside its state, such as float32 masters.
+            outside its state, such as float32 master weights.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
         checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. At entry, the learner

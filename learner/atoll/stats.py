@@ -218,7 +218,7 @@ class LearnerMetrics(Collector):
             ("atoll_local_tokens", "Tokens trained", c.tokens),
             ("atoll_local_stepping_seconds", "Seconds in inner steps", c.stepping_s),
             ("atoll_local_blocked_seconds", "Seconds inside Learner.step()", c.blocked_s),
-            ("atoll_local_paused_seconds", "Seconds of deliberate pauses", c.paused_s),
+            ("atoll_local_paused_seconds", "Seconds in deliberate pauses", c.paused_s),
             ("atoll_local_merged", "Contributions merged", c.merged),
             ("atoll_local_refused", "Contributions refused", c.refused),
             ("atoll_local_reconnects", "Lost connections to the core", c.reconnects),

@@ -3,7 +3,7 @@
 python -m tests.learner.device_rank KIND[,KIND...] RANK SIZE FOLDER
 
 For each kind, it trains two equal models. One has its values in host memory, the other on a device (here, CPU tensors).
-It writes what both sent and held to FOLDER/RANK.json.
+It writes to FOLDER/RANK.json what the two models sent and held.
 """
 
 from __future__ import annotations

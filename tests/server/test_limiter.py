@@ -1,5 +1,4 @@
-"""The limiter before the services, over real gRPC: every limit has its refusal, and callers within limits see no
-effect."""
+"""The limiter in front of the services, over real gRPC: it refuses calls above a limit, and no others."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TRIES = 5
 
 
 class Restoring:
-    """The restores of one world, from their own random stream."""
+    """Schedules the restores in one world, from a separate random stream."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._rng = world, random.Random(f"{seed} restores")

@@ -37,7 +37,7 @@ class Strange(StrEnum):
 
 
 class Weights:
-    """The movements of one world, from their own random stream."""
+    """Schedules the changes of weights in one world, from a separate random stream."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._rng = world, random.Random(f"{seed} weights")

@@ -8,8 +8,8 @@ leaked ones.
   leaked over the connection, and the limits of a front or core end the oldest calls.
 - Threads, and file descriptors other than connections, are compared over time: a leak makes the samples rise and stay
   up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.
-  One high sample is therefore not growth, but one leaked file is. The time before means samples of the same process,
-  or, for threads, of any process of its kind: a pool starts a thread when it first needs one, at any time.
+  One high sample is therefore not growth, but one leaked file is. "The time before" covers earlier samples of the same
+  process. For threads, it covers any process of the same kind, since a pool may start a thread at any time.
 - Connections are compared in the same way, with a tolerance of LAZY. A front opens them when it first needs them, and
   a cut ends them. A leak per cut or rejoin soon exceeds this tolerance.
 - Memory: the median of the last third is at most 5 % above that of the first third.

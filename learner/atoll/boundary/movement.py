@@ -7,7 +7,8 @@ problems:
 - written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step.
   For example, the program loaded weights. Clipping, projections and swapped averages move the places less.
 - undone: a step reverses all or half of an earlier adoption, and is otherwise an ordinary step. The cause is that the
-  optimizer keeps copies of the parameters: float32 masters (undone at the first step) or averages (some steps later).
+  optimizer keeps copies of the parameters: float32 master weights (undone at the first step) or averages (some steps
+  later).
   A gradient may also reverse an adoption. `Reversal` tells the two cases apart.
 """
 
@@ -71,7 +72,7 @@ class Reversal:
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
-AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 masters; above half, because weight clipping may reverse half
+AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 master weights; above half, because weight clipping may reverse half
 LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 

@@ -1,4 +1,4 @@
-"""Applies adoptions to an optimizer's copies of the parameters: float32 masters, slow or averaged weights.
+"""Applies adoptions to an optimizer's copies of the parameters: float32 master weights, slow or averaged weights.
 
 An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
 Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly the same

@@ -54,7 +54,7 @@ def load(optimizer: torch.optim.Optimizer, saved: Any, names: Sequence[Sequence[
     optimizer.load_state_dict(by_number(saved, names))
     if not _is_standard(saved):
         return
-    # load_state_dict converts state to the parameter's type, which would round float32 masters and moments.
+    # load_state_dict converts state to the parameter's type, which would round float32 master weights and moments.
     flat = (name for group in names for name in group)
     for parameter, name in zip(parameters(optimizer), flat, strict=True):
         now = optimizer.state.get(parameter, {})

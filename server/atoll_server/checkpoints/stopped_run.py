@@ -103,8 +103,8 @@ def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
     known = run.get(run_ledger.ATTACHED, {}).get("shards", {}).get(str(source.number), ["", ""])[1]
     if source.count != registrar.count or (not source.registrar and known not in {"", mine["directory"]}):
         raise SettingsError(
-            f"{source.directory} is not the directory from which the run uses shard {source.number}: "
-            f"give those of the run's {registrar.count} shards"
+            f"{source.directory} is not the run's directory for shard {source.number}: "
+            f"give the directories of the run's {registrar.count} shards"
         )
     if mine["generation"] != run["generation"]:
         raise SettingsError(

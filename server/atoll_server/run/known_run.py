@@ -109,7 +109,7 @@ class KnownRun:
         self.state = Running(shard)
 
     def owner(self, fragment: int) -> tuple[Shard, Fragment]:
-        """Returns a fragment and this process's shard. Raises Refused if the shard does not hold the fragment."""
+        """Returns this process's shard and the fragment. Raises Refused if the shard does not hold the fragment."""
         shard = self.running()
         if (found := shard.fragments.get(fragment)) is not None:
             return shard, found
