@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from atoll.reference.model import SIZES, ModelSize
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.quorum import Quorum
+from atoll_server.settings import RunSettings
 
 # Smaller than the reference sizes, so that two CPUs can train them often enough to compare settings.
 SMALL = {

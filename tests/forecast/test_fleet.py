@@ -11,8 +11,9 @@ from atoll_forecast.fleet import fleet as fleet_module
 from atoll_forecast.fleet.fleet import Fleet
 from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
+from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.settings import RunSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

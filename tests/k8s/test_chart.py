@@ -7,7 +7,8 @@ import shlex
 import tomllib
 
 import pytest
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.quorum import Quorum
+from atoll_server.settings import RunSettings
 
 from tests.k8s import engine
 from tests.k8s.cases import (

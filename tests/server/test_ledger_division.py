@@ -81,7 +81,7 @@ def test_a_damaged_row_and_a_lost_row_are_found(tmp_path: Path):
     source = ledger(tmp_path / "old", random.Random(1), [0, 1])
     targets = divided(tmp_path, [[0], [1]], [source])
     targets[1].execute("DELETE FROM contributions WHERE rowid=1")
-    with pytest.raises(LedgerError, match="the new ledgers have .* but the old ledgers have"):
+    with pytest.raises(LedgerError, match="the old ledgers have"):
         ledger_division.check_counts([source], targets)
     source.execute("UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
     (tmp_path / "again").mkdir()

@@ -6,11 +6,12 @@ import itertools
 import random
 
 import pytest
+from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import Phase, RoundState
 from atoll_server.rounds.syncer import Syncer, rounds_in_flight
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.settings import RunSettings
 
 STEP_S, FRAGMENTS = 0.5, 24
 RUN = RunSettings(inner_steps=24, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0), grace_ratio=0.0)

@@ -6,12 +6,13 @@ import itertools
 
 import pytest
 from atoll_server.merging import merge
+from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.liveness import EXPECTED_S, LearnerLiveness, learner_state
 from atoll_server.rounds.round_state import PendingContribution, Phase, RoundState
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.settings import RunSettings
 from atoll_wire.contract import LearnerState
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -23,12 +23,13 @@ from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
 from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.merging import merge
+from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import Phase
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
-from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
+from atoll_server.settings import CoreSettings, Limits, RunSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard

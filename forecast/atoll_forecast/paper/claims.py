@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll_server.settings import Quorum, RunSettings
+from atoll_server.quorum import Quorum
+from atoll_server.settings import RunSettings
 
 from atoll_forecast.paper import figures, goodput, hardware
 from atoll_forecast.planning import bandwidth
