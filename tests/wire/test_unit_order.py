@@ -23,7 +23,9 @@ def test_epochs_and_seeds_have_different_orders():
     assert all(order != tuple(sorted(order)) for order in orders)
 
 
-@pytest.mark.parametrize(("units", "first"), [(10, [8, 3, 1, 6]), (10**9, [679422667, 927662952, 576450703, 342423954])])
+@pytest.mark.parametrize(
+    ("units", "first"), [(10, [8, 3, 1, 6]), (10**9, [679422667, 927662952, 576450703, 342423954])]
+)
 def test_a_resumed_run_has_the_same_order(units, first):
     """Values from the first version. Another order would train units twice that older versions handed out."""
     assert [unit_at(each, units, seed=7, epoch=2) for each in range(4)] == first

@@ -8,7 +8,7 @@ Rules:
 - A lease's unit is in the merged work of a fragment if a merged contribution contains the unit's last step. The unit's
   merged part is the number of parameters in these fragments.
 - A unit is decided when its work on every fragment is merged or dropped. After its lease has ended, it is decided when
-  no shard can merge any more of its work (settled). If this takes too long, it is decided early (overdue).
+  none of its work can still be merged (settled). If this takes too long, it is decided early (overdue).
 - A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise the unit
   returns to the pool, and its merged part counts as repeated.
 - Work on a unit that was decided early may be merged later. It reduces the lost part of a consumed unit, and adds to
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -128,13 +129,17 @@ class Changes:
 
 
 class Accounts:
-    """The accounts of all datasets of a run. lengths: parameters of each fragment."""
+    """The accounts of all datasets of a run. lengths: parameters of each fragment; empty before the run has any."""
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
-        self._lengths = lengths
-        self._parameters = sum(lengths.values())
+        self.measure(lengths)
         self.datasets: dict[int, Dataset] = {}
         self.leases: dict[int, Lease] = {}
+
+    def measure(self, lengths: Mapping[int, int]) -> None:
+        """Sets the fragments of a run that has parameters."""
+        self._lengths = lengths
+        self.parameters = sum(lengths.values())
 
     def restore(self, datasets: Iterable[Dataset], leases: Iterable[Lease], units: Iterable[LeasedUnit]) -> None:
         """Adds the rows of the ledger. Facts about merges must be given again."""
@@ -209,6 +214,15 @@ class Accounts:
             del self.leases[lease.id]
             changes.leases[lease.id] = None
 
+    def concluded(self) -> list[Dataset]:
+        """Returns the datasets' accounts as they would be if all leases ended now and nothing more were merged."""
+        copy = deepcopy(self)
+        for lease in list(copy.leases.values()):
+            copy.end(lease, "concluded", Changes())
+            lease.settled = True
+            copy.decide(lease, Changes())
+        return list(copy.datasets.values())
+
     def merged_part(self, unit: LeasedUnit) -> int:
         """Returns a unit's merged part under its lease, in parameters."""
         fragments = self.leases[unit.lease].by_fragment.items()
@@ -217,10 +231,10 @@ class Accounts:
     def _decide(self, unit: LeasedUnit, changes: Changes) -> None:
         lease = self.leases[unit.lease]
         dataset, part = self.datasets[lease.dataset], self.merged_part(unit)
-        if 2 * part >= self._parameters:
+        if 2 * part >= self.parameters:
             outcome = Outcome.CONSUMED
             dataset.consumed += 1
-            dataset.lost += self._parameters - part
+            dataset.lost += self.parameters - part
         else:
             outcome = Outcome.RETURNED
             dataset.repeated += part
