@@ -25,7 +25,14 @@ EVERY_DAY = {  # the other points run with `make test-slow`
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
 ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
-OF_OTHERS = ("rollback.", "manifest.", "kept.", "stage.", "begun.")  # see test_restore.py and test_sharded*.py
+OF_OTHERS = (
+    "rollback.",
+    "manifest.",
+    "kept.",
+    "stage.",
+    "begun.",
+    "units.",
+)  # see test_restore, _sharded* and _data_units
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 

@@ -47,6 +47,7 @@ from atoll_wire.contract import Fate
 
 from tests.simulation import disk
 from tests.simulation.bookkeeping import Violation
+from tests.simulation.data_defects import DATA_DEFECTS
 from tests.simulation.seed import simulate
 
 MAX_SEEDS = 5000
@@ -1061,6 +1062,9 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
     with patch(adoption, "GIVEN_UP", Never((0, 0))):
         yield
 
+
+for each in DATA_DEFECTS:
+    DEFECTS[each.__name__] = partial(each, patch)
 
 # ------------------------------------------------------------------------------------------------- finding them
 

@@ -64,31 +64,37 @@ class Datasets:
         declared = declared_dataset(request.dataset)
         if max(request.lease, request.received, request.finished) > MAX_ORDINAL or request.finished > request.received:
             raise _invalid(request, "has numbers that are not possible")
-        self._decide(changes := Changes())
-        dataset = self._dataset(declared, changes)
-        lease = self._lease(dataset, process, request.lease, changes)
-        self._heard_at[lease.id] = self._run.clock.wall()
+        await self.look()
+        process.check_current()
+        lease = self._known(declared, process, request)
+        # From here on, nothing may be refused: the accounts change, and their rows must be stored.
+        changes = Changes()
+        if lease is None:
+            lease = self._begun(declared, process, changes)
         received = request.received if request.lease == lease.id else 0
-        if received > lease.handed:
-            raise _invalid(request, f"claims {received} units, but the lease has {lease.handed}")
         if request.lease == lease.id:
             lease.finished = max(lease.finished, request.finished)
+        self._heard_at[lease.id] = self._run.clock.wall()
         if received == lease.handed and len(lease.units) < MAX_HELD:
             self._accounts.hand_out(lease, min(max(1, request.wanted), MAX_WANTED), changes)
-        reply = self._reply(dataset, lease, received)
+        reply = self._reply(lease, received)
         rows = data_ledger.rows_of(changes)
         await self._run.writer.commit(partial(data_ledger.write, rows=rows))  # also waits for an earlier call's rows
         crash_points.point("units.leased")
         process.check_current()
         return reply
 
-    def _dataset(self, declared: Declared, changes: Changes) -> Dataset:
+    def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
+        """Returns the process's living lease, or None if it must begin one. Changes nothing.
+
+        Raises Refused if the run has another dataset under this name, or the request does not fit the lease.
+        """
         dataset = self._accounts.named(declared.name)
         if dataset is None:
             if len(self._accounts.datasets) >= MAX_DATASETS:
                 text = f"the run has {MAX_DATASETS} datasets (the limit): use one of them"
                 raise Refused(Status.FAILED_PRECONDITION, text)
-            return self._accounts.add(declared, changes)
+            return None
         for what in ("units", "tokens", "seed", "epochs", "fingerprint"):
             known, other = getattr(dataset.declared, what), getattr(declared, what)
             if known != other:
@@ -97,27 +103,36 @@ class Datasets:
                     "the same data and arguments as the other learners, or another name"
                 )
                 raise Refused(Status.FAILED_PRECONDITION, text)
-        return dataset
+        lease = self._living(dataset, process)
+        if lease is None or (request.lease != lease.id and (request.lease or lease.finished)):
+            return None  # a number of 0 repeats a call whose reply was lost
+        received = request.received if request.lease == lease.id else 0
+        if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
+            raise _invalid(
+                request, f"says that {received} of {lease.handed} units were received, but knew of more before"
+            )
+        return lease
 
-    def _lease(self, dataset: Dataset, process: LearnerProcess, number: int, changes: Changes) -> Lease:
-        """Returns the process's lease, or a new one if it has none that lives. number: the lease that it knows."""
-        name, incarnation = process.entry.name, process.incarnation
-        for lease in self._accounts.leases.values():
-            if (lease.dataset, lease.learner, lease.incarnation) == (dataset.id, name, incarnation) and not lease.ended:
-                if number == lease.id or (not number and not lease.finished):
-                    return lease  # a number of 0 repeats a call whose reply was lost
-                self._accounts.end(lease, "its process began another lease", changes)
-        lease = Lease(secrets.randbits(LEASE_BITS) | 1, dataset.id, name, incarnation)
+    def _living(self, dataset: Dataset, process: LearnerProcess) -> Lease | None:
+        place = (dataset.id, process.entry.name, process.incarnation)
+        mine = (each for each in self._accounts.leases.values() if not each.ended)
+        return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
+
+    def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
+        """Begins a lease, and ends the one that the process had. Adds the dataset if it is new."""
+        dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
+        if (old := self._living(dataset, process)) is not None:
+            self._accounts.end(old, "its process began another lease", changes)
+        lease = Lease(secrets.randbits(LEASE_BITS) | 1, dataset.id, process.entry.name, process.incarnation)
         self._accounts.open_lease(lease, changes)
         return lease
 
-    def _reply(self, dataset: Dataset, lease: Lease, received: int) -> pb.LeaseUnitsReply:
-        declared, reply = dataset.declared, pb.LeaseUnitsReply(lease=lease.id, retry_s=RETRY_S)
+    def _reply(self, lease: Lease, received: int) -> pb.LeaseUnitsReply:
+        """Returns the units of a lease that its process has not received."""
+        dataset, reply = self._accounts.datasets[lease.dataset], pb.LeaseUnitsReply(lease=lease.id, retry_s=RETRY_S)
+        declared = dataset.declared
         for ordinal in range(received + 1, min(lease.handed, received + MAX_WANTED) + 1):
-            if (unit := lease.units.get(ordinal)) is None:
-                text = f"unit {ordinal} of the lease is decided, so the learner has received it: report a bug"
-                raise Refused(Status.INVALID_ARGUMENT, text)
-            epoch, place = divmod(unit.position, declared.units)
+            epoch, place = divmod(lease.units[ordinal].position, declared.units)
             reply.units.append(unit_at(place, declared.units, declared.seed, epoch))
             reply.epochs.append(epoch)
         if reply.units:
