@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ TOTAL = UNITS * EPOCHS
 
 
 class Job:
-    """Learner processes of one run. kills: how many learners, and cores, were killed."""
+    """Learner processes of one run. shards: its other shards. kills: how many learners were killed."""
 
-    def __init__(self, running: Core, log: Path) -> None:
+    def __init__(self, running: Core, log: Path, shards: Sequence[Core] = ()) -> None:
         self.running, self.log = running, log
+        self.ledgers = [each.directory / "ledger.sqlite" for each in (running, *shards)]
         self.children: dict[str, Child] = {}
         self.lives = 0
         self.kills = 0
@@ -44,15 +46,16 @@ class Job:
         return all(child.process.poll() == 0 for child in self.children.values())
 
 
-def merged_parts(ledger: Path, lengths: dict[int, int]) -> dict[tuple[int, int], int]:
+def merged_parts(ledgers: Sequence[Path], lengths: dict[int, int]) -> dict[tuple[int, int], int]:
     """Returns, by lease and ordinal, the number of parameters with whose merges a unit was trained."""
-    with sqlite3.connect(ledger) as db:
-        rows = db.execute("SELECT fragment, units FROM contributions WHERE fate='merged'").fetchall()
     found: dict[tuple[int, int], int] = defaultdict(int)
-    for fragment, units in rows:
-        for lease, after, upto in json.loads(units):
-            for ordinal in range(after + 1, upto + 1):
-                found[lease, ordinal] += lengths[fragment]
+    for ledger in ledgers:
+        with sqlite3.connect(ledger) as db:
+            rows = db.execute("SELECT fragment, units FROM contributions WHERE fate='merged'").fetchall()
+        for fragment, units in rows:
+            for lease, after, upto in json.loads(units):
+                for ordinal in range(after + 1, upto + 1):
+                    found[lease, ordinal] += lengths[fragment]
     return found
 
 
@@ -117,7 +120,7 @@ def account(job: Job) -> None:
     (found,) = status.datasets
     assert (found.leased, found.returned, found.epoch) == (0, 0, EPOCHS)
     lengths = {each.fragment: each.parameters for each in status.fragments}
-    parts = merged_parts(running.directory / "ledger.sqlite", lengths)
+    parts = merged_parts(job.ledgers, lengths)
     assert sum(parts.values()) / status.parameters == pytest.approx(TOTAL + found.repeated - found.lost)
     consumed: dict[tuple[int, int], int] = defaultdict(int)
     for line in job.log.read_text().splitlines():

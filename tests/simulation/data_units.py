@@ -36,9 +36,9 @@ Place = tuple[int, int]  # lease, ordinal
 class DataTruth:
     """The dataset of one world, and what its learners did. silence_s: the core's limit."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, chance: float = CHANCE) -> None:
         self._rng = random.Random(f"{seed} data")
-        self.wanted = self._rng.random() < CHANCE
+        self.wanted = self._rng.random() < chance
         self.silence_s = self._rng.choice(SILENCE_S) if self.wanted else 300.0
         self.dataset = pb.DatasetDeclaration(
             name="d", units=self._rng.randint(*UNITS), epochs=self._rng.randint(*EPOCHS), seed=seed
@@ -71,34 +71,40 @@ class DataTruth:
                 text = f"{dataset.consumed} consumed, {len(outstanding)} outstanding"
                 raise Violation(14, f"{dataset.next} units were handed out, {text}")
 
-    def last_account(self, core: Core, fates: dict[Name, Told]) -> None:
-        """Checks that every merge is counted, and that consumed units were merged in half of the parameters."""
-        self.look(core)
+    def counted(self, core: Core, fates: dict[Name, Told]) -> tuple[int, int]:
+        """Returns the merged work on units, as it was, and as the registrar counts it; in units x parameters.
+
+        fates: of all shards.
+        """
+        data = core.run.data
+        known = sum(each.consumed * data.parameters + each.repeated - each.lost for each in data.datasets.values())
+        undecided = (unit for lease in data.leases.values() for unit in lease.units.values())
+        known += sum(data.merged_part(unit) for unit in undecided if unit.outcome is Outcome.LEASED)
+        return sum(self._parts(core, fates).values()), known
+
+    def _parts(self, core: Core, fates: dict[Name, Told]) -> dict[Place, int]:
         lengths = {fragment.index: fragment.length for fragment in the_shard(core).layout.fragments}
         parts: dict[Place, int] = defaultdict(int)
         for name, told in fates.items():
             if told.fate == pb.FATE_MERGED:
                 for place in self.sent.get(name, ()):
                     parts[place] += lengths[name[2]]
-        data = core.run.data
-        for dataset in data.datasets.values():
-            undecided = [
-                unit
-                for lease in data.leases.values()
-                for unit in lease.units.values()
-                if unit.outcome is Outcome.LEASED
-            ]
-            known = dataset.consumed * data.parameters + dataset.repeated - dataset.lost
-            known += sum(map(data.merged_part, undecided))
-            merged = sum(parts.values())
-            # A restore may leave merges uncounted that are in a snapshot, but came after its accounts were taken.
-            if merged < known or (merged > known and core.run.generation == 1):
-                raise Violation(14, f"work of {merged} units x parameters on units was merged, {known} is counted")
-            trained = {self.units[place] for place, part in parts.items() if 2 * part >= data.parameters}
+        return parts
+
+    def last_account(self, core: Core, fates: dict[Name, Told]) -> None:
+        """Checks that every merge is counted, and that consumed units were merged in half of the parameters."""
+        self.look(core)
+        merged, known = self.counted(core, fates)
+        # A restore may leave merges uncounted that are in a snapshot, but came after its accounts were taken.
+        if merged < known or (merged > known and core.run.generation == 1):
+            raise Violation(14, f"work of {merged} units x parameters on units was merged, {known} is counted")
+        parameters, parts = core.run.data.parameters, self._parts(core, fates)
+        trained = {self.units[place] for place, part in parts.items() if 2 * part >= parameters}
+        for dataset in core.run.data.datasets.values():
             if dataset.consumed > len(trained):
                 raise Violation(14, f"{dataset.consumed} units are consumed, {len(trained)} were merged")
             self.counts["units consumed"] += dataset.consumed
-            self.counts["units repeated"] += round(dataset.repeated / data.parameters)
+            self.counts["units repeated"] += round(dataset.repeated / parameters)
             self.counts["datasets consumed"] += dataset.consumed == dataset.declared.positions
 
 

@@ -59,6 +59,8 @@ class Core(CoreProcess):
             await self.restore_shard(db, meta)
             assert self.run.layout is not None, "`restore_shard` sets it"
             data_ledger.restore(db, self.run.data)
+            for lease in self.run.data.leases.values():
+                self.run.attached.await_lease(lease.id, lease.learner, lease.incarnation)
             stage = stage_of(self.run.layout, meta["tensors"], bytes.fromhex(self.run.initial_sha256))
             self.run.attached.begin(sh.Begun(stage=stage, settings=self.run.settings.model_dump_json()))
         elif self.settings.init is not None:

@@ -58,9 +58,6 @@ class Datasets:
         Raises Refused if the request is invalid, or declares another dataset than the run has under this name.
         """
         self._run.running()
-        if self._run.attached.remote:
-            text = "the units of datasets cannot be leased in a run with several shards: use one core, or own data"
-            raise Refused(Status.FAILED_PRECONDITION, text)
         declared = declared_dataset(request.dataset)
         if max(request.lease, request.received, request.finished) > MAX_ORDINAL or request.finished > request.received:
             raise _invalid(request, "has numbers that are not possible")
@@ -125,6 +122,7 @@ class Datasets:
             self._accounts.end(old, "its process began another lease", changes)
         lease = Lease(secrets.randbits(LEASE_BITS) | 1, dataset.id, process.entry.name, process.incarnation)
         self._accounts.open_lease(lease, changes)
+        self._run.attached.await_lease(lease.id, lease.learner, lease.incarnation)
         return lease
 
     def _reply(self, lease: Lease, received: int) -> pb.LeaseUnitsReply:
@@ -179,24 +177,27 @@ class Datasets:
         """Takes over the shards' sums of the merged work on a lease's units."""
         place = (lease.learner, lease.incarnation, lease.id)
         lease.by_fragment.update(self._run.running().contributions.units.get(place, {}))
+        for shard in self._run.attached.all():
+            if (sums := shard.leases.get(lease.id)) is not None:
+                lease.by_fragment.update(sums.by_fragment)
 
     def _conclude(self, lease: Lease, now: float) -> None:
         """Finds out whether more work on an ended lease's units can be merged. now: monotonic seconds."""
         if lease.ended:
             ended_at = self._ended_at.setdefault(lease.id, now)
-            may_merge = self._run.running().may_merge(lease.learner, lease.incarnation)
-            lease.settled = self._fenced(lease) and not may_merge
-            lease.overdue = lease.ended == SILENT or now - ended_at > self._silence_s
-
-    def _fenced(self, lease: Lease) -> bool:
-        """Returns whether the lease's process can send no more work now."""
-        entry = self._run.registry.entries[lease.learner]
-        newer = entry.incarnation != lease.incarnation
-        return newer or bool(entry.evicted) or entry.account.left_at is not None
+            run = self._run
+            here = run.fenced(lease.learner, lease.incarnation) and not run.running().may_merge(
+                lease.learner, lease.incarnation
+            )
+            facts = run.attached.facts(lease.id)
+            if facts is not None:  # after a restart, other shards may have merged more than this process knows
+                lease.settled = here and all(each.settled for each in facts)
+                lease.overdue = lease.ended == SILENT or now - ended_at > self._silence_s
 
     def _forget(self, lease: Lease) -> None:
         self._heard_at.pop(lease.id, None)
         self._ended_at.pop(lease.id, None)
+        self._run.attached.lease_over(lease.id)
         if (shard := self._run.shard) is not None:
             shard.contributions.units.pop((lease.learner, lease.incarnation, lease.id), None)
 

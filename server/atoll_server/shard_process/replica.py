@@ -78,6 +78,7 @@ class Replica(KnownRun):
             "settings": RunSettings.model_validate_json(welcome.settings).model_dump(mode="json"),
         }
         await self.writer.commit(partial(run_ledger.put_all_meta, meta=values))
+        self.leases.clear()  # the registrar names all again
         again = welcome.start != self.sessions.start
         self.run_id, self.generation = welcome.run, welcome.generation
         self.settings = RunSettings.model_validate(values["settings"])
@@ -131,7 +132,20 @@ class Replica(KnownRun):
         if evicted and member.evicted and self.shard is not None:
             self.shard.evicted(entry.name, entry.incarnation, refuse_reason(member.evicted))
 
+    def lease(self, lease: sh.AwaitedLease) -> None:
+        """Keeps a lease whose sums the registrar wants, or forgets it."""
+        place = (lease.learner, lease.incarnation)
+        if not lease.over:
+            self.leases[lease.lease] = place
+            return
+        self.leases.pop(lease.lease, None)
+        if self.shard is not None:
+            self.shard.contributions.units.pop((*place, lease.lease), None)
+
     # ------------------------------------------------------------------------------ learners
+
+    def fenced(self, learner: str, incarnation: int) -> bool:
+        return learner not in self._unfenced and super().fenced(learner, incarnation)
 
     def session(self, session: pb.Session) -> LearnerProcess:
         number = self.proven(session)
