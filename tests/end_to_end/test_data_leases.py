@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from atoll_server.checkpoints.rollback import roll_back
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.unit_order import unit_at
 
@@ -139,3 +140,34 @@ def test_ranges_of_units_that_cannot_be_are_refused(running):
 
     with running.outer() as stub, refused(running, grpc.StatusCode.INVALID_ARGUMENT, "ranges of data units"):
         Hand(stub).push(reversed_range)
+
+
+def test_a_restore_to_a_checkpoint_returns_the_units_that_were_consumed_after_it(tmp_path):
+    with core(tmp_path, "--fragments", "1") as running:
+        begin(running)
+        with running.outer() as stub:
+            hand = Hand(stub)
+            held = lease(hand, wanted=4).lease
+            merged(hand, running, held, 0, 1)
+            with running.operator() as operator:
+                checkpoint = operator.TakeCheckpoint(pb.TakeCheckpointRequest(), timeout=20)
+            merged(hand, running, held, 1, 3)
+            assert account(running) == (3, 1, 0, 0.0, 0.0)
+        running.stop()
+        roll_back(running.directory, checkpoint.id)
+        running.start()
+        assert account(running) == (1, 0, 3, 0.0, 0.0)
+        with running.outer() as stub:
+            assert list(lease(Hand(stub), wanted=4).units) == order(1, 4)
+
+
+def merged(hand: Hand, running: Core, held: int, after: int, upto: int) -> None:
+    """Sends a contribution that contains units, and waits until they are consumed."""
+    version = running.status().fragments[0].version
+
+    def trained(header: pb.PushHeader, _frames) -> None:
+        header.base_version = version
+        header.units.add(lease=held, after=after, upto=upto)
+
+    assert hand.push(trained, seq=upto).fate == pb.FATE_PENDING
+    eventually(lambda: account(running)[0] == upto)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -201,10 +200,8 @@ class Accounts:
         settled = bool(lease.ended) and lease.settled
         for unit in list(lease.units.values()):
             final = settled or unit.ordinal <= through
-            if unit.outcome is not Outcome.LEASED:
-                self._recount(unit, changes)
-            elif final or (lease.ended and lease.overdue):
-                self._decide(unit, changes)
+            if unit.outcome is not Outcome.LEASED or final or (lease.ended and lease.overdue):
+                self._book(unit, changes)
             elif not lease.ended:
                 break  # later units have not been trained longer
             if final:
@@ -216,45 +213,47 @@ class Accounts:
 
     def concluded(self) -> list[Dataset]:
         """Returns the datasets' accounts as they would be if all leases ended now and nothing more were merged."""
-        copy = deepcopy(self)
-        for lease in list(copy.leases.values()):
-            copy.end(lease, "concluded", Changes())
-            lease.settled = True
-            copy.decide(lease, Changes())
-        return list(copy.datasets.values())
+        found = {number: replace(dataset, pool=list(dataset.pool)) for number, dataset in self.datasets.items()}
+        for lease in self.leases.values():
+            last = max((each.through for each in lease.by_fragment.values()), default=0)
+            for unit in lease.units.values():
+                part = self.merged_part(unit) if unit.ordinal <= last else 0
+                booked(found[lease.dataset], unit, part, self.parameters)
+        return list(found.values())
 
     def merged_part(self, unit: LeasedUnit) -> int:
         """Returns a unit's merged part under its lease, in parameters."""
         fragments = self.leases[unit.lease].by_fragment.items()
         return sum(self._lengths[fragment] for fragment, merged in fragments if merged.contains(unit.ordinal))
 
-    def _decide(self, unit: LeasedUnit, changes: Changes) -> None:
-        lease = self.leases[unit.lease]
-        dataset, part = self.datasets[lease.dataset], self.merged_part(unit)
-        if 2 * part >= self.parameters:
+    def _book(self, unit: LeasedUnit, changes: Changes) -> None:
+        lease, part = self.leases[unit.lease], self.merged_part(unit)
+        if unit.outcome is Outcome.LEASED or part != unit.merged:
+            after = booked(self.datasets[lease.dataset], unit, part, self.parameters)
+            lease.units[unit.ordinal] = changes.units[unit.lease, unit.ordinal] = after
+            changes.datasets[lease.dataset] = self.datasets[lease.dataset]
+
+
+def booked(dataset: Dataset, unit: LeasedUnit, part: int, parameters: int) -> LeasedUnit:
+    """Decides a unit, or counts later merges of a unit that was decided early. Returns the unit after that.
+
+    dataset: changed in place. part: the unit's merged part. parameters: of the run.
+    """
+    outcome = unit.outcome
+    match outcome:
+        case Outcome.LEASED if 2 * part >= parameters:
             outcome = Outcome.CONSUMED
             dataset.consumed += 1
-            dataset.lost += self.parameters - part
-        else:
+            dataset.lost += parameters - part
+        case Outcome.LEASED:
             outcome = Outcome.RETURNED
             dataset.repeated += part
             insort(dataset.pool, unit.position)
-        self._store(replace(unit, outcome=outcome, merged=part), changes)
-        changes.datasets[dataset.id] = dataset
-
-    def _recount(self, unit: LeasedUnit, changes: Changes) -> None:
-        dataset, part = self.datasets[self.leases[unit.lease].dataset], self.merged_part(unit)
-        if part == unit.merged:
-            return
-        if unit.outcome is Outcome.CONSUMED:
+        case Outcome.CONSUMED:
             dataset.lost -= part - unit.merged
-        else:
+        case Outcome.RETURNED:
             dataset.repeated += part - unit.merged
-        self._store(replace(unit, merged=part), changes)
-        changes.datasets[dataset.id] = dataset
-
-    def _store(self, unit: LeasedUnit, changes: Changes) -> None:
-        self.leases[unit.lease].units[unit.ordinal] = changes.units[unit.lease, unit.ordinal] = unit
+    return replace(unit, outcome=outcome, merged=part)
 
 
 def _undecided(lease: Lease) -> Iterator[LeasedUnit]:

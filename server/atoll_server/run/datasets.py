@@ -6,6 +6,7 @@ stored here: shards derive it from their ledgers, and give it as sums (`MergedUn
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from functools import partial
@@ -31,6 +32,7 @@ MAX_HELD = 1 << 16  # undecided units of one lease
 MAX_ORDINAL = 1 << 62
 LEASE_BITS = 62
 RETRY_S = 1.0
+LOOK_S = 0.25  # shortest time between two looks at all leases because of requests; housekeeping looks once per second
 SILENT = "silent"
 
 
@@ -42,6 +44,7 @@ class Datasets:
         self._silence_s = limits.units_silence_s
         self._accounts = run.data
         self._heard_at: dict[int, float] = {}  # by lease: the last request for units, in wall-clock seconds
+        self._looked_at = -math.inf
         self._ended_at: dict[int, float] = {}  # by lease: when this process saw that it had ended, in monotonic seconds
 
     def as_data(self) -> list[Any]:
@@ -61,8 +64,9 @@ class Datasets:
         declared = declared_dataset(request.dataset)
         if max(request.lease, request.received, request.finished) > MAX_ORDINAL or request.finished > request.received:
             raise _invalid(request, "has numbers that are not possible")
-        await self.look()
-        process.check_current()
+        if self._is_out_of(declared.name) and self._run.clock.monotonic() - self._looked_at >= LOOK_S:
+            await self.look()
+            process.check_current()
         lease = self._known(declared, process, request)
         # From here on, nothing may be refused: the accounts change, and their rows must be stored.
         changes = Changes()
@@ -80,6 +84,11 @@ class Datasets:
         crash_points.point("units.leased")
         process.check_current()
         return reply
+
+    def _is_out_of(self, name: str) -> bool:
+        """Returns whether no unit of a dataset is left, so that a newly decided one makes a difference."""
+        dataset = self._accounts.named(name)
+        return dataset is not None and not dataset.pool and dataset.next == dataset.declared.positions
 
     def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
         """Returns the process's living lease, or None if it must begin one. Changes nothing.
@@ -151,7 +160,8 @@ class Datasets:
             crash_points.point("units.decided")
 
     def _decide(self, changes: Changes) -> None:
-        wall, now = self._run.clock.wall(), self._run.clock.monotonic()
+        wall = self._run.clock.wall()
+        self._looked_at = now = self._run.clock.monotonic()
         for lease in list(self._accounts.leases.values()):
             if not lease.ended and (why := self._lost(lease, wall)):
                 self._accounts.end(lease, why, changes)
