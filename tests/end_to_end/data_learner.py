@@ -52,7 +52,7 @@ def main(server: str, name: str, units: int, epochs: int, log: Path) -> None:
     with atoll.Learner(model, optimizer, server, name, drain_s=20.0) as learner:
         data = learner.units(source, "corpus", epochs=epochs)
         data.__class__ = Units
-        while not data.finished:
+        while data.more():
             for rows in DataLoader(data, batch_size=4):
                 x = rows % 32
                 optimizer.zero_grad()

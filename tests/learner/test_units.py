@@ -21,10 +21,13 @@ ROWS, UNIT = 20, 2
 
 
 class Registrar:
-    """Answers requests at once. others: how many more requests get no units, because other learners hold them."""
+    """Answers requests at once. others: how many more requests get no units, because other learners hold them.
 
-    def __init__(self, units: list[int], others: int = 0, most: int = 3) -> None:
-        self.left, self.others, self.most = units, others, most
+    returned: units that these learners then lose.
+    """
+
+    def __init__(self, units: list[int], others: int = 0, most: int = 3, returned: tuple[int, ...] = ()) -> None:
+        self.left, self.others, self.most, self.returned = units, others, most, list(returned)
         self.run, self.lease, self.handed = ("run", 1), 5, 0
         self.requests: list[pb.LeaseUnitsRequest] = []
         self.failure: LearnerError | None = None
@@ -38,6 +41,8 @@ class Registrar:
         reply.epochs.extend([0] * len(given))
         self.handed += len(given)
         self.others -= not given
+        if not given and self.others == 0:
+            self.left, self.returned = self.returned, []
         done = asked.finished == self.handed and self.others < 0
         reply.state = REPLY.STATE_LEASED if given else REPLY.STATE_FINISHED if done else REPLY.STATE_WAIT
         future: Future[Any] = Future()
@@ -82,7 +87,7 @@ def batches(loop: Loop, kind: str, batch_size: int) -> Iterator[Any]:
 def test_every_sample_of_every_unit_is_trained_in_order_and_known_as_trained(kind, batch_size):
     order = [3, 0, 7, 1, 2, 9, 4]
     loop = Loop(Registrar(list(order)))
-    while not loop.units.finished:
+    while loop.units.more():
         for batch in batches(loop, kind, batch_size):
             loop.step(batch)
     assert loop.samples() == rows_of(order)
@@ -104,7 +109,7 @@ def test_a_unit_counts_as_trained_only_after_the_step(kind):
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
 def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
     loop = Loop(Registrar([0, 1, 2, 3, 4, 5]))
-    while not loop.units.finished:
+    while loop.units.more():
         for batch in batches(loop, kind, 3):
             loop.step(batch)
             if loop.steps % 2:
@@ -116,16 +121,17 @@ def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
 def test_an_incomplete_batch_is_trained_before_the_learner_waits_for_others(kind):
     """Otherwise two learners could wait for the units in each other's incomplete batch."""
-    registrar = Registrar([0, 1, 2], others=3)
+    registrar = Registrar([0, 1, 2], others=3, returned=(9, 8))
     loop = Loop(registrar)
     rounds = 0
-    while not loop.units.finished:
+    while loop.units.more():
         rounds += 1
         for batch in batches(loop, kind, 4):
             loop.step(batch)
-    assert [len(batch) for batch in loop.trained] == [4, 2]
+    assert [len(batch) for batch in loop.trained] == [4, 2, 4]
+    assert loop.samples() == rows_of([0, 1, 2, 9, 8])
     assert rounds == 2
-    assert registrar.requests[-1].finished == 3
+    assert registrar.requests[-1].finished == 5
 
 
 def test_units_of_an_ended_lease_are_dropped_unless_they_were_begun():

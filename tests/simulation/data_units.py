@@ -173,7 +173,7 @@ class UnitFeed:
 
     def _begin(self) -> bool:
         try:
-            self._unit = self._queue.next(waits=False)
+            self._unit = self._queue.next()
         except NotYetError:
             return False
         if self._unit is None:

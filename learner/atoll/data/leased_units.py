@@ -76,12 +76,10 @@ class LeasedUnits:
         self._retry_s = 0.0  # before the next request; above 0 if other learners hold all units
         self.finished = False
 
-    def next(self, *, waits: bool) -> LeasedUnit | None:
-        """Returns the next unit to train. Waits for the core if none is left.
+    def next(self) -> LeasedUnit | None:
+        """Returns the next unit to train, or None if none can be leased now. Waits for the core's answer.
 
-        waits: whether to wait for units that other learners hold now, and that may return. Returns None if every unit
-        is trained, and without `waits` also if other learners hold all units. Raises LearnerError if the learner
-        cannot continue.
+        Raises LearnerError if the learner cannot continue.
         """
         while not self._valid():
             if self._asked is None:
@@ -89,13 +87,26 @@ class LeasedUnits:
             self._receive()
             if self._valid():  # training had to wait, so the next request asks for more
                 self._wanted = min(2 * self._wanted, MOST_UNITS)
-            elif self.finished or not (waits or self._retry_s == 0.0):
+            elif self.finished or self._retry_s:
                 return None
         if self._asked is None and len(self._queue) <= self._wanted // 2:
             self._ask()
         elif self._asked is not None and self._asked.done():
             self._receive()
         return self._queue.popleft()
+
+    def wait(self) -> bool:
+        """Waits until a unit can be leased. Returns False if every unit of the dataset is trained.
+
+        All handed-out samples must be trained. Raises LearnerError as `next`.
+        """
+        self._log.settle()
+        self.finished = False
+        while not (self._valid() or self.finished):
+            if self._asked is None:
+                self._ask()
+            self._receive()
+        return not self.finished
 
     def _valid(self) -> bool:
         """Returns whether there are units. A restore of the run to a checkpoint ends all leases."""

@@ -38,6 +38,7 @@ class UnitLog:
     def __init__(self) -> None:
         self._leases: dict[int, LeaseLog] = {}
         self._closed: set[int] = set()
+        self._step = 0  # the newest step
 
     def open(self, lease: int, lag: int) -> LeaseLog:
         """Adds a lease, and returns its log."""
@@ -53,10 +54,16 @@ class UnitLog:
 
         step: the number of the step, from 1.
         """
+        self._step = step
         for log in self._leases.values():
             log.recent.append(log.handed)
             if len(log.recent) > log.lag:
                 log.steps.extend([step] * (log.recent.popleft() - log.finished))
+
+    def settle(self) -> None:
+        """Records that all handed-out samples are trained, because the training loop has none left."""
+        for log in self._leases.values():
+            log.steps.extend([self._step] * (log.handed - log.finished))
 
     def ranges(self, after: int, upto: int) -> tuple[tuple[int, int, int], ...]:
         """Returns the units that were trained in the steps above `after`, up to `upto`: (lease, after, upto) each.

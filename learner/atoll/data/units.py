@@ -24,17 +24,16 @@ class Units(IterableDataset[Any]):
     """The samples of a dataset's units that this learner leases. `Learner.units` returns it.
 
         units = learner.units(source, name="corpus")
-        while not units.finished:
+        while units.more():
             for batch in DataLoader(units, batch_size=8):
                 ...
                 learner.step(tokens=batch.numel())
 
     A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
-    learners may then still hold units, which return if they are lost. So `finished` becomes True only when every unit
-    of all epochs is trained. A loader must not drop the last batch (`drop_last=True`), and must not be in a worker
-    process: `loader` returns one with worker processes.
+    learners may then still hold units, which return if they are lost, so `more` waits for them. A loader must not drop
+    the last batch (`drop_last=True`), and must not be in a worker process: `loader` returns one with worker processes.
 
-    finished: whether every unit of the dataset is trained. epoch: the epoch of the last sample, from 0.
+    epoch: the epoch of the last sample, from 0.
     """
 
     def __init__(self, source: Source, leased: LeasedUnits, declared: pb.DatasetDeclaration) -> None:
@@ -53,9 +52,13 @@ class Units(IterableDataset[Any]):
         self._put_back: deque[Place] = deque()  # places that a loader took and did not deliver
         self.epoch = 0
 
-    @property
-    def finished(self) -> bool:
-        return self._leased.finished and not self._next and not self._put_back
+    def more(self) -> bool:
+        """Waits until there are samples to train. Returns False when every unit of all epochs is trained.
+
+        Call it between `for` loops, after the last `Learner.step`: all samples so far then count as trained. Raises
+        LearnerError if the learner cannot continue.
+        """
+        return bool(self._next or self._put_back) or self._leased.wait()
 
     def __iter__(self) -> Iterator[Any]:
         """Yields samples until no unit can be leased. Raises LearnerError if the learner cannot continue."""
@@ -115,11 +118,9 @@ class Units(IterableDataset[Any]):
     def _begin(self) -> bool:
         """Begins the next unit. Returns False if there is none now.
 
-        Waits for units of other learners only if all earlier samples are trained. Otherwise, each learner could wait
-        for the units in the others' incomplete batches.
+        Does not wait for units of other learners, which may in turn wait for the units in an incomplete batch here.
         """
-        trained = self._unit is None or self._unit.log.finished >= self._unit.ordinal
-        leased = self._leased.next(waits=trained)
+        leased = self._leased.next()
         if leased is not None:
             self._unit = leased
         return leased is not None
