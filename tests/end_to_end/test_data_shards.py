@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import threading
 
-from tests.end_to_end.test_data_units import NAMES, Job, account
+from tests.end_to_end.test_data_units import NAMES, SILENCE, Job, account
 from tests.end_to_end.world import eventually, sharded
 
 
 def test_each_unit_is_consumed_once_by_all_shards_together(tmp_path):
     rng, pause = random.Random(1), threading.Event()
-    with sharded(tmp_path, 2, "--inner-steps", "8") as running:
+    with sharded(tmp_path, 2, "--inner-steps", "8", *SILENCE) as running:
         job = Job(running.registrar, tmp_path / "begun", list(running.shards.values()))
         for name in NAMES:
             job.start(name)

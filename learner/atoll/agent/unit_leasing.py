@@ -7,14 +7,18 @@ import random
 from collections.abc import Callable
 
 import grpc.aio
+import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, unary_reply
 
-from atoll.agent.call_errors import Remedy, backoff_s, detail, remedy
+from atoll.agent.call_errors import Remedy, backoff_s, detail, one_line, remedy
 from atoll.agent.core_view import CoreView
 from atoll.errors import LearnerError
 
+log = structlog.get_logger()
+
 LEASE_S = 20.0  # timeout of a call
+MANY = 3  # consecutive failures before a warning
 
 
 async def lease_units(
@@ -44,5 +48,7 @@ async def lease_units(
                     raise LearnerError(detail(error)) from error
                 case Remedy.JOIN_AGAIN:
                     shard.lose(session)
+            if failures == MANY:
+                log.warning("requests for data units keep failing", dataset=asked.dataset.name, error=one_line(error))
         await asyncio.sleep(backoff_s(failures, rng))
         failures += 1
