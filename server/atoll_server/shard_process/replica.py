@@ -38,7 +38,7 @@ class Replica(KnownRun):
         self.attached = False
         self._place = place
         self._view = self._stored = RunView()
-        self._unfenced: set[str] = set()  # learners with a newer process than the ledger knows
+        self._unfenced: set[str] = set()  # learners with a newer process, eviction or leave than the ledger knows
 
     @property
     def number(self) -> int:
@@ -123,9 +123,12 @@ class Replica(KnownRun):
         self._let_in(member.learner, member.incarnation, member.session)
         entry = self.registry.entries[member.learner]
         entry.region = member.region
-        if member.left and entry.incarnation == member.incarnation and entry.account.left_at is None:
-            await self.left(entry)
+        leaves = member.left and entry.incarnation == member.incarnation and entry.account.left_at is None
         evicted = member.evicted != entry.evicted
+        if leaves or evicted:
+            self._unfenced.add(entry.name)
+        if leaves:
+            await self.left(entry)
         if evicted:
             self.registry.evict(entry, member.evicted, self.clock.wall())
         await self.settled(entry)
