@@ -24,7 +24,8 @@ HOME = ROOT / "build/versions"
 GRPC = ["grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"]
 EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
-FRAMEWORKS = ["transformers", "accelerate", "lightning"]
+FRAMEWORKS = ["transformers", "accelerate", "lightning", "datasets", "torchdata"]
+WITH_FRAMEWORKS = ["tests/end_to_end/test_forking.py", "tests/learner/test_data_libraries.py"]
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
 NEED_TORCH = [
     f"tests/server/test_{name}.py" for name in ("folder_writer", "memory_budget", "parameter_source", "tensor_file")
@@ -110,7 +111,7 @@ def with_each(which: str, only: str | None, options: list[str]) -> bool:
         good &= tests(python, WITH_TORCH if torch else WITHOUT_TORCH, ["-m", FAST, *options])
         if torch:
             forking = "slow or frameworks" if which == "newest" else "slow"
-            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", forking, *options])
+            good &= tests(python, WITH_FRAMEWORKS, ["-m", forking, *options])
     return good and bool(found)
 
 

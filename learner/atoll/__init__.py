@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import atoll_wire as atoll_wire  # must come before any import of grpc: see `atoll_wire.forking`
 
 if TYPE_CHECKING:
+    from atoll import data as data
     from atoll.checkpoints.random_state import RandomState as RandomState
     from atoll.errors import LearnerError as LearnerError
     from atoll.learner import Learner as Learner
 
-__all__ = ["Learner", "LearnerError", "RandomState", "__version__"]
+__all__ = ["Learner", "LearnerError", "RandomState", "__version__", "data"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> object:
         from atoll.checkpoints.random_state import RandomState  # noqa: PLC0415 - lazy, see above
 
         return RandomState
+    if name == "data":
+        from importlib import import_module  # noqa: PLC0415
+
+        return import_module("atoll.data")
     if name == "LearnerError":
         from atoll.errors import LearnerError  # noqa: PLC0415
 

@@ -31,6 +31,10 @@ from atoll.checkpoints.directory import RunFacts
 from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
 from atoll.checkpoints.settings import checkpoint_settings
+from atoll.data.leased_units import LeasedUnits
+from atoll.data.sources import Source
+from atoll.data.unit_log import UnitLog
+from atoll.data.units import Units, check_single, declaration
 from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.errors import LearnerError
 from atoll.fragments import segments
@@ -138,6 +142,8 @@ class Learner:
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
         self._boundary: StepBoundary | None = None
+        self._units: dict[str, Units] = {}  # by name of the dataset
+        self._unit_log = UnitLog()
         self._watch: MovementWatch | None = None
         self._left = self._rests = False
         self._left_step_at = 0.0
@@ -228,7 +234,7 @@ class Learner:
         local = LocalParameters(
             parameters.values, divisions, agent.run_codec, anchors, keep=self._keep, ranks=ranks, coder=self._coder
         )
-        rounds = RoundAnswers(local, self._exchange, self._counters, agent.submit)
+        rounds = RoundAnswers(local, self._exchange, self._counters, agent.submit, self._unit_log)
         self._boundary = StepBoundary(
             self._identity.name,
             layout,
@@ -302,6 +308,7 @@ class Learner:
         if self._left:
             raise LearnerError(LEFT)
         boundary = self._mine(self._boundary)
+        self._unit_log.stepped(counters.steps + 1)
         counters.stepped(began - self._left_step_at, self._paused_since_step, loss)
         self._left_step_at, self._paused_since_step = began, 0.0
         grad = torch.is_grad_enabled()
@@ -312,6 +319,23 @@ class Learner:
             raise
         self._left_step_at = self._clock.monotonic()
         counters.blocked_s += self._left_step_at - began - stood_s
+
+    def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
+        """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
+
+        One learner of the run trains each unit of each epoch (see `atoll.data`). Raises LearnerError under torchrun.
+
+        source: the data, such as `atoll.data.Rows` or `atoll.data.TokenFile`. name: of the dataset in the run; all
+        learners need the same source, seed and epochs for it. seed: of the order of units, which differs between
+        epochs. lag: number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
+        """
+        check_single(self._mine(self._ranks).size)
+        if name in self._units:
+            raise LearnerError(f'dataset "{name}" is already in use: keep what units() returned, or use another name')
+        declared = declaration(source, name, seed, epochs)
+        leased = LeasedUnits(declared, self._mine(self._agent), self._unit_log, lag, self._agent_failure)
+        self._units[name] = Units(source, leased, declared)
+        return self._units[name]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

@@ -65,6 +65,11 @@ class OuterStub(object):
                 request_serializer=atoll__wire_dot_outer__pb2.Progress.SerializeToString,
                 response_deserializer=atoll__wire_dot_outer__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.LeaseUnits = channel.unary_unary(
+                '/atoll.v1.Outer/LeaseUnits',
+                request_serializer=atoll__wire_dot_outer__pb2.LeaseUnitsRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.LeaseUnitsReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/atoll.v1.Outer/Leave',
                 request_serializer=atoll__wire_dot_outer__pb2.LeaveRequest.SerializeToString,
@@ -119,6 +124,14 @@ class OuterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaseUnits(self, request, context):
+        """Leases units of a dataset to a learner. Only the registrar answers it. The call is idempotent: units that the learner
+        has not received are sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Leaves the run, which ends the learner's goodput accounting.
         """
@@ -158,6 +171,11 @@ def add_OuterServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=atoll__wire_dot_outer__pb2.Progress.FromString,
                     response_serializer=atoll__wire_dot_outer__pb2.ReportReply.SerializeToString,
+            ),
+            'LeaseUnits': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseUnits,
+                    request_deserializer=atoll__wire_dot_outer__pb2.LeaseUnitsRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.LeaseUnitsReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -328,6 +346,33 @@ class Outer(object):
             '/atoll.v1.Outer/Report',
             atoll__wire_dot_outer__pb2.Progress.SerializeToString,
             atoll__wire_dot_outer__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseUnits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Outer/LeaseUnits',
+            atoll__wire_dot_outer__pb2.LeaseUnitsRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.LeaseUnitsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -229,6 +229,9 @@ class Limits(ServerLimits):
             description="Seconds without a new frame after which an upload loses its reserved disk space.",
         ),
     ] = 60.0
+    units_silence_s: Annotated[
+        float, Field(gt=0, le=604_800, description="Seconds of silence after which a learner's data units return.")
+    ] = 300.0
     lease_s: Annotated[
         float,
         Field(

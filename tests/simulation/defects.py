@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate
 
 from tests.simulation import disk
+from tests.simulation.data_defects import DATA_DEFECTS
 
 DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
@@ -1048,3 +1050,7 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
 
     with patch(adoption, "GIVEN_UP", Never((0, 0))):
         yield
+
+
+for each in DATA_DEFECTS:
+    DEFECTS[each.__name__] = partial(each, patch)

@@ -27,6 +27,7 @@ from atoll.agent.fetching import Fetcher
 from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription, planned
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
+from atoll.agent.unit_leasing import lease_units
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
@@ -342,6 +343,12 @@ class RunSession:
     def submit(self, taken: Submission) -> None:
         """Starts to send a pseudo-gradient. Returns immediately."""
         self._sender.send(self.core.tracks[taken.fragment], taken)
+
+    async def lease_units(
+        self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
+    ) -> tuple[pb.LeaseUnitsReply, int]:
+        """See `unit_leasing`."""
+        return await lease_units(self.core, request, after_s, self._rng)
 
     async def say_goodbye(self) -> None:
         """Leaves every connected shard. Afterwards the caller must end `live`: the learner cannot join again."""

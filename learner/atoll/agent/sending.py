@@ -139,6 +139,7 @@ class Sender:
                 frames=len(in_flight.table),
                 size_bytes=sum(length for length, _ in in_flight.table),
                 digest=frame_codec.frames_digest(in_flight.table),
+                units=[pb.UnitRange(lease=n, after=after, upto=upto) for n, after, upto in in_flight.taken.units],
             )
 
         def sent(index: int) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import structlog
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.layout.frame_spans import Codec
@@ -109,6 +110,13 @@ class Agent:
         assert self._session is not None, "call wait_ready first"
         self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
+
+    def lease_units(
+        self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
+    ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
+        """Asks for units of a dataset (see `unit_leasing`). The result is cancelled if the agent ends first."""
+        assert self._session is not None and self._loop is not None, "call wait_ready first"  # noqa: PT018
+        return asyncio.run_coroutine_threadsafe(self._session.lease_units(request, after_s), self._loop)
 
     def leave(self) -> None:
         """Leaves the run if the core is connected, and ends the thread. Also works before joining."""

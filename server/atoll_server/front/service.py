@@ -168,6 +168,15 @@ class FrontService(rpc.OuterServicer):
             finally:
                 await discard_rest(requests)
 
+    async def LeaseUnits(self, request: pb.LeaseUnitsRequest, context: Context) -> pb.LeaseUnitsReply:
+        """Passes a learner's request for data units on to the core."""
+        shard = self._routes.near(request.session)
+        async with self._answering(context, shard, request.session):
+            self._may(context, request.session.learner)
+            with shard.link.quick.use() as connection:
+                reply: pb.LeaseUnitsReply = await unary_reply(connection.stub.LeaseUnits(request, timeout=QUICK_S))
+            return reply
+
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Tells a shard that a learner leaves."""
         shard = self._routes.numbered(request.session, request.last.shard)

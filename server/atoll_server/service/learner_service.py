@@ -270,6 +270,16 @@ class OuterService(rpc.OuterServicer):
         finally:
             await discard_rest(requests)
 
+    async def LeaseUnits(self, request: pb.LeaseUnitsRequest, context: Context) -> pb.LeaseUnitsReply:
+        """Leases units of a dataset to a learner."""
+        try:
+            process = self._session(context, request.session)
+            if not isinstance(self._core, Core):
+                raise self._elsewhere("lease data units")
+            return await self._core.datasets.lease(process, request)
+        except Refused as refused:
+            await abort(context, refused)
+
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Receives a learner's announcement that it is leaving."""
         try:
@@ -287,12 +297,16 @@ class OuterService(rpc.OuterServicer):
     def _joining(self) -> Joining:
         """Returns the object that handles Joins. Raises Refused if this process is not the registrar's."""
         if self._joins is None:
-            text = (
-                f"this is shard {self._run.number} of the run, where learners cannot join: give the learner the "
-                f"address of the registrar ({self._core.settings.registrar}) or of a front"
-            )
-            raise Refused(Status.FAILED_PRECONDITION, text)
+            raise self._elsewhere("join")
         return self._joins
+
+    def _elsewhere(self, what: str) -> Refused:
+        """Returns the refusal for a call that only the registrar answers. what: the call, as text."""
+        text = (
+            f"this is shard {self._run.number} of the run, where learners cannot {what}: give the learner the "
+            f"address of the registrar ({self._core.settings.registrar}) or of a front"
+        )
+        return Refused(Status.FAILED_PRECONDITION, text)
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
         """Returns the learner process that made the call. Raises Refused if its certificate or session is not valid."""

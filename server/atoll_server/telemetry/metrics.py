@@ -75,6 +75,14 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from the core's start until it served"),
     ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which each start increases by one"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
+    ("atoll_data_units", GaugeMetricFamily, ("dataset", "state"), "Units of all epochs of a dataset, by state"),
+    (
+        "atoll_data_repeated_units",
+        GaugeMetricFamily,
+        ("dataset",),
+        "Merged work on units that were trained again, in units",
+    ),
+    ("atoll_data_lost_units", GaugeMetricFamily, ("dataset",), "Parts of consumed units not merged, in units"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
