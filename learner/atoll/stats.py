@@ -31,10 +31,16 @@ class Stats:
     paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
     pending: number of contributions whose fate is unknown. After leaving: number of contributions that the core did not
     acknowledge.
+    skipped: number of calls of `step` after which a gradient scaler had skipped the optimizer's step. They count in
+    neither steps nor tokens.
+    earlier_steps, earlier_tokens: those of earlier processes with this name, as the core counted them.
     """
 
     steps: int
     tokens: int
+    skipped: int
+    earlier_steps: int
+    earlier_tokens: int
     run_tokens: int
     blocked_s: float
     stepping_s: float
@@ -59,10 +65,13 @@ class Stats:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters since the Learner's block was entered. The training thread and the agent write different counters."""
+    """Counters since the Learner was started. The training thread and the agent write different counters."""
 
     steps: int = 0
     tokens: int = 0
+    skipped: int = 0
+    earlier_steps: int = 0
+    earlier_tokens: int = 0
     loss: float = float("nan")
     step_time_s: float = 0.0
     stepping_s: float = 0.0
