@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from atoll.checkpoints.random_state import RandomState as RandomState
     from atoll.errors import LearnerError as LearnerError
     from atoll.learner import Learner as Learner
+    from atoll.stats import Stats as Stats
 
-__all__ = ["Learner", "LearnerError", "RandomState", "__version__"]
+__all__ = ["Learner", "LearnerError", "RandomState", "Stats", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> object:
         from atoll.checkpoints.random_state import RandomState  # noqa: PLC0415 - lazy, see above
 
         return RandomState
+    if name == "Stats":
+        from atoll.stats import Stats  # noqa: PLC0415
+
+        return Stats
     if name == "LearnerError":
         from atoll.errors import LearnerError  # noqa: PLC0415
 

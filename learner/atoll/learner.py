@@ -169,6 +169,7 @@ class Learner:
         self._skips: SkippedSteps | None = None
         self._times = StepTimes(self._counters, self._clock)
         self._left = False
+        self._carried = 0  # tokens of skipped steps since the last step that was taken
 
     def __enter__(self) -> Learner:
         return self.start()
@@ -379,9 +380,9 @@ class Learner:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
 
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
-        the next actions with a small all-reduce, which runs while the model trains. If a gradient scaler skipped the
-        optimizer's step, the call counts neither the step nor its tokens. For a fused optimizer with a scaler, it then
-        waits for the GPU.
+        the next actions with a small all-reduce, which runs while the model trains. If no optimizer took a step since
+        the last call, as when a gradient scaler skips it, the call counts no step, and its tokens count with the next
+        step. For a fused optimizer with a scaler, the call waits for the GPU.
 
         A loop may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the
         work. With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError.
@@ -409,9 +410,10 @@ class Learner:
         came_at = self._times.came(loss)
         skipped = self._skips is not None and self._skips.skipped()
         self._counters.skipped += skipped
+        tokens, self._carried = (0, self._carried + tokens) if skipped else (self._carried + tokens, 0)
         grad = torch.is_grad_enabled()
         try:
-            stood_s = boundary.step(0 if skipped else tokens, int(not skipped))
+            stood_s = boundary.step(tokens, int(not skipped))
         except BaseException:
             torch.set_grad_enabled(grad)  # an exception of a signal handler may interrupt `torch.no_grad` itself
             raise

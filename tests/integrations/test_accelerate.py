@@ -8,7 +8,7 @@ import torch
 from tests.end_to_end.world import core, eventually
 from tests.integrations.world import REAL_TOKENS, Sentences, gpt, learner_status
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 BATCH = 4
 
 

@@ -14,7 +14,7 @@ from tests.end_to_end.world import core, eventually
 from tests.integrations.test_transformers import trainer
 from tests.integrations.world import gpt
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 
 
 def adapted(base_seed=0, seed=0):

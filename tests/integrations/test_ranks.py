@@ -12,7 +12,7 @@ from tests.end_to_end.world import core, eventually
 from tests.integrations.rank import BATCH, STEPS
 from tests.integrations.world import REAL_TOKENS, learner_status
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("trainer", ["transformers", "lightning", "accelerate"])
@@ -21,7 +21,7 @@ def test_two_ranks_are_one_learner(tmp_path, trainer):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         script = ["-m", "tests.integrations.rank", trainer, running.address, str(tmp_path / "out")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=110, env=environment)
+        done = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
         counted = done.stdout.split("counted ")[1].split()[:4]
         assert counted == [str(STEPS), str(STEPS * 2 * 2 * BATCH * REAL_TOKENS), "0", "0.0"]

@@ -14,7 +14,7 @@ import torch
 from tests.end_to_end.world import core, eventually
 from tests.integrations.world import REAL_TOKENS, Sentences, gpt, learner_status
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 BATCH = 4
 
 
@@ -245,7 +245,7 @@ print("ended", trainer.state.global_step, stats.steps, stats.earlier_steps)
 def test_a_killed_process_resumes_from_its_trainers_checkpoint_under_its_name(running, tmp_path):
     def ran(dies_at):
         command = [sys.executable, "-c", KILLED, running.address, str(tmp_path / "out"), str(dies_at)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, capture_output=True, text=True, timeout=180)
 
     assert ran(12).returncode == -signal.SIGKILL
     eventually(lambda: learner_status(running).state in {"silent", "live"})

@@ -1,4 +1,4 @@
-"""Optimizer steps that a gradient scaler skipped count neither as steps nor as tokens."""
+"""Optimizer steps that a gradient scaler skipped do not count, and their tokens count with the next step."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ class Scaled:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_skipped_step_counts_neither_as_a_step_nor_as_tokens(core, kind):
+def test_a_skipped_step_does_not_count_and_its_tokens_count_with_the_next(core, kind):
     loop = Scaled(core.address, kind)
     with loop.learner as learner:
         for number in range(12):
             before = loop.model.first.weight.detach().clone()
             loop.turn(overflows=number in {3, 4, 9})
             assert torch.equal(before, loop.model.first.weight) == (number in {3, 4, 9})
+            if number == 4:
+                assert (learner.stats().steps, learner.stats().tokens) == (3, 30)
         stats = learner.stats()
-    assert (stats.steps, stats.tokens, stats.skipped) == (9, 90, 3)
-    assert {header.tokens for header in core.headers.values()} == {90}
+    assert (stats.steps, stats.tokens, stats.skipped) == (9, 120, 3)
+    assert {header.tokens for header in core.headers.values()} == {120}
     assert {header.steps for header in core.headers.values()} == {9}
-    assert core.progress[-1].tokens == 90
+    assert core.progress[-1].tokens == 120
 
 
 def test_updates_are_adopted_at_skipped_steps(core):
@@ -61,6 +63,19 @@ def test_updates_are_adopted_at_skipped_steps(core):
         core.merge(0)
         until(lambda: loop.turn(overflows=True) or learner.stats().versions[0] == 1)
         assert learner.stats().steps == 1
+
+
+def test_a_call_per_micro_batch_counts_the_optimizers_steps_and_all_tokens(core):
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with Learner(model, optimizer, core.address, "a", **SETTINGS) as learner:
+        optimizer.step()
+        learner.step(tokens=10)
+        for number in range(12):
+            if number % 4 == 3:
+                optimizer.step()
+            learner.step(tokens=10)
+        assert (learner.stats().steps, learner.stats().tokens) == (4, 130)
 
 
 def test_one_skipped_optimizer_of_two_is_no_skipped_step(core):

@@ -1,7 +1,7 @@
 """Recognises calls of `Learner.step` for which a gradient scaler skipped the optimizer's step.
 
 A scaler skips a step if a gradient is infinite or NaN. It then does not call the optimizer, or tells a fused optimizer
-with `found_inf` to change nothing.
+with `found_inf` to change nothing. Calls after each micro-batch of an accumulated step look the same.
 """
 
 from __future__ import annotations

@@ -88,13 +88,24 @@ class AcceleratedLearner:
         self.close(drain=kind is None)
 
     def start(self) -> AcceleratedLearner:
-        """Joins the run, as entering the block does. Raises LearnerError."""
+        """Joins the run, as entering the block does.
+
+        Returns:
+            This object.
+
+        Raises:
+            LearnerError: If the learner cannot join.
+        """
         model = self._accelerator.unwrap_model(self._model)
         self._session.begin(model, self._optimizers, self._schedulers, self._schedule_steps)
         return self
 
     def close(self, *, drain: bool = True) -> None:
-        """Leaves the run. Repeated calls are allowed. drain: whether to send outstanding work first."""
+        """Leaves the run. Repeated calls are allowed.
+
+        Args:
+            drain: Whether to send outstanding work first.
+        """
         self._session.end(drain=drain)
 
     def step(self, batch: object, loss: float | None = None) -> bool:
@@ -109,13 +120,26 @@ class AcceleratedLearner:
 
         Raises:
             LearnerError: If the tokens cannot be counted, or the learner cannot continue.
+
+        Example:
+            ```python
+            if learner.step(batch):
+                break
+            ```
         """
         self._session.count(batch)
         return self._session.step(loss) if self._accelerator.sync_gradients else False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Context manager for evaluation and `save_state`, so that they do not count as lost time."""
+        """Context manager for evaluation and `save_state`, so that they do not count as lost time.
+
+        Example:
+            ```python
+            with learner.pause():
+                accelerator.save_state("state")
+            ```
+        """
         self._session.rest()
         try:
             yield
@@ -123,5 +147,11 @@ class AcceleratedLearner:
             self._session.resume()
 
     def metrics(self) -> dict[str, float]:
-        """Returns figures of the run for `accelerator.log`, such as `atoll/run_tokens`."""
+        """Returns figures of the run, by name, such as `atoll/run_tokens`.
+
+        Example:
+            ```python
+            accelerator.log({"loss": loss.item(), **learner.metrics()}, step=step)
+            ```
+        """
         return run_metrics(self._session.learner) if self._session.learner is not None else {}

@@ -67,7 +67,11 @@ class AtollCallback(Callback):
         return self._session.learner
 
     def close(self, *, drain: bool = True) -> None:
-        """Leaves the run. Repeated calls are allowed. drain: whether to send outstanding work first."""
+        """Leaves the run. Repeated calls are allowed.
+
+        Args:
+            drain: Whether to send outstanding work first.
+        """
         self._session.end(drain=drain)
 
     # ------------------------------------------------------------------------------ Lightning's events

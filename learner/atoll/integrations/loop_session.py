@@ -52,6 +52,7 @@ class LoopSession:
     ) -> None:
         """Joins the run. steps: number of steps that the schedulers were made for. Raises LearnerError."""
         self.end(drain=False)
+        self._tokens.take()  # of a step that an error interrupted
         learner = self.learner = Learner(model, list(optimizers), **self._options)
         self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
         learner.start()

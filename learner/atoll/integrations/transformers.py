@@ -75,7 +75,11 @@ class AtollCallback(TrainerCallback):
         return self._session.learner
 
     def close(self, *, drain: bool = True) -> None:
-        """Leaves the run. Repeated calls are allowed. drain: whether to send outstanding work first."""
+        """Leaves the run. Repeated calls are allowed.
+
+        Args:
+            drain: Whether to send outstanding work first.
+        """
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -180,7 +184,7 @@ class AtollCallback(TrainerCallback):
         del args, given
         learner = self._session.learner
         if learner is not None and self._session.is_training:
-            self._loss = logs.get("loss")
+            self._loss = logs.get("loss", self._loss)
             figures = run_metrics(learner)
             logs.update(figures)
             state.log_history[-1].update(figures)
