@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from atoll.checkpoints.random_state import RandomState as RandomState
     from atoll.errors import LearnerError as LearnerError
     from atoll.learner import Learner as Learner
+    from atoll.stats import Stats as Stats
 
-__all__ = ["Learner", "LearnerError", "RandomState", "__version__", "data"]
+__all__ = ["Learner", "LearnerError", "RandomState", "Stats", "__version__", "data"]
 
 
 def __getattr__(name: str) -> object:
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> object:
         from importlib import import_module  # noqa: PLC0415
 
         return import_module("atoll.data")
+    if name == "Stats":
+        from atoll.stats import Stats  # noqa: PLC0415
+
+        return Stats
     if name == "LearnerError":
         from atoll.errors import LearnerError  # noqa: PLC0415
 

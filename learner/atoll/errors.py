@@ -6,7 +6,16 @@ from atoll_wire.errors import UserError
 
 
 class LearnerError(UserError):
-    """The learner cannot join or continue. The message states the fact, the cause and the fix."""
+    """The learner cannot join or continue. The message is one line with the fact, the cause and the fix.
+
+    Example:
+        ```python
+        try:
+            learner.start()
+        except atoll.LearnerError as error:
+            sys.exit(f"error: {error}")
+        ```
+    """
 
 
 NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

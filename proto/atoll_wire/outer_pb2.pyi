@@ -110,7 +110,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards", "earlier_tokens", "earlier_steps")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -144,6 +144,8 @@ class JoinReply(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_STEPS_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
     generation: int
@@ -158,7 +160,9 @@ class JoinReply(_message.Message):
     log: int
     voided_tokens: int
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+    earlier_tokens: int
+    earlier_steps: int
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., earlier_tokens: _Optional[int] = ..., earlier_steps: _Optional[int] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("address", "fragments")

@@ -527,7 +527,8 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportCheckpoint(self, request, context):
-        """Streams the published model as a safetensors file for load_state_dict(strict=True).
+        """Streams the published model as a safetensors file for load_state_dict(). It lacks the frozen parameters that the
+        initial parameters lack.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -81,6 +81,7 @@ class Joiner:
         self._core = core
         self._counters = counters
         self._nonce = secrets.randbits(63) | 1
+        self.sent_initial = False  # whether the core has accepted this learner's initial parameters
 
     async def join(self) -> pb.JoinReply:
         """Joins, and waits until the run has parameters.
@@ -132,7 +133,7 @@ class Joiner:
         )
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
-        """Sends the whole state_dict as a safetensors file: a header, then chunks."""
+        """Sends the initial parameters as a safetensors file: a header, then chunks."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "first.safetensors"
             await asyncio.to_thread(self._model.save, path)
@@ -152,6 +153,7 @@ class Joiner:
                         await call.write(pb.InitialiseRequest(chunk=chunk))
                     await call.done_writing()
                 await call
+            self.sent_initial = True
             self._counters.bytes_whole += header.size_bytes
 
 

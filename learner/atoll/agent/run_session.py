@@ -199,6 +199,7 @@ class RunSession:
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, restored=restored)
         self._counters.total_tokens = reply.settings.total_tokens
+        self._counters.earlier_tokens, self._counters.earlier_steps = reply.earlier_tokens, reply.earlier_steps
         if self._said_away:
             log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
@@ -349,6 +350,11 @@ class RunSession:
     ) -> tuple[pb.LeaseUnitsReply, int]:
         """See `unit_leasing`."""
         return await lease_units(self.core, request, after_s, self._rng)
+
+    @property
+    def began_run(self) -> bool:
+        """Whether the run began with this learner's parameters."""
+        return self._joiner.sent_initial
 
     async def say_goodbye(self) -> None:
         """Leaves every connected shard. Afterwards the caller must end `live`: the learner cannot join again."""

@@ -105,6 +105,12 @@ class Agent:
         session = self._session.core.session
         return session.run, session.generation
 
+    @property
+    def began_run(self) -> bool:
+        """Whether the run began with this learner's parameters. Available after `wait_ready`."""
+        assert self._session is not None, "call wait_ready first"
+        return self._session.began_run
+
     def submit(self, taken: Submission) -> None:
         """Passes a pseudo-gradient to the agent, which sends it. Idempotent."""
         assert self._session is not None, "call wait_ready first"

@@ -2,12 +2,11 @@
 
 Trainable tensors are written in the model's own types, and tied tensors are written once for each name. Frozen tensors
 and buffers keep their values from the initial parameters. The metadata lists the tensors whose values may have changed
-in training.
+in training, and the frozen parameters that the initial parameters lack. Without these, the model loads over its base.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,7 +15,7 @@ from atoll_wire.layout.tensor_header import Sink, TensorHead, write_header
 from numpy.typing import NDArray
 
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data
-from atoll_server.checkpoints.unshared_tensors import LISTED, unshared
+from atoll_server.checkpoints.unshared_tensors import metadata_lists
 from atoll_server.merging.merge import FragmentState
 
 VERSIONS = "atoll.versions"  # key in the metadata
@@ -62,9 +61,7 @@ def metadata_of(layout: Layout, initial: TensorFile, versions: Mapping[int, int]
         "format": "pt",
         VERSIONS: ",".join(str(versions[fragment.index]) for fragment in layout.fragments),
     }
-    if stale := unshared(initial.entries, _owners(layout), initial.metadata):
-        metadata[LISTED] = json.dumps(stale)
-    return metadata
+    return metadata | metadata_lists(initial.entries, _owners(layout), initial.metadata)
 
 
 def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:

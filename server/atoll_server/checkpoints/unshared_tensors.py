@@ -1,7 +1,9 @@
-"""A model's tensors that change in training but are not shared. An export contains their initial values.
+"""A model's tensors that learners do not share, as the metadata of the initial parameters and of each export list them.
 
-Unshared tensors are the running averages of BatchNorm and similar layers, recognised by name, and tensors that the
-first learner listed. The learner's list is in the metadata of the initial parameters' file and of each export.
+- Unshared tensors change in training. An export contains their initial values. They are the running averages of
+  BatchNorm and similar layers, recognised by name, and the tensors that the first learner listed.
+- Buffers may change in training. An export contains their initial values.
+- Frozen parameters are the same on all learners. If the first learner did not send them, an export lacks them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-LISTED = "atoll.initial"  # key in the metadata; the value is a JSON list of names
+# Keys in the metadata. Each value is a JSON list of names.
+LISTED = "atoll.initial"  # unshared tensors
+BUFFERS = "atoll.buffers"
+FROZEN = "atoll.frozen"  # frozen parameters that the file lacks
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
 MAX_SHOWN = 80  # number of characters of a name that the warning shows
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
@@ -32,31 +37,60 @@ def warning(names: Collection[str]) -> str:
     """Returns the warning about an export with these unshared tensors, or an empty string if there are none."""
     if not names:
         return ""
-    first = json.dumps(min(names)[:MAX_SHOWN])
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"the file has only initial values for {first}{others}, since learners do not share these values. The model "
+        f"the file has only initial values for {_shown(names)}, since learners do not share these values. The model "
         f"may be useless with initial values: recompute BatchNorm averages with {REMEDY}"
     )
 
 
-def warning_of(export: Path) -> str:
-    """Returns the warning about the unshared tensors in an exported file, or an empty string if there are none."""
+def missing_warning(names: Collection[str]) -> str:
+    """Returns the warning about an export that lacks these frozen parameters, or an empty string if there are none."""
+    if not names:
+        return ""
+    return (
+        f"the file lacks {_shown(names)}, since the first learner did not send frozen parameters: load the base model, "
+        "and then this file with load_state_dict(strict=False)"
+    )
+
+
+def warnings_of(export: Path, *, trained: bool) -> list[str]:
+    """Returns the warnings about an exported file. trained: whether training may have changed the model."""
     with export.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
-    return warning(listed(header.get("__metadata__", {})))
+    metadata = header.get("__metadata__", {})
+    found = [warning(listed(metadata)) if trained else "", missing_warning(listed(metadata, FROZEN))]
+    return [text for text in found if text]
 
 
-def listed(metadata: object) -> list[str]:
-    """Returns the names that a file's metadata lists, or no names if the list is invalid.
+def metadata_lists(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> dict[str, str]:
+    """Returns the lists of names in the metadata of an export.
+
+    names, metadata: from the file of the initial parameters. trained: names of trained tensors.
+    """
+    lists = {
+        LISTED: unshared(names, trained, metadata),
+        BUFFERS: sorted(set(listed(metadata, BUFFERS)) & set(names) - set(trained)),
+        FROZEN: sorted(set(listed(metadata, FROZEN)) - set(names) - set(trained)),
+    }
+    return {key: json.dumps(found) for key, found in lists.items() if found}
+
+
+def _shown(names: Collection[str]) -> str:
+    """Returns the first name, shortened, and the number of the others."""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return json.dumps(min(names)[:MAX_SHOWN]) + others
+
+
+def listed(metadata: object, key: str = LISTED) -> list[str]:
+    """Returns the names that a file's metadata lists under a key, or no names if the list is invalid.
 
     The list comes from a learner, so it can be invalid.
     """
     if not isinstance(metadata, Mapping):
         return []
     try:
-        names = json.loads(metadata.get(LISTED, "[]"))
+        names = json.loads(metadata.get(key, "[]"))
     except (ValueError, TypeError, RecursionError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -279,7 +279,7 @@ def checkpoint_export(
         ),
     ] = None,
 ) -> None:
-    """Write the published model as a file that load_state_dict(strict=True) accepts, or as a folder of files.
+    """Write the published model as a file that load_state_dict() accepts, or as a folder of files.
 
     A folder follows the format of Hugging Face's libraries: files and an index. It replaces an earlier
     export with the same path.

@@ -14,7 +14,7 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.sizes import parse_size
 
 from atoll_server.checkpoints.folder_writer import folder_writer
-from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.checkpoints.unshared_tensors import warnings_of
 
 SMALLEST = 1 << 20
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
@@ -117,5 +117,5 @@ def print_export(out: Path, *, trained: bool) -> None:
     files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
     size = sum(file.stat().st_size for file in files)
     print(f"wrote {out} ({size / 1e6:.1f} MB{f' in {len(files)} files' if out.is_dir() else ''})")
-    if trained and (stale := warning_of(files[0])):
-        print(f"warning: {stale}")
+    for text in warnings_of(files[0], trained=trained):
+        print(f"warning: {text}")

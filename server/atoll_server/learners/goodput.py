@@ -333,8 +333,11 @@ class TimeAccount:
 
     def total(self, name: str) -> Any:  # noqa: ANN401
         """Returns the sum of a counter over all incarnations. name: a field of IncarnationCounters."""
-        mine = getattr(self.current, name)
-        return mine + getattr(self.past[0], name) if self.past else mine
+        return getattr(self.current, name) + self.earlier(name)
+
+    def earlier(self, name: str) -> Any:  # noqa: ANN401
+        """Returns the sum of a counter over all dead incarnations. name: a field of IncarnationCounters."""
+        return getattr(self.past[0], name) if self.past else 0
 
     def balance(self, now: float) -> GoodputTotals:
         """Returns the learner's useful, provisioned and lost time up to `now`, in wall-clock seconds."""
