@@ -10,11 +10,11 @@ from pathlib import Path
 
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.tensor_header import INDEX, Sink
+from atoll_wire.model_file.unshared_tensors import warning_of
 from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.sizes import parse_size
 
 from atoll_server.checkpoints.folder_writer import folder_writer
-from atoll_server.checkpoints.unshared_tensors import warning_of
 
 SMALLEST = 1 << 20
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
