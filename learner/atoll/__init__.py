@@ -1,6 +1,7 @@
 """Atoll: train one model on many islands of compute that never wait for each other.
 
-`Learner` is imported on first use because it needs torch. A machine that runs only a core does not need torch.
+`Learner` and `Follower` are imported on first use because they need torch. A machine that runs only a core does not
+need torch.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import atoll_wire as atoll_wire  # must come before any import of grpc: see `ato
 
 if TYPE_CHECKING:
     from atoll.checkpoints.random_state import RandomState as RandomState
+    from atoll.errors import FollowerError as FollowerError
     from atoll.errors import LearnerError as LearnerError
+    from atoll.follower.follower import Follower as Follower
     from atoll.learner import Learner as Learner
 
-__all__ = ["Learner", "LearnerError", "RandomState", "__version__"]
+__all__ = ["Follower", "FollowerError", "Learner", "LearnerError", "RandomState", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,10 +29,14 @@ def __getattr__(name: str) -> object:
         from atoll.checkpoints.random_state import RandomState  # noqa: PLC0415 - lazy, see above
 
         return RandomState
-    if name == "LearnerError":
-        from atoll.errors import LearnerError  # noqa: PLC0415
+    if name == "Follower":
+        from atoll.follower.follower import Follower  # noqa: PLC0415 - lazy, see above
 
-        return LearnerError
+        return Follower
+    if name in {"FollowerError", "LearnerError"}:
+        from atoll import errors  # noqa: PLC0415
+
+        return getattr(errors, name)
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415
 

@@ -23,9 +23,10 @@ from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll.agent import coordination, fetching, partial_fetch, run_session, sending, shard_session
+from atoll.agent import coordination, fetching, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption, segments
+from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import core_connection

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from concurrent.futures import Future, wait
 
 import structlog
 from atoll_wire.codec import frame_codec
@@ -21,7 +20,6 @@ from atoll_wire.layout.layout import Layout
 from atoll_wire.process import logs
 from atoll_wire.process.clock import Clock
 
-from atoll.agent.call_errors import GOODBYE_S
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
@@ -31,11 +29,11 @@ from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
+from atoll.transfers.call_errors import GOODBYE_S
+from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
 
 log = structlog.get_logger()
 
-LOOP_CLOSED = "Event loop is closed"
-WORKERS = 4  # threads for encoding, decoding and disk; each works on one fragment at a time
 ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
 
 
@@ -139,7 +137,7 @@ class Agent:
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         self._loop.set_exception_handler(ignore_known_grpc_errors)
-        self._loop.set_default_executor(_started_workers())
+        self._loop.set_default_executor(started_workers())
         if self._leaving:
             return
         with compiling_is_logged():
@@ -187,14 +185,6 @@ class Agent:
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())
 
 
-def _started_workers() -> ThreadPoolExecutor:
-    """Returns a pool whose threads have all started, so that a learner's thread count does not depend on its load."""
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll worker")
-    meeting = threading.Barrier(WORKERS, timeout=ENDING_S)  # if a thread cannot start, the others must not wait
-    wait([pool.submit(meeting.wait) for _ in range(WORKERS)])
-    return pool
-
-
 def _interpreter_ends() -> bool:
     """Returns whether the interpreter is ending.
 
@@ -203,14 +193,3 @@ def _interpreter_ends() -> bool:
     main = threading.main_thread()
     main.join(ENDING_S)
     return not main.is_alive()
-
-
-def ignore_known_grpc_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores two known errors of several gRPC loops in a process (grpc#25364).
-
-    For each event, gRPC wakes all loops, including loops without an event and loops that have closed.
-    """
-    error = context.get("exception")
-    known = isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and str(error) == LOOP_CLOSED)
-    if not (known and "PollerCompletionQueue" in context["message"]):
-        loop.default_exception_handler(context)
