@@ -430,20 +430,22 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("run", "generation", "settings", "fingerprint", "shards", "fixed_bytes")
+    __slots__ = ("run", "generation", "settings", "fingerprint", "shards", "fixed_bytes", "fixed_frames")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     settings: RunSettings
     fingerprint: bytes
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
     fixed_bytes: int
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., fixed_bytes: _Optional[int] = ...) -> None: ...
+    fixed_frames: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., fixed_bytes: _Optional[int] = ..., fixed_frames: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("run", "generation")

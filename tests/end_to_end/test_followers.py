@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import atoll
 import pytest
 import torch
+from atoll.demo.processes import free_port
 from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint
 from atoll_server.cli.run_directory import restore_checkpoint
 from atoll_wire import outer_pb2 as pb
@@ -19,7 +21,7 @@ from tests.end_to_end.following import exported, recorder, training
 from tests.end_to_end.relay import relay
 from tests.end_to_end.test_checkpoint import _train_theirs
 from tests.end_to_end.test_training import Somebodys
-from tests.end_to_end.world import core, eventually, sharded, small_model, train
+from tests.end_to_end.world import core, eventually, figures, front, sharded, small_model, train
 
 VERSIONS = 100
 
@@ -176,3 +178,54 @@ def test_pull_says_what_is_wrong(tmp_path):
             timeout=60,
         )
     assert nowhere.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'none' / 'x'} cannot be written (No such")
+
+
+def wan(figures: dict[str, float], kind: str) -> float:
+    """Returns the payload bytes of one kind that a front received from the core."""
+    return figures[f'atoll_front_wan_bytes_total{{direction="down",kind="{kind}",region="eu"}}']
+
+
+def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_core(tmp_path):
+    with (
+        core(tmp_path / "home") as it,
+        front(tmp_path / "eu", it.address) as eu,
+        training(it.address),
+        recorder(eu.address) as follower,
+    ):
+        follower.compare_until(it, 10)
+        eu.kill()
+        eu.start()
+        follower.compare_until(it, 10)
+        it.kill()
+        it.start()
+        follower.compare_until(it, 10)
+
+
+def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
+    port = free_port()
+    with (
+        core(tmp_path / "home", "--metrics-listen", f"127.0.0.1:{port}") as it,
+        front(tmp_path / "eu", it.address, "--region", "eu") as eu,
+        contextlib.ExitStack() as others,
+    ):
+        train(it.address, "first", steps=40)
+        followers = [others.enter_context(recorder(eu.address)) for _ in range(20)]
+        eventually(lambda: all(follower.cuts for follower in followers), 60)
+        fixed = len(followers[0].cuts[0].fixed.content)
+        assert wan(eu.figures(), "fixed") == fixed, "fixed values crossed the WAN once"
+        first = [each.version for each in it.status().fragments]
+        parameters = [each.parameters for each in it.status().fragments]
+        train(it.address, "second", steps=80)
+        eventually(lambda: it.status().contributions.pending == 0)
+        newest = tuple(each.version for each in it.status().fragments)
+        eventually(lambda: all(follower.cuts[-1].versions == newest for follower in followers), 60)
+        here, home = eu.figures(), figures(port)
+        once = sum(count * (new - old) for count, new, old in zip(parameters, newest, first, strict=True))
+        assert 0 < wan(here, "update") <= 0.6 * once, "int4 with the scales and headers of small frames"
+        assert 0 < wan(here, "whole") <= 1.1 * 4 * sum(parameters), "whole fragments crossed the WAN once"
+        for kind in ("update", "whole", "fixed"):
+            assert home[f'atoll_reader_bytes_total{{kind="{kind}"}}'] == wan(here, kind)
+        assert home["atoll_readers"] == 1, "the front's watch"
+        assert here["atoll_front_readers"] == 20
+        assert here["atoll_front_reader_bytes_total"] > 15 * (wan(here, "update") + fixed)
+        assert [each.learner for each in it.status().learners] == ["first", "second"]

@@ -31,6 +31,7 @@ from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import core_connection
 from atoll_server.front import service as front_service
+from atoll_server.front.answering import Answering
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.learners import goodput, learner_registry, plausibility
@@ -749,10 +750,10 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
     """Calls that end because the front redialled, or that failed, cause further redials (found by seed 19)."""
-    answering = front_service.FrontService._answering
+    answering = Answering.__call__
 
     @asynccontextmanager
-    async def suspicious(self: front_service.FrontService, *values: Any) -> AsyncIterator[None]:
+    async def suspicious(self: Answering, *values: Any) -> AsyncIterator[None]:
         async with answering(self, *values) as route:
             try:
                 yield route
@@ -761,7 +762,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
                 asyncio.get_running_loop().call_later(core_connection.AGAIN_S, dial_again, "the core did not answer")
                 raise
 
-    with patch(front_service.FrontService, "_answering", suspicious):
+    with patch(Answering, "__call__", suspicious):
         yield
 
 

@@ -82,6 +82,7 @@ class ReaderService(rpc.ReaderServicer):
                 fingerprint=shard.layout.fingerprint,
                 shards=core.run.places(),
                 fixed_bytes=self._fixed_frames(shard).size_bytes,
+                fixed_frames=self._fixed_frames(shard).count,
             )
         except Refused as refused:
             await abort(context, refused)
