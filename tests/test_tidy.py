@@ -74,7 +74,18 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 PRODUCT = [path for path in CODE if relative(path).split("/")[0] != "benchmarks"]
 PRODUCT += sorted((ROOT / "dashboard").rglob("*.py"))
-STREAMING = {"Initialise", "Follow", "Push", "Fetch", "Report", "Probe", "ExportCheckpoint", "stream_stream"}
+STREAMING = {
+    "Initialise",
+    "Follow",
+    "Push",
+    "Fetch",
+    "Watch",
+    "Read",
+    "Report",
+    "Probe",
+    "ExportCheckpoint",
+    "stream_stream",
+}
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)

@@ -1,4 +1,4 @@
-"""Errors that the user of a learner can fix."""
+"""Errors that the user of a learner or follower can fix."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class LearnerError(UserError):
             sys.exit(f"error: {error}")
         ```
     """
+
+
+class FollowerError(UserError):
+    """The follower cannot read the published model. The message states the fact, the cause and the fix."""
 
 
 NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

@@ -439,6 +439,78 @@ class FetchHeader(_message.Message):
     receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
 
+class DescribeRequest(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("run", "generation", "settings", "fingerprint", "shards", "fixed_bytes", "fixed_frames")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    settings: RunSettings
+    fingerprint: bytes
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    fixed_bytes: int
+    fixed_frames: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., fixed_bytes: _Optional[int] = ..., fixed_frames: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("run", "generation")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class WatchReply(_message.Message):
+    __slots__ = ("shard", "log", "versions")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    log: int
+    versions: _containers.RepeatedCompositeFieldContainer[PublishedVersion]
+    def __init__(self, shard: _Optional[int] = ..., log: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[PublishedVersion, _Mapping]]] = ...) -> None: ...
+
+class PublishedVersion(_message.Message):
+    __slots__ = ("fragment", "version", "crc32c", "frames")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    crc32c: int
+    frames: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., crc32c: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("run", "generation", "fragment", "version", "whole", "fixed", "frames")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    fragment: int
+    version: int
+    whole: bool
+    fixed: bool
+    frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., fixed: bool = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Progress(_message.Message):
     __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard")
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -117,7 +117,7 @@ def test_a_folder_has_what_the_one_file_has_and_begins_a_run(tmp_path, capsys):
         with safe_open(folder / "model-00003-of-00003.safetensors", "pt") as file, \
              safe_open(tmp_path / "one.safetensors", "pt") as one:  # fmt: skip
             assert file.metadata() == one.metadata()
-            assert {"atoll.versions", "atoll.initial"} < file.metadata().keys()
+            assert {"atoll.run", "atoll.generation", "atoll.versions", "atoll.initial"} < file.metadata().keys()
     with core(tmp_path / "next", "--init", str(tmp_path / "online")) as running:
         fresh = Somebodys()
         fresh.load_state_dict({name: tensor for name, tensor in whole.items() if "frozen" in name}, strict=False)

@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from atoll import Learner, LearnerError
-from atoll.agent.call_errors import GOODBYE_S
+from atoll.transfers.call_errors import GOODBYE_S
 
 from tests.learner.fake_core import fake_core
 from tests.learner.loops import BREATH, Loop, Two, until

@@ -22,9 +22,10 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.certificate import CertificateError, Role, check_role
 from atoll_wire.security.transport import LOCAL, TransportSecurity, TransportSecurityError
 
-from atoll.agent.core_view import CoreView, checked_places
+from atoll.agent.core_view import CoreView
 from atoll.errors import NONSENSE, LearnerError
 from atoll.stats import Counters
+from atoll.transfers.places import checked_places
 
 log = structlog.get_logger()
 

@@ -18,9 +18,8 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import Link, close_gracefully
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
-from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
+from atoll_wire.security.transport import TransportSecurity
 
-from atoll.agent.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
 from atoll.agent.coordination import Coordination, Leading, receive_on_loop
 from atoll.agent.core_view import CoreView, FragmentTrack, ShardView
 from atoll.agent.fetching import Fetcher
@@ -28,12 +27,14 @@ from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription,
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
 from atoll.agent.unit_leasing import lease_units
-from atoll.errors import NONSENSE, LearnerError
+from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
+from atoll.transfers.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
+from atoll.transfers.places import checked_address
 
 log = structlog.get_logger()
 
@@ -41,7 +42,6 @@ HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from 
 # For this many seconds after its first refusal, a core may still consider the name's previous process alive.
 DUPLICATE_S = 12.0
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
-LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 class RunSession:
@@ -312,15 +312,9 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the core, which is untrusted. Raises LearnerError if the address is
-        invalid."""
-        if not address.isprintable() or len(address) > LONGEST_ADDRESS:
-            raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
-        try:
-            self._identity.security.check([address])
-        except TransportSecurityError as error:
-            raise LearnerError(f"the learner cannot call a shard of the run: {error}") from error
-        return self._dial(address, self._identity.security, self._clock)
+        """Returns a link to an address from the core. Raises LearnerError if the address is invalid."""
+        security = self._identity.security
+        return self._dial(checked_address(address, security), security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
         """Replaces a shard's dead link, and also the run's link if both are the same."""

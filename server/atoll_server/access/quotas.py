@@ -21,10 +21,15 @@ LIMITS = (
     "joins_per_s",
     "spoilt_per_s",
     "stalled",
+    "readers",
+    "reads",
 )  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
+# Limits of a process on all its readers together.
+Watching = Annotated[int, Field(ge=0, le=1 << 20, description="Readers that watch for new versions at the same time.")]
+Reading = Annotated[int, Field(ge=0, le=1 << 20, description="Concurrent streams with which readers fetch the model.")]
 
 
 class Quotas(Settings):
@@ -49,6 +54,12 @@ class Quotas(Settings):
     fetches: Annotated[
         int, Field(ge=1, le=4096, description="Concurrent streams per learner that fetch parameters.")
     ] = 72
+    reads: Annotated[
+        int, Field(ge=1, le=4096, description="Concurrent streams per reader that fetch the published model.")
+    ] = 72
+    watches: Annotated[
+        int, Field(ge=1, le=4096, description="Concurrent streams per reader that watch for new versions.")
+    ] = 4
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # uploads of initial parameters; a newer upload ends an older one
@@ -111,7 +122,7 @@ class Quotas(Settings):
         }
 
     def _unread(self) -> dict[str, int]:
-        return {"Fetch": self.fetches, "Follow": self.follows}
+        return {"Fetch": self.fetches, "Follow": self.follows, "Read": self.reads, "Watch": self.watches}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
         """Returns an upper bound on the memory that one learner's incomplete messages use in this process, in bytes.
