@@ -16,7 +16,7 @@ CODE = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name
 ]
-LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 500, 60
+LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 550, 60
 LONG_FILES = {  # path: why it has only one job
     "learner/atoll/learner.py": "the public class, whose docstrings explain every argument to users",
 }

@@ -19,7 +19,16 @@ class LearnerError(UserError):
 
 
 class FollowerError(UserError):
-    """The follower cannot read the published model. The message states the fact, the cause and the fix."""
+    """The follower cannot read the published model. The message states the fact, the cause and the fix.
+
+    Example:
+        ```python
+        try:
+            follower.update()
+        except atoll.FollowerError as error:
+            print(error)
+        ```
+    """
 
 
 NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

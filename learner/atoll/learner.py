@@ -432,11 +432,22 @@ class Learner:
     def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
         """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
 
-        One learner of the run trains each unit of each epoch (see `atoll.data`). Raises LearnerError under torchrun.
+        One learner of the run trains each unit of each epoch (see `atoll.data`).
 
-        source: the data, such as `atoll.data.Rows` or `atoll.data.TokenFile`. name: of the dataset in the run; all
-        learners need the same source, seed and epochs for it. seed: of the order of units, which differs between
-        epochs. lag: number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
+        Args:
+            source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
+            name: The dataset's name. All learners need the same source, seed and epochs for it.
+            seed: Decides the order of units, which differs between epochs.
+            epochs: How often each unit is trained.
+            lag: Number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
+
+        Raises:
+            LearnerError: If the learner has several ranks, or already uses a dataset of this name.
+
+        Example:
+            ```python
+            units = learner.units(atoll.data.Rows(dataset, unit=64), "text", epochs=2)
+            ```
         """
         check_single(self._mine(self._ranks).size)
         if name in self._units:

@@ -15,7 +15,8 @@ LEARNER = ROOT / "learner/atoll"
 PUBLIC = {  # module -> its public classes and functions
     "learner.py": ["Learner"],
     "stats.py": ["Stats"],
-    "errors.py": ["LearnerError"],
+    "errors.py": ["LearnerError", "FollowerError"],
+    "follower/follower.py": ["Follower"],
     "checkpoints/random_state.py": ["RandomState"],
     "doctor.py": ["Finding", "LearnerToCheck", "of_model", "check_connection", "print_findings"],
     "integrations/transformers.py": ["AtollCallback"],
@@ -97,9 +98,9 @@ def test_every_field_of_the_stats_is_explained():
 
 
 def test_the_package_and_the_reference_have_all_public_names():
-    names = {name for module in ("learner.py", "stats.py", "errors.py", "checkpoints/random_state.py")
-             for name in PUBLIC[module]}  # fmt: skip
-    assert set(atoll.__all__) == names | {"__version__"}
+    modules = ("learner.py", "stats.py", "errors.py", "checkpoints/random_state.py", "follower/follower.py")
+    names = {name for module in modules for name in PUBLIC[module]}
+    assert set(atoll.__all__) == names | {"__version__", "data"}
     assert all(getattr(atoll, name) is not None for name in atoll.__all__)
     for module, found in PUBLIC.items():
         place = "atoll." + module.removesuffix(".py").replace("/", ".")

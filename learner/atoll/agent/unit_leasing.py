@@ -11,9 +11,9 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, unary_reply
 
-from atoll.agent.call_errors import Remedy, backoff_s, detail, one_line, remedy
 from atoll.agent.core_view import CoreView
 from atoll.errors import LearnerError
+from atoll.transfers.call_errors import Remedy, backoff_s, detail, one_line, remedy
 
 log = structlog.get_logger()
 

@@ -26,26 +26,32 @@ NO_FORKS = (
 class Follower:
     """Keeps a PyTorch model at the published parameters of a run, for evaluation or inference.
 
-        with atoll.Follower(model, server="localhost:7070") as follower:
-            while True:
-                serve(model)            # your evaluation or inference
-                follower.update()       # applies what arrived meanwhile
-
     A follower only reads. It is not a learner, and it cannot slow the run down. Entering the block waits up to
     `connect_timeout_s` seconds for the run's parameters, and then writes them into the model. A background thread
     fetches new versions, and `update` writes them into the model at a moment that you choose. The model then has the
     same values as an export at these versions (`atoll checkpoint export`), with frozen parameters and buffers.
 
-    Arguments:
-        model: a model with the run's parameters and buffers, on any device. Its tensors must be whole, not divided
+    Args:
+        model: A model with the run's parameters and buffers, on any device. Its tensors must be whole, not divided
             among ranks.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
-        on_update: called with this follower after the model has changed.
-        connect_timeout_s: longest wait for the first parameters, in seconds.
-        tls: directory of a reader's certificate (`atoll certs issue reader NAME`). Without it, only loopback
-            addresses are allowed.
-        insecure_plaintext: allow server addresses other than loopback without TLS.
-        token: an operator's token, for a core with operator tokens and without TLS.
+        on_update: Called with this follower after the model has changed.
+        connect_timeout_s: Longest wait for the first parameters, in seconds.
+        tls: Directory of a reader's certificate (`atoll certs issue reader NAME`). Without it, only loopback addresses
+            are allowed.
+        insecure_plaintext: Allow server addresses other than loopback without TLS.
+        token: An operator's token, for a core with operator tokens and without TLS.
+
+    Raises:
+        FollowerError: If an argument is invalid, or if the model does not have the run's tensors.
+
+    Example:
+        ```python
+        with atoll.Follower(model, server="127.0.0.1:7070") as follower:
+            while True:
+                serve(model)  # your evaluation or inference
+                follower.update()  # applies what arrived meanwhile
+        ```
     """
 
     def __init__(
@@ -94,9 +100,19 @@ class Follower:
         self._forks.__exit__(None, None, None)
 
     def update(self) -> bool:
-        """Writes the newest version of each fragment into the model. Returns whether the model changed.
+        """Writes the newest version of each fragment into the model. Does not wait for the network.
 
-        Does not wait for the network. Raises FollowerError if following has failed for good.
+        Returns:
+            Whether the model changed.
+
+        Raises:
+            FollowerError: If the follower was not entered, or following has failed for good.
+
+        Example:
+            ```python
+            if follower.update():
+                print(follower.versions)
+            ```
         """
         if self._thread is None:
             raise FollowerError(NOT_ENTERED)
@@ -104,9 +120,22 @@ class Follower:
         return cut is not None and self._apply(cut)
 
     def wait(self, version: int | None = None, timeout_s: float | None = None) -> bool:
-        """Waits until something new has arrived, and writes it into the model. Returns False after the timeout.
+        """Waits until something new has arrived, and writes it into the model.
 
-        version: wait until every fragment has at least this version. Raises FollowerError if following has failed.
+        Args:
+            version: Waits until every fragment has at least this version.
+            timeout_s: Longest wait, in seconds. None waits without a limit.
+
+        Returns:
+            False after the timeout.
+
+        Raises:
+            FollowerError: If the follower was not entered, or following has failed for good.
+
+        Example:
+            ```python
+            follower.wait(version=follower.versions[0] + 1, timeout_s=60.0)
+            ```
         """
         if self._thread is None:
             raise FollowerError(NOT_ENTERED)

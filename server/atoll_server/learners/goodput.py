@@ -271,9 +271,8 @@ class TimeAccount:
             return replace(self, bytes_down=0, parameters_down=0, bytes_whole=0, current=current, by_shard={})
         down, parameters = self.down()
         current = replace(self.current, undone_tokens=self.current.undone_tokens + self._undone_elsewhere())
-        whole = self.whole()
         return replace(
-            self, bytes_down=down, parameters_down=parameters, bytes_whole=whole, current=current, by_shard={}
+            self, bytes_down=down, parameters_down=parameters, bytes_whole=self.whole(), current=current, by_shard={}
         )
 
     def at(self, shard: int) -> ShardSums:

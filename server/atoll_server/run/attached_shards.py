@@ -212,10 +212,7 @@ class AttachedShards:
     # ------------------------------------------------------------------------------ from shards
 
     def heard(self, shard: AttachedShard, box: Outbox, message: sh.FromShard, registry: LearnerRegistry) -> None:
-        """Applies a shard's message, unless a newer call has replaced the call with this outbox.
-
-        registry: whose accounts get the learners' sums.
-        """
+        """Applies a shard's message and its learners' sums, unless a newer call has replaced this outbox's call."""
         if shard.outbox is not box:
             return
         shard.heard_at = self.clock.monotonic()
