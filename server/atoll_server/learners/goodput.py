@@ -264,16 +264,15 @@ class TimeAccount:
     def moved(self, *, registrar: bool) -> TimeAccount:
         """Returns a copy for a run whose fragments move to other shards, which compute their own sums again.
 
-        The registrar's copy keeps what only the other processes counted, so the copies of other shards begin at 0.
+        The registrar's copy keeps what only the other processes counted. The copies of other shards begin at 0.
         """
         if not registrar:
             current = replace(self.current, undone_tokens=0.0)
             return replace(self, bytes_down=0, parameters_down=0, bytes_whole=0, current=current, by_shard={})
         down, parameters = self.down()
         current = replace(self.current, undone_tokens=self.current.undone_tokens + self._undone_elsewhere())
-        return replace(
-            self, bytes_down=down, parameters_down=parameters, bytes_whole=self.whole(), current=current, by_shard={}
-        )
+        counted = replace(self, bytes_down=down, parameters_down=parameters, bytes_whole=self.whole())
+        return replace(counted, current=current, by_shard={})
 
     def at(self, shard: int) -> ShardSums:
         """Returns the learner's sums at a shard, initially 0. The caller may change them in place."""

@@ -23,7 +23,7 @@ from atoll_wire.security.certificate import Role
 from google.protobuf.message import DecodeError
 
 from atoll_server.access.identity import Caller, caller
-from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket
+from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket, slots_of
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
@@ -68,6 +68,7 @@ class _Owner:
         self.used_at = 0.0
 
     def streams(self, method: str) -> CallSlots[_Call]:
+        method = slots_of(method)
         if method not in self._streams:
             self._streams[method] = CallSlots(self.quotas.streams(method) * self.many)
         return self._streams[method]
