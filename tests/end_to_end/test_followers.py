@@ -36,6 +36,7 @@ def test_a_follower_has_the_bits_of_the_export_for_a_hundred_versions(tmp_path):
         assert trainee.learner.stats().mismatches == 0
 
 
+@pytest.mark.slow
 def test_a_follower_goes_on_after_a_cut_link_and_a_killed_core(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link, training(running.address):
         with recorder(link.address) as follower:
@@ -49,6 +50,7 @@ def test_a_follower_goes_on_after_a_cut_link_and_a_killed_core(tmp_path):
         assert whole == 1, "fixed values were fetched once"
 
 
+@pytest.mark.slow
 def test_a_follower_of_a_core_restored_from_a_backup_starts_over(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "first", steps=60)
@@ -66,6 +68,7 @@ def test_a_follower_of_a_core_restored_from_a_backup_starts_over(tmp_path):
             eventually(lambda: follower.compare_newest(running))
 
 
+@pytest.mark.slow
 def test_a_follower_of_a_run_restored_to_a_checkpoint_starts_over_in_the_new_generation(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "first", steps=60)
@@ -84,6 +87,7 @@ def test_a_follower_of_a_run_restored_to_a_checkpoint_starts_over_in_the_new_gen
         assert set(generations) == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_follower_of_two_shards_has_the_bits_of_the_export(tmp_path):
     with sharded(tmp_path, 2) as it, training(it.address), recorder(it.address) as follower:
         follower.compare_until(it.registrar, 20)
@@ -138,6 +142,7 @@ def test_a_model_that_is_not_the_runs_is_refused(tmp_path):
                 pass
 
 
+@pytest.mark.slow
 def test_pull_writes_the_bytes_of_the_export_and_replaces_the_file_while_the_model_changes(tmp_path):
     out = tmp_path / "now.safetensors"
     with core(tmp_path) as running:
@@ -185,6 +190,7 @@ def wan(figures: dict[str, float], kind: str) -> float:
     return figures[f'atoll_front_wan_bytes_total{{direction="down",kind="{kind}",region="eu"}}']
 
 
+@pytest.mark.slow
 def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_core(tmp_path):
     with (
         core(tmp_path / "home") as it,
@@ -201,6 +207,7 @@ def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_cor
         follower.compare_until(it, 10)
 
 
+@pytest.mark.slow
 def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
     port = free_port()
     with (
