@@ -125,7 +125,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         )
         refused = restore(running.directory, first)
         assert refused.returncode == 1
-        assert f"a core uses {running.directory}: stop the core, restore, and start the core again" in refused.stderr
+        assert f"a core uses {running.directory}: stop the core, and run the command again" in refused.stderr
         running.stop()
         for generation, (checkpoint, name) in enumerate(((first, "first"), (second, "second")), start=2):
             assert restore(running.directory, checkpoint).returncode == 0

@@ -8,10 +8,9 @@ part of the run.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import SYSTEM, Clock
 
-from atoll_server.checkpoints.restore import LEDGER, Origin
+from atoll_server.checkpoints.restore import Origin
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
+from atoll_server.checkpoints.stopped_run import stopped_ledger
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.storage import crash_points, database, lineage, manifests, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK, Disk
@@ -54,7 +54,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
     Raises SettingsError if there is no run, or the checkpoint is missing or damaged. Also raises it if a core uses the
     directory, or the directory belongs to a shard without the registrar. Raises LedgerError if the ledger is damaged.
     """
-    with _ledger(directory, disk) as db:
+    with stopped_ledger(directory, disk) as db:
         meta = _meta(db, directory)
         if "shard" in meta:
             raise SettingsError(
@@ -70,34 +70,8 @@ def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, c
     generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is
     already at this generation. Raises the same errors as `roll_back`.
     """
-    with _ledger(directory, disk) as db:
+    with stopped_ledger(directory, disk) as db:
         return _Rollback(db, directory, _meta(db, directory), disk, clock).of_shard(generation, snapshot)
-
-
-@contextlib.contextmanager
-def _ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
-    """Context manager for the ledger of a directory that no core uses.
-
-    Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
-    """
-    if not disk.exists(directory / LEDGER):
-        raise SettingsError(f"{directory} holds no run: give the --dir of a core")
-    try:
-        unlock = disk.lock(directory / "lock")
-    except BlockingIOError as error:
-        raise SettingsError(f"a core uses {directory}: stop the core, restore, and start the core again") from error
-    except OSError as error:
-        raise SettingsError(
-            f"{directory} cannot be used ({error.strerror}): give a directory that you may write to"
-        ) from error
-    try:
-        db = database.open_ledger(directory / LEDGER, disk)
-        try:
-            yield db
-        finally:
-            db.close()
-    finally:
-        unlock()
 
 
 def _meta(db: sqlite3.Connection, directory: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,24 +47,33 @@ class StoppedShard:
         return [each.index for each in Origin.of(self.meta).fragments()]
 
 
+@contextlib.contextmanager
+def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
+    """Context manager for the ledger of a directory, which no core can use meanwhile.
+
+    Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
+    """
+    if not disk.exists(directory / LEDGER):
+        raise SettingsError(f"{directory} holds no run: give the --dir of a core")
+    try:
+        unlock = disk.lock(directory / "lock")
+    except BlockingIOError as error:
+        raise SettingsError(f"a core uses {directory}: stop the core, and run the command again") from error
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be used ({error.strerror}): give a directory that you may write to"
+        ) from error
+    try:
+        with contextlib.closing(database.open_ledger(directory / LEDGER, disk)) as db:
+            yield db
+    finally:
+        unlock()
+
+
 def open_shards(stack: contextlib.ExitStack, directories: Sequence[Path], disk: Disk) -> list[StoppedShard]:
-    """Locks the old directories and opens their ledgers, until the stack closes."""
-    sources = []
-    for directory in directories:
-        if not disk.exists(directory / LEDGER):
-            raise SettingsError(f"{directory} holds no run: give the --dir of each of the run's cores")
-        try:
-            stack.callback(disk.lock(directory / "lock"))
-        except BlockingIOError as error:
-            raise SettingsError(f"a core uses {directory}: stop all cores of the run first") from error
-        except OSError as error:
-            raise SettingsError(
-                f"{directory} cannot be used ({error.strerror}): run the command as a user that may write there"
-            ) from error
-        db = database.open_ledger(directory / LEDGER, disk)
-        stack.callback(db.close)
-        sources.append(StoppedShard(directory, db, run_ledger.get_meta(db)))
-    return sources
+    """Locks the directories and opens their ledgers, until the stack closes. Raises what `stopped_ledger` raises."""
+    opened = [(directory, stack.enter_context(stopped_ledger(directory, disk))) for directory in directories]
+    return [StoppedShard(directory, db, run_ledger.get_meta(db)) for directory, db in opened]
 
 
 def registrar_of(sources: Sequence[StoppedShard], out: Path) -> StoppedShard:
