@@ -16,8 +16,9 @@ CODE = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name
 ]
-LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 500, 60
+LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 550, 60
 LONG_FILES = {  # path: why it has only one job
+    "learner/atoll/learner.py": "the public class, whose docstrings explain every argument to users",
 }
 MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # the command line, and all modules in cli/
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
@@ -73,7 +74,18 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 PRODUCT = [path for path in CODE if relative(path).split("/")[0] != "benchmarks"]
 PRODUCT += sorted((ROOT / "dashboard").rglob("*.py"))
-STREAMING = {"Initialise", "Follow", "Push", "Fetch", "Report", "Probe", "ExportCheckpoint", "stream_stream"}
+STREAMING = {
+    "Initialise",
+    "Follow",
+    "Push",
+    "Fetch",
+    "Watch",
+    "Read",
+    "Report",
+    "Probe",
+    "ExportCheckpoint",
+    "stream_stream",
+}
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)

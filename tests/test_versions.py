@@ -11,7 +11,7 @@ from atoll_wire.contract import PROTOCOL
 from atoll_wire.layout.layout import FORMAT
 from packaging.requirements import Requirement
 
-from tests.versions import ROOT, floor, needed, pythons, torches
+from tests.versions import ROOT, floor, needed, pythons, torches, trainers
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -54,6 +54,14 @@ def test_the_compatibility_page_has_the_versions_that_are_allowed_and_pinned():
         excluded = {f"!={version}" for version in re.findall(r"not ([\d.]+)", allowed)}
         assert set(re.findall(r">=[\d.]+\d", allowed)) - {">=3.13"} | excluded == wanted[name], name
         assert pin == pinned[name], name
+
+
+def test_the_compatibility_page_has_the_oldest_trainers_that_are_allowed():
+    found = re.findall(
+        r"^\| (transformers|lightning|accelerate|peft)[^|]* \| ([\d.]+) \| [\d.]+ \|", PAGE, re.MULTILINE
+    )
+    assert sorted(f"{name}=={version}" for name, version in found) == sorted(trainers("oldest"))
+    assert sorted(name for name, _ in found) == sorted(trainers("newest"))
 
 
 def test_the_compatibility_page_has_the_formats_of_this_version():

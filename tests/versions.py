@@ -1,9 +1,10 @@
-"""Tests with versions other than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
-test-newest-grpc`.
+"""Tests with other versions than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
+test-newest-grpc`, `make test-integrations`.
 
-newest: what pip installs today, with Hugging Face's Trainer and Lightning. oldest: the floors in pyproject.toml. Both
-run for each installed Python 3.11 or newer, in separate environments under build/versions. Without a CPU build of
-torch, only tests that do not need torch run. grpc: the newest grpcio and protobuf over this environment.
+newest: what pip installs today. oldest: the floors in pyproject.toml. Both run for each installed Python from 3.11 on,
+in separate environments under build/versions. Without a CPU build of torch, only tests that do not need torch run.
+grpc: the newest grpcio and protobuf over this environment. integrations: the trainers of atoll.integrations, first in
+their newest versions, then in the oldest that pyproject.toml allows, with this Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -24,7 +25,9 @@ HOME = ROOT / "build/versions"
 GRPC = ["grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"]
 EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
-FRAMEWORKS = ["transformers", "accelerate", "lightning"]
+TRAINERS = ["accelerate", "lightning", "transformers"]  # extras in pyproject.toml
+PEFT = Requirement("peft>=0.17.1")  # only tests use it
+DATA = ["datasets", "torchdata"]  # only tests use them
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
 NEED_TORCH = [
     f"tests/server/test_{name}.py" for name in ("folder_writer", "memory_budget", "parameter_source", "tensor_file")
@@ -59,6 +62,13 @@ def needed(version: str) -> Iterator[Requirement]:
             yield requirement
 
 
+def trainers(which: str) -> list[str]:
+    """Returns the libraries to install. which: newest or oldest, for the trainers and PEFT."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = {each.name: each for name in TRAINERS for each in map(Requirement, extras[name]) if each.name != "atoll"}
+    return [*(floor(each) if which == "oldest" else each.name for each in (*found.values(), PEFT)), *DATA]
+
+
 def floor(requirement: Requirement) -> str:
     """Returns the oldest allowed version: grpcio==1.76 for grpcio>=1.76."""
     (least,) = (each for each in requirement.specifier if each.operator in {">=", "=="})
@@ -75,16 +85,16 @@ def torches(which: str) -> Iterator[str]:
     yield f"{pinned}+cpu"
 
 
-def prepare(which: str, version: str, interpreter: Path) -> tuple[Path, bool]:
-    """Makes an environment. Returns its interpreter, and whether it has torch."""
-    home = HOME / f"{which}-{version}"
+def prepare(which: str, version: str, interpreter: Path, more: Sequence[str] = ()) -> tuple[Path, bool]:
+    """Makes an environment. Returns its interpreter, and whether it has torch. more: further packages."""
+    home = HOME / "-".join([which, version, *more])
     python = home / "bin/python"
     if not python.exists():
         subprocess.run([interpreter, "-m", "venv", home], check=True)
     tried = (subprocess.run([python, *PIP, each], capture_output=True, check=False) for each in torches(which))
     torch = any(done.returncode == 0 for done in tried)
     wanted = [str(each).partition(";")[0] if which == "newest" else floor(each) for each in needed(version)]
-    wanted += TOOLS + (FRAMEWORKS if torch and which == "newest" else [])
+    wanted += [*TOOLS, *more]
     subprocess.run([python, *PIP, "--upgrade", "--only-binary=:all:", *wanted], check=True)
     subprocess.run([python, *PIP, "--no-deps", "--editable", ROOT], check=True)
     return python, torch
@@ -109,8 +119,7 @@ def with_each(which: str, only: str | None, options: list[str]) -> bool:
         print(f"== {which}, Python {version}: {told}{'' if torch else ', no CPU build of torch'}", flush=True)
         good &= tests(python, WITH_TORCH if torch else WITHOUT_TORCH, ["-m", FAST, *options])
         if torch:
-            forking = "slow or frameworks" if which == "newest" else "slow"
-            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", forking, *options])
+            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", "slow", *options])
     return good and bool(found)
 
 
@@ -129,13 +138,31 @@ def with_newest_grpc(options: list[str]) -> bool:
     )
 
 
+def with_trainers(options: list[str]) -> bool:
+    """Runs the tests of integrations. Returns whether they pass with both versions of each trainer."""
+    good, version = True, f"{sys.version_info.major}.{sys.version_info.minor}"
+    for which in ("newest", "oldest"):
+        packages = trainers(which)
+        python, _ = prepare("newest", version, Path(sys.executable), packages)
+        print(f"== integrations: {', '.join(packages)}", flush=True)
+        where = ["tests/integrations", "tests/end_to_end/test_forking.py"]
+        good &= tests(python, where, ["-m", "frameworks", *options], HF_HUB_OFFLINE="1")
+    return good
+
+
 def main() -> None:
     """Runs the tests. Exits with 1 if a test fails, or no Python is found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=["newest", "oldest", "grpc"])
+    parser.add_argument("which", choices=["newest", "oldest", "grpc", "integrations"])
     parser.add_argument("--only", help="one Python, as 3.12")
     known, options = parser.parse_known_args()
-    good = with_newest_grpc(options) if known.which == "grpc" else with_each(known.which, known.only, options)
+    match known.which:
+        case "grpc":
+            good = with_newest_grpc(options)
+        case "integrations":
+            good = with_trainers(options)
+        case _:
+            good = with_each(known.which, known.only, options)
     sys.exit(not good)
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from atoll.agent.call_errors import GOODBYE_S
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.run_session import RunSession
 from atoll.boundary.parameters import Parameters
 from atoll.demo.processes import Child, children
 from atoll.fragments.exchange import ThreadExchange
 from atoll.stats import Counters
+from atoll.transfers.call_errors import GOODBYE_S
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import SYSTEM

@@ -1,19 +1,22 @@
-"""Subcommands of `atoll` for training: learner, doctor, demo, chaos. They import torch only when they run."""
+"""Subcommands of `atoll` for training: learner, pull, doctor, demo, chaos. They import torch only when they run."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from atoll_wire.errors import need
 from atoll_wire.process import lazy_commands
 
+REACH = "Connection to a core"
 TRAINING = ("torch", "psutil", "numba", "zstandard")
 
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
+    app.command("pull")(pull_command)
     text = "Check a core's connection, disk and model before training, and print fixes. The exit status is 1 if a check fails."
     lazy_commands.add(app, "doctor", text, _doctor)
     text = "Train with a core and learners on this machine, and kill one of each during training."
@@ -36,6 +39,63 @@ def _learner() -> lazy_commands.Command:
         train(settings, joining.model_copy(update={"name": joining.name or own_name(joining.region)}))
 
     return command(learner, TrainSettings, JoinSettings, Logs)
+
+
+def pull_command(
+    out: Annotated[Path, typer.Argument(help="Safetensors file to write.")],
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="Address of a core or a front. You may repeat this option.", metavar="HOST:PORT", rich_help_panel=REACH
+        ),
+    ] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Replace the file whenever the model has changed, until Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float, typer.Option(help="With --follow: shortest time between two files, in seconds.", min=0.0, max=1e6)
+    ] = 60.0,
+    connect_timeout_s: Annotated[
+        float,
+        typer.Option(help="Longest wait for the first model, in seconds.", min=0.0, max=1e6, rich_help_panel=REACH),
+    ] = 600.0,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls",
+            help="Directory of certificates (see atoll certs).",
+            envvar="ATOLL_TLS",
+            rich_help_panel=REACH,
+        ),
+    ] = None,
+    token: Annotated[
+        str,
+        typer.Option(
+            help="Operator's token (see atoll token).",
+            envvar="ATOLL_TOKEN",
+            rich_help_panel=REACH,
+        ),
+    ] = "",
+    insecure_plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH
+        ),
+    ] = False,
+) -> None:
+    """Write the published model as a safetensors file, with the same bytes as `atoll checkpoint export`.
+
+    Updates come through fronts, so that each of them crosses the WAN once for all readers of a region.
+    """
+    need("pull", "numerics", "numba", "zstandard")
+    from atoll_wire.process.clock import SYSTEM
+    from atoll_wire.security.transport import TransportSecurity
+
+    from atoll.follower.follow_session import Source
+    from atoll.follower.pull import pull
+
+    source = Source(server, connect_timeout_s, TransportSecurity(tls, insecure_plaintext), token)
+    pull(out, source, SYSTEM, every_s if follow else None, lambda line: print(line, flush=True))
 
 
 def _doctor() -> lazy_commands.Command:

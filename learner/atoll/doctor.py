@@ -62,7 +62,13 @@ SIGNS = {Severity.GOOD: "ok  ", Severity.DOUBTFUL: "WARN", Severity.BAD: "BAD "}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. what: the fact, as one line. remedy: how to fix it; empty if nothing is wrong."""
+    """The result of one check.
+
+    Attributes:
+        verdict: Whether something is wrong.
+        what: The fact, as one line.
+        remedy: How to fix it; empty if nothing is wrong.
+    """
 
     verdict: Severity
     what: str
@@ -96,7 +102,18 @@ class DoctorSettings(Certificates):
 class LearnerToCheck:
     """A learner that is going to join a run.
 
-    address: HOST:PORT of a core or front. tensors, frozen_digest: the learner's model, from `of_model`.
+    Attributes:
+        address: HOST:PORT of a core or front.
+        security: The learner's certificates.
+        name: The learner's name; empty if the name is not checked.
+        tensors: The model's trainable tensors, from `of_model`; empty if the model is not checked.
+        frozen_digest: The digest of the frozen parameters, from `of_model`.
+
+    Example:
+        ```python
+        security = TransportSecurity(tls=Path("certs/learner-eu-west"))
+        learner = LearnerToCheck("core.example.com:7070", security, "eu-west", **of_model(model, optimizer))
+        ```
     """
 
     address: str
@@ -107,9 +124,23 @@ class LearnerToCheck:
 
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments that add a model to a LearnerToCheck: LearnerToCheck(..., **of_model(model, optimizer)).
+    """Returns the arguments that add a model to a LearnerToCheck.
 
-    model, optimizer, unshared: see Learner. Raises LearnerError for a model that Atoll cannot train.
+    Args:
+        model: As in `atoll.Learner`.
+        optimizer: As in `atoll.Learner`.
+        unshared: As in `atoll.Learner`.
+
+    Returns:
+        The arguments `tensors` and `frozen_digest`.
+
+    Raises:
+        LearnerError: For a model that Atoll cannot train.
+
+    Example:
+        ```python
+        learner = LearnerToCheck("127.0.0.1:7070", TransportSecurity(), **of_model(model, optimizer))
+        ```
     """
     from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - needs torch, which a front's host may not have
 
@@ -118,7 +149,19 @@ def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] 
 
 
 def print_findings(findings: Iterable[Finding]) -> bool:
-    """Prints each finding as soon as it is known. Returns whether any finding is bad."""
+    """Prints each finding as soon as it is known.
+
+    Args:
+        findings: From `check_connection`.
+
+    Returns:
+        Whether any finding is bad.
+
+    Example:
+        ```python
+        has_errors = print_findings(check_connection(learner))
+        ```
+    """
     bad = False
     for finding in findings:
         print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
@@ -129,7 +172,19 @@ def print_findings(findings: Iterable[Finding]) -> bool:
 
 
 def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
-    """Yields findings about the connection to a core or front. Stops at a problem that prevents further checks."""
+    """Checks the connection to a core or front. Stops at a problem that prevents further checks.
+
+    Args:
+        learner: The learner that is going to join, and the address.
+
+    Yields:
+        One finding per check, as soon as it is known.
+
+    Example:
+        ```python
+        bad = [finding for finding in check_connection(learner) if finding.verdict is Severity.BAD]
+        ```
+    """
     place = _place(learner.address)
     if isinstance(place, Finding):
         yield place

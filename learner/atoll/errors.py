@@ -1,4 +1,4 @@
-"""Errors that the user of a learner can fix."""
+"""Errors that the user of a learner or follower can fix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,29 @@ from atoll_wire.errors import UserError
 
 
 class LearnerError(UserError):
-    """The learner cannot join or continue. The message states the fact, the cause and the fix."""
+    """The learner cannot join or continue. The message is one line with the fact, the cause and the fix.
+
+    Example:
+        ```python
+        try:
+            learner.start()
+        except atoll.LearnerError as error:
+            sys.exit(f"error: {error}")
+        ```
+    """
+
+
+class FollowerError(UserError):
+    """The follower cannot read the published model. The message states the fact, the cause and the fix.
+
+    Example:
+        ```python
+        try:
+            follower.update()
+        except atoll.FollowerError as error:
+            print(error)
+        ```
+    """
 
 
 NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import structlog
 import torch
 from atoll_wire import forking
 from atoll_wire.layout.layout import Layout
@@ -17,6 +19,7 @@ from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from atoll import started_learners
 from atoll.agent.join_request import Identity, ModelDescription, own_name, process_age_s
 from atoll.agent.thread import Agent
 from atoll.boundary.first_file import FirstFile
@@ -26,11 +29,16 @@ from atoll.boundary.optimizer_copies import Pairs
 from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
+from atoll.boundary.skipped_steps import SkippedSteps
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.checkpoints.directory import RunFacts
 from atoll.checkpoints.learner_checkpoints import NO_DIRECTORY, LearnerCheckpoints
 from atoll.checkpoints.learner_state import HasState
 from atoll.checkpoints.settings import checkpoint_settings
+from atoll.data.leased_units import LeasedUnits
+from atoll.data.sources import Source
+from atoll.data.unit_log import UnitLog
+from atoll.data.units import Units, check_single, declaration
 from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.errors import LearnerError
 from atoll.fragments import segments
@@ -40,53 +48,73 @@ from atoll.ranks.division import Division, divide
 from atoll.ranks.entering import Stage, gathered_parts, next_stage, of_leader
 from atoll.ranks.messages import messages
 from atoll.ranks.rank_group import RankGroup, rank_group
+from atoll.started_learners import StartedLearner
 from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
+from atoll.step_times import StepTimes
 
 Part = TypeVar("Part")
+log = structlog.get_logger()
 
 ENTER_S = 0.1  # seconds between checks of whether all ranks have their first anchors
-NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
+NOT_STARTED = "the learner was not started: use `with atoll.Learner(...) as learner`, or call start()"
+ONCE = "a Learner can be started only once: create a new Learner to join again"
 NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll; import atoll first, or start the "
     f"process with {forking.SETTING}=0"
 )
-LEFT = "the learner has left the run: call step() inside the with block, or create a new Learner to join again"
+LEFT = "the learner has left the run: call step() before the block ends or close(), or create a new Learner"
+OTHER_THREAD = (
+    "step() was called in thread {}, but thread {} started the learner: call step() in the thread that called start()"
+)
 
 
 class Learner:
     """Connects a PyTorch training loop to a run. It exchanges fragments with other learners while the loop trains.
 
-        with atoll.Learner(model, optimizer, server="localhost:7070", name="eu-west") as learner:
-            for batch in loader:
-                ...                                   # your training loop, unchanged
-                learner.step(tokens=batch.numel())    # after optimizer.step()
+    Entering the `with` block joins the run and sets the model's trainable parameters to the run's values. It waits up
+    to `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s` seconds
+    for the core's acknowledgement, and leaves the run. After an exception, it leaves without sending. `start` and
+    `close` do the same without a block.
 
-    Entering the block joins the run and sets the model's trainable parameters to the run's values. It waits up to
-    `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s` seconds for
-    the core's acknowledgement, and leaves the run. A parameter is trainable if it requires gradients and an optimizer
-    updates it. Under torchrun, every rank creates a Learner and calls `step`. Data loaders may fork at any time if the
-    program imports atoll before grpc. Raises LearnerError for invalid arguments.
+    A parameter is trainable if it requires gradients and an optimizer updates it. Under torchrun, every rank creates a
+    Learner and calls `step`. Data loaders may fork at any time if the program imports atoll before grpc.
 
-    Arguments:
-        optimizer: the optimizer, or a list of all optimizers.
+    Args:
+        model: The model, with any wrapper except FSDP1.
+        optimizer: The optimizer, or a list of all optimizers.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
-        name: the learner's name, unique in the run. Default: REGION.HOSTNAME.
-        region: the learner's region, shown in status and metrics.
-        unshared: names or patterns ("teacher.*") of parameters that the run does not share.
-        copies: a function that returns (parameter, copy) pairs. It must return the copies that an optimizer keeps
+        name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
+        region: The learner's region, shown in status and metrics.
+        unshared: Names or patterns ("teacher.*") of parameters that the run does not share.
+        copies: A function that returns (parameter, copy) pairs. It must return the copies that an optimizer keeps
             outside its state, such as float32 master weights.
+        send_frozen: Whether the first learner also sends the frozen parameters, so that an exported model is complete.
+            Otherwise, an export names the frozen parameters that it lacks. All learners must load the same values.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
-        same_batch: the mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: directory for this learner's checkpoints, in a folder of its name. At entry, the learner
-            restores the optimizers and extra_state from the newest checkpoint of this run. It raises LearnerError if
+        connect_timeout_s: Seconds to wait for a core before joining fails.
+        drain_s: Seconds to wait for acknowledgements before leaving.
+        same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
+        checkpoint_dir: Directory for this learner's checkpoints, in a folder of its name. When it joins, the learner
+            restores the optimizers and extra_state from the newest checkpoint of this run, or raises LearnerError if
             another learner of this name uses the directory. Under torchrun, all ranks need the same directory.
-        checkpoint_every_s: seconds between checkpoints. None saves only after `save_checkpoint`.
-        extra_state: more objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
+        checkpoint_every_s: Seconds between checkpoints. None saves only after `save_checkpoint`.
+        extra_state: More objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
         metrics_listen: HOST:PORT of the Prometheus endpoint.
-        metrics_plaintext: allow addresses other than loopback for metrics, over plain HTTP.
-        tls: directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
-        insecure_plaintext: allow server addresses other than loopback without TLS.
+        metrics_plaintext: Allow addresses other than loopback for metrics, over plain HTTP.
+        tls: Directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
+        insecure_plaintext: Allow server addresses other than loopback without TLS.
+
+    Raises:
+        LearnerError: If an argument is invalid, or if the learner cannot join.
+
+    Example:
+        ```python
+        with atoll.Learner(model, optimizer, server="127.0.0.1:7070", name="eu-west") as learner:
+            for batch in loader:
+                ...  # your training loop, unchanged
+                learner.step(tokens=batch.numel())  # after optimizer.step()
+        ```
     """
 
     def __init__(
@@ -99,6 +127,7 @@ class Learner:
         region: str = "",
         unshared: Collection[str] = (),
         copies: Pairs = tuple,
+        send_frozen: bool = False,
         adoption: Literal["rebase", "overwrite"] = "rebase",
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
@@ -124,6 +153,7 @@ class Learner:
         self._keep = adoption == "rebase"
         self._drain_s = drain_s
         self._metrics = (metrics_listen, metrics_plaintext)
+        self._sends_frozen = send_frozen
         self._leaving = contextlib.ExitStack()  # closed when this learner leaves
         self._clock = SYSTEM
         self._counters = Counters()
@@ -133,46 +163,96 @@ class Learner:
         if settings is not None:
             self._checkpoints = LearnerCheckpoints(settings, self._identity.name, self._counters, self._clock)
         self._process = os.getpid()
+        self._thread: threading.Thread | None = None  # the thread that started this learner
         self._ranks: RankGroup | None = None
         self._coder: DeviceCoder | None = None
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
         self._boundary: StepBoundary | None = None
+        self._units: dict[str, Units] = {}  # by name of the dataset
+        self._unit_log = UnitLog()
         self._watch: MovementWatch | None = None
-        self._left = self._rests = False
-        self._left_step_at = 0.0
-        self._paused_since_step = 0.0
+        self._skips: SkippedSteps | None = None
+        self._times = StepTimes(self._counters, self._clock)
+        self._left = False
+        self._carried = 0  # tokens of skipped steps since the last step that was taken
 
     def __enter__(self) -> Learner:
-        """Joins the run. Raises LearnerError if joining fails."""
-        if self._ranks is not None:
-            raise LearnerError("a Learner can be entered only once: create a new Learner to join again")
+        return self.start()
+
+    def start(self) -> Learner:
+        """Joins the run, as entering the `with` block does. Call `close` afterwards, for example in a notebook.
+
+        If this thread started another learner of the same name and servers, and did not close it, that learner leaves
+        the run first. A process that ends without `close` leaves the run without sending outstanding work. So does a
+        process that SIGTERM ends, unless the program handles this signal.
+
+        Returns:
+            This learner.
+
+        Raises:
+            LearnerError: If the learner cannot join, or was started before.
+
+        Example:
+            ```python
+            learner = atoll.Learner(model, optimizer, server="127.0.0.1:7070", name="eu-west").start()
+            train(model, optimizer, learner)  # calls learner.step() after each optimizer step
+            learner.close()
+            ```
+        """
+        if self._thread is not None:
+            raise LearnerError(ONCE)
+        self._thread = threading.current_thread()
         self._process = os.getpid()
+        identity = self._identity
+        mine = StartedLearner(identity.name, identity.addresses, lambda: self.close(drain=False), self._leave_at_once)
+        started_learners.add(mine)
+        self._leaving.callback(started_learners.remove, mine)
+        try:
+            return self._start()
+        except BaseException:
+            self._left = True
+            self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
+            if self._checkpoints is not None:
+                self._checkpoints.release()
+            raise
+
+    def _start(self) -> Learner:
         began, self._counters.prepared_s = self._clock.monotonic(), process_age_s(self._clock)
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
         self._ranks = rank_group(counts=self._parameters.counts_tokens(self._same_batch))
         if self._ranks.is_leader:
             self._parameters.warn(self._identity.name)
-        try:
-            with self._parameters.copies.following(self._parameters.values, restart=True):
-                self._join(self._parameters, self._ranks)
-            if self._checkpoints is not None:
-                self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
-        except BaseException:
-            self._leaving.close()  # even after Ctrl-C, because the agent would otherwise retry forever
-            if self._checkpoints is not None:
-                self._checkpoints.release()
-            raise
+        with self._parameters.copies.following(self._parameters.values, restart=True):
+            self._join(self._parameters, self._ranks)
+        if self._checkpoints is not None:
+            self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
+        self._skips = SkippedSteps(self._parameters.values)
+        self._skips.begin()
+        self._leaving.callback(self._skips.end)
+        if self._ranks.is_leader:
+            self._say_joined(self._parameters)
         self._counters.joining_s = self._clock.monotonic() - began
-        self._left_step_at = self._clock.monotonic()
+        self._times.begin()
         return self
+
+    def _say_joined(self, parameters: Parameters) -> None:
+        """Logs that the learner has joined, and what happened to the model's parameters."""
+        began = self._mine(self._agent).began_run
+        log.info(
+            f"joined at {self.run_tokens:,} tokens: the model "
+            + ("gave the run its initial parameters" if began else "now has the run's parameters"),
+            learner=self._identity.name,
+            trainable=parameters.trainable(),
+            earlier_tokens=self._counters.earlier_tokens,
+        )
 
     def _join(self, parameters: Parameters, ranks: RankGroup) -> None:
         """Waits for the first anchors on all ranks, and writes them into the model. Raises LearnerError on failure."""
         device = coding_device(parameters.values)
         self._coder = DeviceCoder(device) if ranks.connect(device) and device is not None else None
         parts = gathered_parts(parameters.tensors, parameters.parts, ranks)
-        file = FirstFile(parameters, ranks)
+        file = FirstFile(parameters, ranks, frozen=self._sends_frozen)
         model = ModelDescription(parameters.tensors, parameters.frozen_digest(), file.write)
         self._leaving.callback(file.end)
         agent = self._begin(model, ranks)
@@ -228,7 +308,7 @@ class Learner:
         local = LocalParameters(
             parameters.values, divisions, agent.run_codec, anchors, keep=self._keep, ranks=ranks, coder=self._coder
         )
-        rounds = RoundAnswers(local, self._exchange, self._counters, agent.submit)
+        rounds = RoundAnswers(local, self._exchange, self._counters, agent.submit, self._unit_log)
         self._boundary = StepBoundary(
             self._identity.name,
             layout,
@@ -254,25 +334,43 @@ class Learner:
     def _agent_failure(self) -> LearnerError | None:
         if os.getpid() != self._process:
             return LearnerError(
-                "this process is a fork of the learner's process: call step() in the process that entered the learner"
+                "this process is a fork of the learner's process: call step() in the process that started the learner"
             )
         return self._agent.failure if self._agent is not None else None
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends outstanding work, unless the loop raised an exception, and leaves the run."""
-        if os.getpid() != self._process:
-            return  # a forked child left its copy of the block, but the learner belongs to the parent
+        self.close(drain=kind is None)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Leaves the run, as the end of the `with` block does. Repeated calls, and calls before `start`, do nothing.
+
+        Args:
+            drain: Send outstanding work first, and wait up to `drain_s` seconds for the core's acknowledgement. Pass
+                False after an error in the loop, because the error may have interrupted an optimizer step. Under
+                torchrun, all ranks must pass the same value.
+        """
+        # A forked child may leave its copy of the block, but the learner belongs to the parent.
+        if os.getpid() != self._process or self._left or self._thread is None:
+            return
         self._left = True
         try:
-            self._leave(is_clean=kind is None)
+            self._close(is_clean=drain)
         finally:
             if self._checkpoints is not None:
                 self._checkpoints.release()
 
-    def _leave(self, *, is_clean: bool) -> None:
+    def _leave_at_once(self) -> None:
+        """Leaves the run without sending outstanding work, because the process ends."""
+        if os.getpid() == self._process and self._agent is not None:
+            self._agent.leave()
+
+    def _close(self, *, is_clean: bool) -> None:
         with self._leaving:  # Ctrl-C ends the wait, but the learner still leaves the run
             if is_clean and self._boundary is not None and self._boundary.failure() is None:
                 self._boundary.drain(self._drain_s)
+                if self._mine(self._ranks).is_leader:
+                    self._mine(self._parameters).warn_of_buffers(self._identity.name)
         if self._checkpoints is not None:
             if is_clean:
                 self._checkpoints.finish(self.run_tokens, self._drain_s)
@@ -287,58 +385,106 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
 
-        tokens: number of tokens that this rank trained on in this step.
-        loss: shown in status and metrics. If it is a GPU tensor, `step` waits for the GPU.
-
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
-        the next actions with a small all-reduce, which runs while the model trains.
+        the next actions with a small all-reduce, which runs while the model trains. If no optimizer took a step since
+        the last call, as when a gradient scaler skips it, the call counts no step, and its tokens count with the next
+        step. For a fused optimizer with a scaler, the call waits for the GPU.
 
-        Raises LearnerError if this learner cannot continue, for example because the core fenced or evicted it. A loop
-        may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the work.
-        With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError instead.
+        A loop may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the
+        work. With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError.
+
+        Args:
+            tokens: Number of tokens that this rank trained on in this step.
+            loss: The training loss, shown in status and metrics. If it is a GPU tensor, `step` waits for the GPU.
+
+        Raises:
+            LearnerError: If this learner cannot continue, for example because the core fenced or evicted it. Also if
+                another thread than the one that joined calls this.
+
+        Example:
+            ```python
+            optimizer.step()
+            learner.step(tokens=batch.numel(), loss=loss.item())
+            ```
         """
-        began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
         if self._left:
             raise LearnerError(LEFT)
         boundary = self._mine(self._boundary)
-        counters.stepped(began - self._left_step_at, self._paused_since_step, loss)
-        self._left_step_at, self._paused_since_step = began, 0.0
+        if self._thread is not None and self._thread is not (here := threading.current_thread()):
+            raise LearnerError(OTHER_THREAD.format(here.name, self._thread.name))
+        came_at = self._times.came(loss)
+        skipped = self._skips is not None and self._skips.skipped()
+        self._counters.skipped += skipped
+        tokens, self._carried = (0, self._carried + tokens) if skipped else (self._carried + tokens, 0)
+        if not skipped:
+            self._unit_log.stepped(self._counters.steps + 1)
         grad = torch.is_grad_enabled()
         try:
-            stood_s = boundary.step(tokens)
+            stood_s = boundary.step(tokens, int(not skipped))
         except BaseException:
             torch.set_grad_enabled(grad)  # an exception of a signal handler may interrupt `torch.no_grad` itself
             raise
-        self._left_step_at = self._clock.monotonic()
-        counters.blocked_s += self._left_step_at - began - stood_s
+        if self._skips is not None:
+            self._skips.settled()
+        self._times.left(came_at, stood_s)
+
+    def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
+        """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
+
+        One learner of the run trains each unit of each epoch (see `atoll.data`).
+
+        Args:
+            source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
+            name: The dataset's name. All learners need the same source, seed and epochs for it.
+            seed: Decides the order of units, which differs between epochs.
+            epochs: How often each unit is trained.
+            lag: Number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
+
+        Raises:
+            LearnerError: If the learner has several ranks, or already uses a dataset of this name.
+
+        Example:
+            ```python
+            units = learner.units(atoll.data.Rows(dataset, unit=64), "text", epochs=2)
+            ```
+        """
+        check_single(self._mine(self._ranks).size)
+        if name in self._units:
+            raise LearnerError(f'dataset "{name}" is already in use: keep what units() returned, or use another name')
+        declared = declaration(source, name, seed, epochs)
+        leased = LeasedUnits(declared, self._mine(self._agent), self._unit_log, lag, self._agent_failure)
+        self._units[name] = Units(source, leased, declared)
+        return self._units[name]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Context manager for evaluation or deliberate throttling between steps.
 
-        Time in the block counts neither as useful nor as lost.
+        Time in the block counts neither as useful nor as lost. Inside the block, you may move parameters to another
+        device. Move them back before the block ends.
 
-        Inside the block, you may move parameters to another device. Move them back before the block ends.
+        Example:
+            ```python
+            with learner.pause():
+                evaluate(model)
+            ```
         """
-        if self._rests:  # inside another pause, which counts the time
-            yield
-            return
-        began = self._counters.resting_since = self._clock.monotonic()
-        self._rests = self._counters.paused = True
-        try:
-            if self._boundary is not None and self._mine(self._parameters).on_accelerator():
+        with self._times.pause() as is_outermost:
+            if is_outermost and self._boundary is not None and self._mine(self._parameters).on_accelerator():
                 self._boundary.local.forget()  # so that the old memory of moved parameters is freed
                 if self._watch is not None:
                     self._watch.forget()
             yield
-        finally:
-            self._rests = self._counters.paused = False
-            self._counters.resting_since = None
-            self._paused_since_step += self._counters.rested(began, self._clock.monotonic())
 
     def leave_soon(self) -> None:
-        """Makes `step` return even while the run is paused. Call this in a signal handler, then end the loop."""
+        """Makes `step` return even while the run is paused. Call this in a signal handler, then end the loop.
+
+        Example:
+            ```python
+            signal.signal(signal.SIGTERM, lambda *_: learner.leave_soon())
+            ```
+        """
         self._exchange.excused = True
 
     def save_checkpoint(self) -> None:
@@ -346,6 +492,14 @@ class Learner:
 
         That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
         the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.
+
+        Raises:
+            LearnerError: If the learner has left the run, or has no `checkpoint_dir`.
+
+        Example:
+            ```python
+            learner.save_checkpoint()  # before a planned stop
+            ```
         """
         if self._left:
             raise LearnerError(LEFT)
@@ -364,12 +518,18 @@ class Learner:
         return self._boundary.total_tokens if self._boundary is not None else 0
 
     def stats(self) -> Stats:
-        """Returns this learner's counters now, without waiting."""
+        """Returns this learner's counters now, without waiting.
+
+        Example:
+            ```python
+            print(f"{learner.stats().merged} contributions merged")
+            ```
+        """
         tracks = self._boundary.local.tracks if self._boundary is not None else []
         return self._counters.stats(self.run_tokens, tuple(track.version for track in tracks))
 
     @staticmethod
     def _mine(part: Part | None) -> Part:
         if part is None:
-            raise LearnerError(NOT_ENTERED)
+            raise LearnerError(NOT_STARTED)
         return part

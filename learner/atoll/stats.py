@@ -27,14 +27,48 @@ MAX_TOKENS = 1 << 40  # limit on the tokens of one rank in one step
 class Stats:
     """The counters that `Learner.stats()` returns. Times are in seconds. Byte counts include only payloads.
 
-    versions: the version of each fragment's anchor.
-    paused_by: the operator who paused the run, and the reason; "" while the run is not paused.
-    pending: number of contributions whose fate is unknown. After leaving: number of contributions that the core did not
-    acknowledge.
+    Each process has its own counters, which start at zero when the process joins. In a torchrun job, `tokens` counts
+    the tokens of all ranks, and only rank 0 counts the bytes and contributions of all ranks.
+
+    Attributes:
+        steps: Inner steps of this learner.
+        tokens: Tokens of this learner.
+        skipped: Calls of `step` without an optimizer step, for example because a gradient scaler skipped it.
+        earlier_steps: Inner steps of earlier processes with this name, as the core counted them.
+        earlier_tokens: Tokens of earlier processes with this name, as the core counted them.
+        run_tokens: Tokens of all learners, as known at the last step.
+        blocked_s: Time inside `step`.
+        stepping_s: Total time between calls of `step`, without pauses.
+        joining_s: Time from `start` until training may begin.
+        paused_s: Time in `pause`, or while an operator paused the run.
+        bytes_up: Payload of contributions sent.
+        bytes_down: Payload of published updates received.
+        bytes_whole: Payload of whole fragments and initial parameters.
+        versions: For each fragment, the version of this learner's anchor.
+        merged: Contributions that were merged.
+        refused: Contributions that were refused.
+        pending: Contributions whose fate is unknown. After leaving: contributions that the core did not acknowledge.
+        abandoned_tokens: Tokens whose work the learner dropped.
+        reconnects: Lost connections to the core.
+        mismatches: Fragments with a wrong checksum, which were fetched whole.
+        connected: Whether the learner is connected to the core.
+        last_error: The latest error of a call, or the reason for a refusal; else empty.
+        paused_by: The operator who paused the run, and the reason; empty if the run is not paused.
+        checkpoints: Learner checkpoints that were saved.
+        checkpoints_failed: Learner checkpoints that could not be saved.
+
+    Example:
+        ```python
+        stats = learner.stats()
+        print(f"{stats.merged} contributions merged, {stats.blocked_s:.1f} s in step()")
+        ```
     """
 
     steps: int
     tokens: int
+    skipped: int
+    earlier_steps: int
+    earlier_tokens: int
     run_tokens: int
     blocked_s: float
     stepping_s: float
@@ -59,10 +93,13 @@ class Stats:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters since the Learner's block was entered. The training thread and the agent write different counters."""
+    """Counters since the Learner was started. The training thread and the agent write different counters."""
 
     steps: int = 0
     tokens: int = 0
+    skipped: int = 0
+    earlier_steps: int = 0
+    earlier_tokens: int = 0
     loss: float = float("nan")
     step_time_s: float = 0.0
     stepping_s: float = 0.0

@@ -110,7 +110,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards", "earlier_tokens", "earlier_steps")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -144,6 +144,8 @@ class JoinReply(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_STEPS_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
     generation: int
@@ -158,7 +160,9 @@ class JoinReply(_message.Message):
     log: int
     voided_tokens: int
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+    earlier_tokens: int
+    earlier_steps: int
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., earlier_tokens: _Optional[int] = ..., earlier_steps: _Optional[int] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("address", "fragments")
@@ -336,7 +340,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "control_only")
+    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "control_only", "units")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +353,7 @@ class PushHeader(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     seq: int
@@ -361,7 +366,18 @@ class PushHeader(_message.Message):
     size_bytes: int
     digest: bytes
     control_only: bool
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., control_only: bool = ...) -> None: ...
+    units: _containers.RepeatedCompositeFieldContainer[UnitRange]
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., control_only: bool = ..., units: _Optional[_Iterable[_Union[UnitRange, _Mapping]]] = ...) -> None: ...
+
+class UnitRange(_message.Message):
+    __slots__ = ("lease", "after", "upto")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    after: int
+    upto: int
+    def __init__(self, lease: _Optional[int] = ..., after: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("received", "receipt")
@@ -422,6 +438,78 @@ class FetchHeader(_message.Message):
     crc32c: int
     receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("run", "generation", "settings", "fingerprint", "shards", "fixed_bytes", "fixed_frames")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    settings: RunSettings
+    fingerprint: bytes
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    fixed_bytes: int
+    fixed_frames: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., fixed_bytes: _Optional[int] = ..., fixed_frames: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("run", "generation")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class WatchReply(_message.Message):
+    __slots__ = ("shard", "log", "versions")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    log: int
+    versions: _containers.RepeatedCompositeFieldContainer[PublishedVersion]
+    def __init__(self, shard: _Optional[int] = ..., log: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[PublishedVersion, _Mapping]]] = ...) -> None: ...
+
+class PublishedVersion(_message.Message):
+    __slots__ = ("fragment", "version", "crc32c", "frames")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    crc32c: int
+    frames: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., crc32c: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("run", "generation", "fragment", "version", "whole", "fixed", "frames")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    fragment: int
+    version: int
+    whole: bool
+    fixed: bool
+    frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., fixed: bool = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard")
@@ -487,6 +575,62 @@ class ReportReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class DatasetDeclaration(_message.Message):
+    __slots__ = ("name", "units", "tokens", "seed", "epochs", "fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    units: int
+    tokens: int
+    seed: int
+    epochs: int
+    fingerprint: bytes
+    def __init__(self, name: _Optional[str] = ..., units: _Optional[int] = ..., tokens: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class LeaseUnitsRequest(_message.Message):
+    __slots__ = ("session", "dataset", "lease", "received", "finished", "wanted")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    dataset: DatasetDeclaration
+    lease: int
+    received: int
+    finished: int
+    wanted: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., dataset: _Optional[_Union[DatasetDeclaration, _Mapping]] = ..., lease: _Optional[int] = ..., received: _Optional[int] = ..., finished: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class LeaseUnitsReply(_message.Message):
+    __slots__ = ("state", "lease", "units", "epochs", "retry_s")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[LeaseUnitsReply.State]
+        STATE_LEASED: _ClassVar[LeaseUnitsReply.State]
+        STATE_WAIT: _ClassVar[LeaseUnitsReply.State]
+        STATE_FINISHED: _ClassVar[LeaseUnitsReply.State]
+    STATE_UNSPECIFIED: LeaseUnitsReply.State
+    STATE_LEASED: LeaseUnitsReply.State
+    STATE_WAIT: LeaseUnitsReply.State
+    STATE_FINISHED: LeaseUnitsReply.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_S_FIELD_NUMBER: _ClassVar[int]
+    state: LeaseUnitsReply.State
+    lease: int
+    units: _containers.RepeatedScalarFieldContainer[int]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    retry_s: float
+    def __init__(self, state: _Optional[_Union[LeaseUnitsReply.State, str]] = ..., lease: _Optional[int] = ..., units: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., retry_s: _Optional[float] = ...) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("session", "last")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -504,7 +648,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored", "shards")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored", "shards", "datasets")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -527,6 +671,7 @@ class StatusReply(_message.Message):
     WAN_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     epoch: int
@@ -549,7 +694,32 @@ class StatusReply(_message.Message):
     wan_budget_bytes: int
     restored: Restored
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
+    datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ...) -> None: ...
+
+class DatasetStatus(_message.Message):
+    __slots__ = ("name", "units", "epochs", "tokens", "epoch", "consumed", "leased", "returned", "repeated", "lost")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    units: int
+    epochs: int
+    tokens: int
+    epoch: int
+    consumed: int
+    leased: int
+    returned: int
+    repeated: float
+    lost: float
+    def __init__(self, name: _Optional[str] = ..., units: _Optional[int] = ..., epochs: _Optional[int] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., consumed: _Optional[int] = ..., leased: _Optional[int] = ..., returned: _Optional[int] = ..., repeated: _Optional[float] = ..., lost: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("shard", "address", "attached", "fragments", "heard_s")

@@ -65,6 +65,11 @@ class OuterStub(object):
                 request_serializer=atoll__wire_dot_outer__pb2.Progress.SerializeToString,
                 response_deserializer=atoll__wire_dot_outer__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.LeaseUnits = channel.unary_unary(
+                '/atoll.v1.Outer/LeaseUnits',
+                request_serializer=atoll__wire_dot_outer__pb2.LeaseUnitsRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.LeaseUnitsReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/atoll.v1.Outer/Leave',
                 request_serializer=atoll__wire_dot_outer__pb2.LeaveRequest.SerializeToString,
@@ -119,6 +124,14 @@ class OuterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaseUnits(self, request, context):
+        """Leases units of a dataset to a learner. Only the registrar answers it. The call is idempotent: units that the learner
+        has not received are sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Leaves the run, which ends the learner's goodput accounting.
         """
@@ -158,6 +171,11 @@ def add_OuterServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=atoll__wire_dot_outer__pb2.Progress.FromString,
                     response_serializer=atoll__wire_dot_outer__pb2.ReportReply.SerializeToString,
+            ),
+            'LeaseUnits': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseUnits,
+                    request_deserializer=atoll__wire_dot_outer__pb2.LeaseUnitsRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.LeaseUnitsReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -339,6 +357,33 @@ class Outer(object):
             _registered_method=True)
 
     @staticmethod
+    def LeaseUnits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Outer/LeaseUnits',
+            atoll__wire_dot_outer__pb2.LeaseUnitsRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.LeaseUnitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Leave(request,
             target,
             options=(),
@@ -355,6 +400,170 @@ class Outer(object):
             '/atoll.v1.Outer/Leave',
             atoll__wire_dot_outer__pb2.LeaveRequest.SerializeToString,
             atoll__wire_dot_outer__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ReaderStub(object):
+    """Calls of readers, which follow the published model. These calls change nothing. Fronts and cores both serve them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/atoll.v1.Reader/Describe',
+                request_serializer=atoll__wire_dot_outer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.DescribeReply.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/atoll.v1.Reader/Watch',
+                request_serializer=atoll__wire_dot_outer__pb2.WatchRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.WatchReply.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/atoll.v1.Reader/Read',
+                request_serializer=atoll__wire_dot_outer__pb2.ReadRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.FetchReply.FromString,
+                _registered_method=True)
+
+
+class ReaderServicer(object):
+    """Calls of readers, which follow the published model. These calls change nothing. Fronts and cores both serve them.
+    """
+
+    def Describe(self, request, context):
+        """Describes the run, and the places of its shards.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Streams the newest published versions of the fragments that the called process serves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
+        """Downloads a published update, a whole fragment, or the fixed values.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ReaderServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=atoll__wire_dot_outer__pb2.DescribeRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.DescribeReply.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=atoll__wire_dot_outer__pb2.WatchRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.WatchReply.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=atoll__wire_dot_outer__pb2.ReadRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.FetchReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Reader', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Reader', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Reader(object):
+    """Calls of readers, which follow the published model. These calls change nothing. Fronts and cores both serve them.
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Reader/Describe',
+            atoll__wire_dot_outer__pb2.DescribeRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Reader/Watch',
+            atoll__wire_dot_outer__pb2.WatchRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.WatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Reader/Read',
+            atoll__wire_dot_outer__pb2.ReadRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -482,7 +691,8 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportCheckpoint(self, request, context):
-        """Streams the published model as a safetensors file for load_state_dict(strict=True).
+        """Streams the published model as a safetensors file for load_state_dict(). It lacks the frozen parameters that the
+        initial parameters lack.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,7 +22,7 @@ class FromShard(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., staged: _Optional[_Union[Staged, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., event: _Optional[_Union[_outer_pb2.Event, _Mapping]] = ...) -> None: ...
 
 class FromRegistrar(_message.Message):
-    __slots__ = ("sequence", "welcome", "stage", "begun", "member", "view", "keep")
+    __slots__ = ("sequence", "welcome", "stage", "begun", "member", "view", "keep", "lease")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class FromRegistrar(_message.Message):
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     welcome: Welcome
     stage: Stage
@@ -37,7 +38,8 @@ class FromRegistrar(_message.Message):
     member: Member
     view: View
     keep: Keep
-    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
+    lease: AwaitedLease
+    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., lease: _Optional[_Union[AwaitedLease, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "shard", "shards", "address", "run", "generation", "staged", "epoch", "directory")
@@ -74,16 +76,40 @@ class Confirmed(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("fragments", "contributions", "learners", "troubles")
+    __slots__ = ("fragments", "contributions", "learners", "troubles", "leases")
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     fragments: _containers.RepeatedCompositeFieldContainer[_outer_pb2.FragmentStatus]
     contributions: _outer_pb2.Contributions
     learners: _containers.RepeatedCompositeFieldContainer[LearnerSums]
     troubles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fragments: _Optional[_Iterable[_Union[_outer_pb2.FragmentStatus, _Mapping]]] = ..., contributions: _Optional[_Union[_outer_pb2.Contributions, _Mapping]] = ..., learners: _Optional[_Iterable[_Union[LearnerSums, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ...) -> None: ...
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseSums]
+    def __init__(self, fragments: _Optional[_Iterable[_Union[_outer_pb2.FragmentStatus, _Mapping]]] = ..., contributions: _Optional[_Union[_outer_pb2.Contributions, _Mapping]] = ..., learners: _Optional[_Iterable[_Union[LearnerSums, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ..., leases: _Optional[_Iterable[_Union[LeaseSums, _Mapping]]] = ...) -> None: ...
+
+class LeaseSums(_message.Message):
+    __slots__ = ("lease", "settled", "fragments")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    settled: bool
+    fragments: _containers.RepeatedCompositeFieldContainer[FragmentUnits]
+    def __init__(self, lease: _Optional[int] = ..., settled: bool = ..., fragments: _Optional[_Iterable[_Union[FragmentUnits, _Mapping]]] = ...) -> None: ...
+
+class FragmentUnits(_message.Message):
+    __slots__ = ("fragment", "through", "firsts", "lasts")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    FIRSTS_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    through: int
+    firsts: _containers.RepeatedScalarFieldContainer[int]
+    lasts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fragment: _Optional[int] = ..., through: _Optional[int] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LearnerSums(_message.Message):
     __slots__ = ("learner", "merged_token_parameters", "bytes_up", "parameters_up", "accepted_tokens", "accepted_before", "bytes_down", "parameters_down", "bytes_whole", "pending", "missed", "undone_tokens")
@@ -186,6 +212,18 @@ class View(_message.Message):
     slot: float
     slot_s: float
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., run_tokens: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., paused: _Optional[str] = ..., slot: _Optional[float] = ..., slot_s: _Optional[float] = ...) -> None: ...
+
+class AwaitedLease(_message.Message):
+    __slots__ = ("lease", "learner", "incarnation", "over")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    learner: str
+    incarnation: int
+    over: bool
+    def __init__(self, lease: _Optional[int] = ..., learner: _Optional[str] = ..., incarnation: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("snapshots", "through")

@@ -15,7 +15,7 @@ from atoll_wire.process import metrics_server
 from atoll_wire.process.settings import Address, Bytes, Certificates, Metrics, Option, Settings
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from atoll_server.access.quotas import Quotas
+from atoll_server.access.quotas import Quotas, Reading, Watching
 from atoll_server.quorum import Quorum
 
 
@@ -170,6 +170,8 @@ class ServerLimits(Settings):
     prefix: ClassVar[str] = "limit"
 
     calls: Annotated[int, Field(ge=64, le=1 << 20, description="Concurrent calls of all kinds.")] = 16_384
+    readers: Watching = 4096
+    reads: Reading = 4096
     message_bytes: Annotated[
         Bytes,
         Field(
@@ -183,6 +185,8 @@ class ServerLimits(Settings):
 class Limits(ServerLimits):
     """Limits of a core on learners, model sizes, disk space, memory and waiting times."""
 
+    readers: Watching = 64  # more readers need a front, so that the core does not notice their number
+    reads: Reading = 128
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
@@ -229,6 +233,9 @@ class Limits(ServerLimits):
             description="Seconds without a new frame after which an upload loses its reserved disk space.",
         ),
     ] = 60.0
+    units_silence_s: Annotated[
+        float, Field(gt=0, le=604_800, description="Seconds of silence after which a learner's data units return.")
+    ] = 300.0
     lease_s: Annotated[
         float,
         Field(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from atoll_dashboard.models import conversion
 from atoll_dashboard.models.api_models import Learner
 from atoll_dashboard.web.read_routes import in_order
 from atoll_dashboard.web.runbooks import render
@@ -49,12 +50,23 @@ def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
     assert run["problem"] == ""
     assert run["age_s"] < 5
     assert run["actions"]
+    assert run["datasets"] == []
     assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "left": 0, "evicted": 0}
     assert run["cost"]["budget_gb"] == 100
     wire = run["wire"]
     total = wire["up_bytes"] + wire["down_bytes"] + wire["whole_bytes"]
     assert run["cost"]["total"] == pytest.approx(0.09e-9 * total)
     assert 2 < wire["up_bits"] < 8
+
+
+def test_the_counts_of_data_units_are_told_as_the_core_tells_them():
+    told = pb.DatasetStatus(
+        name="d", units=9, epochs=2, epoch=1, consumed=8, leased=3, returned=2, repeated=0.5, lost=0.25
+    )
+    assert conversion.units(told).model_dump() == {
+        "name": "d", "units": 9, "epochs": 2, "epoch": 1, "consumed": 8, "leased": 3, "returned": 2, "repeated": 0.5,
+        "lost": 0.25,
+    }  # fmt: skip
 
 
 def test_a_learner_without_a_loss_comes_last_in_both_orders():

@@ -30,10 +30,16 @@ FENCES = {
     "docs/guides/plan.md": {
         "docker compose -f docker/compose.yaml -f plan-compose.yaml up --build": "needs Docker and runs until Ctrl-C",
     },
+    "docs/guides/trainers.md": {
+        "from transformers import Trainer": "needs transformers; make test-integrations runs the callback",
+        "import lightning": "needs lightning; make test-integrations runs the callback",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)": (
+            "needs accelerate; make test-integrations runs the helper"
+        ),
+        "model = peft.get_peft_model(base, peft.LoraConfig(r=8))": "needs peft; make test-integrations runs LoRA",
+    },
     "docs/guides/training-loops.md": {
-        "from transformers import Trainer, TrainerCallback": "needs transformers; test_forking.py runs the callback",
         "    --server 127.0.0.1:7070 --name eu-west": "needs four CPUs; test_examples.py runs it on two ranks",
-        "import lightning": "needs lightning; test_forking.py runs the callback",
         "masters = lambda: zip(optimizer.model_params, optimizer.master_params)": "needs an optimizer with masters",
     },
     "docs/operate/backups.md": {

@@ -118,7 +118,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, but this version reads 6: use the version that wrote it")
+@bad("has schema 99, but this version reads 7: use the version that wrote it")
 def ledger_was_written_by_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 

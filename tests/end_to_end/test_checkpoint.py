@@ -20,10 +20,12 @@ from tests.end_to_end.world import Trainee, core, eventually, small_model, task,
 from tests.server.test_folder_writer import load_folder
 
 
-def _train_theirs(address: str, model: nn.Module, name: str = "theirs", steps: int = 80) -> None:
+def _train_theirs(
+    address: str, model: nn.Module, name: str = "theirs", steps: int = 80, *, frozen: bool = True
+) -> None:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     generator, breath = torch.Generator().manual_seed(3), threading.Event()
-    with atoll.Learner(model, optimizer, server=address, name=name) as learner:
+    with atoll.Learner(model, optimizer, server=address, name=name, send_frozen=frozen) as learner:
         for _ in range(steps):
             x, y = task(generator)
             nn.functional.cross_entropy(model(x), y).backward()
@@ -61,6 +63,32 @@ def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
     assert all(torch.equal(offline[name], now[name]) for name in now)
 
 
+def test_an_export_names_the_frozen_parameters_that_it_lacks_and_loads_over_the_base(tmp_path, capsys):
+    """As with LoRA: the first learner sends only what is trained, and buffers."""
+    first, base = Somebodys(), Somebodys()
+    base.load_state_dict(first.state_dict())
+    lacking = {"frozen.weight", "frozen.bias"}
+    with core(tmp_path) as running:
+        _train_theirs(running.address, first, frozen=False)
+        eventually(lambda: running.status().contributions.pending == 0)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "now.safetensors", initial=False)
+        assert 'warning: the file lacks "frozen.bias" and 1 more' in capsys.readouterr().out
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "then.safetensors", initial=True)
+        assert 'warning: the file lacks "frozen.bias" and 1 more' in capsys.readouterr().out
+        with pytest.raises(atoll.LearnerError, match="frozen parameters"):
+            _train_theirs(running.address, Somebodys(), "other")
+        fresh = Somebodys()
+        fresh.load_state_dict(base.state_dict())
+        _train_theirs(running.address, fresh, "fresh", steps=0)
+    with safe_open(tmp_path / "now.safetensors", "pt") as file:
+        assert set(json.loads(file.metadata()["atoll.frozen"])) == lacking
+    found = base.load_state_dict(load_file(tmp_path / "now.safetensors"), strict=False)
+    assert set(found.missing_keys) == lacking
+    assert not found.unexpected_keys
+    for name, tensor in base.state_dict().items():
+        assert torch.equal(tensor, fresh.state_dict()[name]), name
+
+
 def test_a_folder_has_what_the_one_file_has_and_begins_a_run(tmp_path, capsys):
     torch.manual_seed(1)
     with core(tmp_path) as running:
@@ -89,7 +117,7 @@ def test_a_folder_has_what_the_one_file_has_and_begins_a_run(tmp_path, capsys):
         with safe_open(folder / "model-00003-of-00003.safetensors", "pt") as file, \
              safe_open(tmp_path / "one.safetensors", "pt") as one:  # fmt: skip
             assert file.metadata() == one.metadata()
-            assert {"atoll.versions", "atoll.initial"} < file.metadata().keys()
+            assert {"atoll.run", "atoll.generation", "atoll.versions", "atoll.initial"} < file.metadata().keys()
     with core(tmp_path / "next", "--init", str(tmp_path / "online")) as running:
         fresh = Somebodys()
         fresh.load_state_dict({name: tensor for name, tensor in whole.items() if "frozen" in name}, strict=False)
@@ -228,6 +256,9 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
         assert 'warning: the file has only initial values for "norm.num_batches_tracked" and 4 more' in said
         assert "torch.optim.swa_utils.update_bn(loader, model)" in said
     with safe_open(tmp_path / "now.safetensors", "pt") as file:
+        averages = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+        assert json.loads(file.metadata()["atoll.buffers"]) == averages
+        assert "atoll.frozen" not in file.metadata()
         assert json.loads(file.metadata()["atoll.initial"]) == [
             "norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "teacher.bias", "teacher.weight",
         ]  # fmt: skip

@@ -32,7 +32,8 @@ OF_OTHERS = (
     "stage.",
     "begun.",
     "reshard.",
-)  # see test_restore, test_sharded*, test_reshard
+    "units.",
+)  # see test_restore, test_sharded*, test_reshard and test_data_units
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 

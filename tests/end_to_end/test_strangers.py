@@ -237,6 +237,7 @@ STOLEN = {
     "Push": lambda stub, s: list(stub.Push(iter([pb.PushRequest(header=pb.PushHeader(session=s))]), timeout=20)),
     "Fetch": lambda stub, s: list(stub.Fetch(pb.FetchRequest(session=s, whole=True), timeout=20)),
     "Report": lambda stub, s: stub.Report(iter([pb.Progress(session=s)]), timeout=20),
+    "LeaseUnits": lambda stub, s: stub.LeaseUnits(pb.LeaseUnitsRequest(session=s), timeout=20),
     "Leave": lambda stub, s: stub.Leave(pb.LeaveRequest(session=s), timeout=20),
     "Initialise": lambda stub, s: stub.Initialise(
         iter([pb.InitialiseRequest(header=pb.InitialiseHeader(session=s))]), timeout=20

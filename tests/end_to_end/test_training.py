@@ -242,3 +242,18 @@ def test_an_error_in_the_loop_comes_through_and_the_learner_leaves(tmp_path):
         with pytest.raises(ZeroDivisionError, match="theirs"):
             trainee.done()
         assert running.status().learners[0].state == "left"
+
+
+def test_a_restarted_learner_knows_the_tokens_and_steps_of_its_names_earlier_processes(tmp_path):
+    with core(tmp_path) as running:
+        (first,) = train(running.address, "a", steps=30)
+        assert (first.learner.stats().earlier_tokens, first.learner.stats().earlier_steps) == (0, 0)
+        running.kill()  # the counts are durable
+        running.start()
+        (second,) = train(running.address, "a", steps=10)
+        (other,) = train(running.address, "b", steps=1)
+        (third,) = train(running.address, "a", steps=1)
+        told = [(each.learner.stats().earlier_steps, each.learner.stats().earlier_tokens) for each in (second, third)]
+    assert told == [(30, 30 * 32), (40, 40 * 32)]
+    assert other.learner.stats().earlier_steps == 0
+    assert third.learner.stats().steps == 1, "its own counters begin at zero"

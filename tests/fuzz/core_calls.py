@@ -139,7 +139,7 @@ class Calls:
     async def _call(self, rng: random.Random) -> bool:
         calls = (
             self._joined, self._initialise, self._push, self._push, self._push, self._fetch, self._report, self._follow,
-            self._leave, self._operate,
+            self._leave, self._operate, self._lease_units,
         )  # fmt: skip
         try:
             call = rng.choice(calls)(rng)
@@ -219,6 +219,11 @@ class Calls:
         log = 0 if shard is None else shard.follower_log.number
         request = pb.FollowRequest(session=self._session, log=log, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), max_wait_s=0.005)
+
+    def _lease_units(self, rng: random.Random) -> Awaitable[Any]:
+        dataset = pb.DatasetDeclaration(name="d", units=9, tokens=2, seed=1, epochs=2, fingerprint=b"f")
+        request = pb.LeaseUnitsRequest(session=self._session, dataset=dataset, wanted=3)
+        return self._outer.LeaseUnits(mutate_message(rng, request), Context())
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:
         return self._outer.Leave(

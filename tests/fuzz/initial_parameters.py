@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 from atoll_server.access.refusals import Refused
-from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import initial_states
 from atoll_server.run.initial_parameters import STAGING, StagedFile, check_room
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import plan
 from atoll_wire.layout.tensor_header import TensorFileError
+from atoll_wire.model_file.model_file import RunId, write_model
 
 from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes
@@ -83,7 +83,7 @@ class InitialParameters:
             assert not list((self._directory / STAGING).iterdir()), "nothing is left of a staging"
         assert all(np.isfinite(state.theta).all() for state in states.values())
         out = io.BytesIO()
-        size = write_checkpoint(out, self._layout, file, states)
+        size = write_model(out, self._layout, file, states, RunId("run", 1))
         assert size == len(out.getvalue()) <= 2 * header.size_bytes + 4 * self._layout.parameters + 4096
         return True
 

@@ -12,11 +12,8 @@ from unittest import mock
 import grpc.aio
 import numpy as np
 from atoll.agent import sending
-from atoll.agent.call_errors import remedy
 from atoll.agent.core_view import FragmentTrack, InFlight, ShardView
 from atoll.agent.join_request import Identity, ModelDescription
-from atoll.agent.partial_fetch import PartialFetch, UnsoundError
-from atoll.agent.retry_loop import Failure
 from atoll.agent.run_session import RunSession
 from atoll.agent.shard_session import ShardSession
 from atoll.errors import LearnerError
@@ -24,6 +21,9 @@ from atoll.fragments.adoption import Track
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import FragmentShape
 from atoll.stats import Counters
+from atoll.transfers.call_errors import remedy
+from atoll.transfers.partial_fetch import PartialFetch, UnsoundError
+from atoll.transfers.retry_loop import Failure
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

@@ -7,9 +7,9 @@ import random
 import grpc
 import numpy as np
 import pytest
-from atoll.agent.call_errors import CURES, LONGEST_BACKOFF_S, Remedy, backoff_s, remedy
 from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.fragments.exchange import AT_ONCE, Submission, ThreadExchange
+from atoll.transfers.call_errors import CURES, LONGEST_BACKOFF_S, Remedy, backoff_s, remedy
 from atoll_wire.connections.link import ATOLL_STATUS
 from atoll_wire.process.clock import SYSTEM
 

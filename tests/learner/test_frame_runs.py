@@ -8,10 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 from atoll.agent import sending
-from atoll.agent.partial_fetch import PartialFetch
 from atoll.fragments.adoption import Fate, PreparedAnchor, Track
 from atoll.fragments.exchange import Submission
 from atoll.fragments.segments import FragmentShape
+from atoll.transfers.partial_fetch import PartialFetch
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import grpc.aio
-from atoll.agent.thread import ignore_known_grpc_errors
+from atoll.transfers.event_loop import ignore_known_grpc_errors
 
 
 class AnswersLate(grpc.GenericRpcHandler):

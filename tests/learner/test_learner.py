@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from atoll import Learner, LearnerError
-from atoll.agent.call_errors import GOODBYE_S
+from atoll.transfers.call_errors import GOODBYE_S
 
 from tests.learner.fake_core import fake_core
 from tests.learner.loops import BREATH, Loop, Two, until
@@ -41,12 +41,12 @@ def test_a_constructor_opens_no_connection_and_a_learner_is_entered_once(core):
     assert not core.joins
     with loop.learner as learner:
         pass
-    with pytest.raises(LearnerError, match="entered only once"):
+    with pytest.raises(LearnerError, match="started only once"):
         learner.__enter__()
 
 
 def test_a_step_outside_of_the_block_is_one_line():
-    with pytest.raises(LearnerError, match="was not entered"):
+    with pytest.raises(LearnerError, match="was not started"):
         Learner(Two(), torch.optim.SGD(Two().parameters(), 0.1), "127.0.0.1:1", "a").step(1)
 
 

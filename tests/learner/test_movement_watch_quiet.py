@@ -283,7 +283,7 @@ def test_an_honest_loop_is_left_alone(case, others):
     with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
         it.rounds(60)
         taken, trained = len(it.agent.taken), it.learner.stats().steps
-    assert logs == []
+    assert [each for each in logs if not each["event"].startswith("buffers changed")] == []
     assert not it.abandoned
     assert taken >= 2 * 8, f"{taken} in {trained} steps"
     assert len(it.agent.taken) == taken + 2, "leaving sends the rest"

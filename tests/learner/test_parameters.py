@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
 from atoll_wire.layout.layout import MergeKind
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -53,13 +56,37 @@ def test_the_frozen_digest_follows_frozen_values_only():
     assert parameters(model).frozen_digest() != before
 
 
-def test_initial_parameters_hold_the_whole_state_dict_with_tied_tensors_once(tmp_path):
+@pytest.mark.parametrize("frozen", [True, False])
+def test_initial_parameters_hold_tied_tensors_once_and_frozen_ones_on_request(tmp_path, frozen):
     model = Odd()
-    parameters(model).save(tmp_path / "first.safetensors")
+    parameters(model).save(tmp_path / "first.safetensors", frozen=frozen)
     stored = load_file(tmp_path / "first.safetensors")
-    assert set(stored) == set(model.state_dict()) - {"head.weight"}
+    lacking = [] if frozen else ["frozen.bias", "frozen.weight"]
+    assert set(stored) == set(model.state_dict()) - {"head.weight", *lacking}
+    with safe_open(tmp_path / "first.safetensors", "pt") as file:
+        lists = {key: json.loads(file.metadata()[f"atoll.{key}"]) for key in ("initial", "buffers", "frozen")}
+    assert lists == {"initial": [], "buffers": ["seen"], "frozen": lacking}
     for name, tensor in stored.items():
         assert torch.equal(tensor, model.state_dict()[name])
+
+
+def test_buffers_that_changed_are_named_when_the_learner_leaves(said):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.register_buffer("constant", torch.ones(3))
+    model.register_buffer("passing", torch.ones(3), persistent=False)
+    model.register_buffer("counted", torch.zeros(3))
+    model.register_buffer("codes", torch.zeros(3))
+    found = parameters(model)
+    found.warn_of_buffers("a")
+    assert not said
+    model(torch.ones(2, 4))
+    model.counted += 1
+    model.codes = torch.ones(3)
+    model.passing += 1
+    found.warn_of_buffers("a")
+    (line,) = said
+    assert line["event"].startswith("buffers changed during training, but learners do not share them")
+    assert (line["buffers"], line["first"]) == (2, "counted"), "BatchNorm's are named at the start"
 
 
 def test_an_optimizer_of_another_model_is_refused():

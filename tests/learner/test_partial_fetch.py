@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from atoll.agent.partial_fetch import MAX_UPDATES, PartialFetch, UnsoundError
+from atoll.transfers.partial_fetch import MAX_UPDATES, PartialFetch, UnsoundError
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout import layout

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from atoll.agent.partial_fetch import PartialFetch
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
@@ -17,6 +16,7 @@ from atoll.fragments.segments import Coder, FragmentShape
 from atoll.ranks.division import divide
 from atoll.ranks.rank_group import ALONE
 from atoll.ranks.tensor_part import TensorPart
+from atoll.transfers.partial_fetch import PartialFetch
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined

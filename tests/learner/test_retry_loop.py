@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import grpc
 import grpc.aio
 import pytest
-from atoll.agent import retry_loop
-from atoll.agent.call_errors import FIRST_BACKOFF_S, Remedy
 from atoll.agent.core_view import CoreView, FragmentTrack, ShardView
-from atoll.agent.retry_loop import Failure, retry
 from atoll.errors import LearnerError
+from atoll.transfers import retry_loop
+from atoll.transfers.call_errors import FIRST_BACKOFF_S, Remedy
+from atoll.transfers.retry_loop import Failure, retry
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import ATOLL_STATUS

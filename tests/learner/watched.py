@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -62,7 +63,7 @@ class Watched:
         parameters = learner._parameters = Parameters(
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
-        learner._ranks = ALONE
+        learner._ranks, learner._thread = ALONE, threading.current_thread()
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
         self.layout: Layout = plan(parameters.tensors, self._fragments)
         first = [

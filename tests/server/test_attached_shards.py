@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.data.merged_units import MergedUnits
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.run import attached_shards
-from atoll_server.run.attached_shards import QUIET_S, AttachedShard, AttachedShards
+from atoll_server.run.attached_shards import QUIET_S, AttachedShard, AttachedShards, LeaseFacts
 from atoll_server.run.outbox import Outbox
 from atoll_server.shard.run_view import RunView
 from atoll_wire import shards_pb2 as sh
@@ -281,3 +282,20 @@ def test_rows_of_the_ledger_give_the_same_division_again():
     assert again.shards[0].address == "s0:1"
     assert again.missing() == [0, 1]
     assert sorted(again.shards[0].fragments + again.shards[1].fragments) == [0, 1, 2, 3]
+
+
+def test_the_sums_of_a_lease_count_when_every_shard_has_sent_them():
+    attached, registry = AttachedShards(0, 3, SetClock()), LearnerRegistry(4)
+    attached.await_lease(7, "a", 1)
+    shards = [attach(attached, hello(number)) for number in (1, 2)]
+    for number, (shard, box) in enumerate(shards, 1):
+        assert [each.lease.lease for each in sent(box) if each.HasField("lease")] == [7]
+        assert attached.facts(7) is None, "a restarted registrar does not know what the other shards have merged"
+        units = sh.FragmentUnits(fragment=number, through=3, firsts=[1], lasts=[2])
+        sums = sh.LeaseSums(lease=7, settled=number == 1, fragments=[units])
+        attached.heard(shard, box, sh.FromShard(summary=sh.Summary(leases=[sums])), registry)
+    merged = MergedUnits(3, ((1, 2),))
+    assert attached.facts(7) == [LeaseFacts({1: merged}, True), LeaseFacts({2: merged}, False)]
+    attached.lease_over(7)
+    assert [each.lease.over for each in sent(shards[0][1])] == [True]
+    assert attached.facts(7) is None

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from atoll_server.storage import database, ledger_division, shard_ledger, totals
+from atoll_server.data.accounts import Accounts, Changes, Declared, Lease
+from atoll_server.storage import data_ledger, database, ledger_division, shard_ledger, totals
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import FateRow, MergeRow
 from atoll_wire.contract import Fate
@@ -87,3 +88,22 @@ def test_a_damaged_row_and_a_lost_row_are_found(tmp_path: Path):
     (tmp_path / "again").mkdir()
     with pytest.raises(LedgerError, match="contributions does not match its checksum"):
         divided(tmp_path / "again", [[0, 1]], [source])
+
+
+def test_accounts_of_data_units_are_copied(tmp_path: Path):
+    source, target = (database.open_ledger(tmp_path / name) for name in ("old", "new"))
+    accounts, changes = Accounts({0: 10, 1: 6}), Changes()
+    dataset = accounts.add(Declared("text", 20, 0, 1, 1, ""), changes)
+    lease = Lease(7, dataset.id, "a", 1)
+    accounts.open_lease(lease, changes)
+    accounts.hand_out(lease, 5, changes)
+    data_ledger.write(source, data_ledger.rows_of(changes))
+    data_ledger.copy(source, target)
+    again = Accounts({0: 10, 1: 6})
+    data_ledger.restore(target, again)
+    assert again.datasets == accounts.datasets
+    assert again.leases.keys() == {7}
+    assert data_ledger.of_stopped_run(target, {0: 10, 1: 6}) == data_ledger.as_data(accounts)
+    source.execute("UPDATE leases SET handed=9")
+    with pytest.raises(LedgerError, match="leases does not match its checksum"):
+        data_ledger.copy(source, database.open_ledger(tmp_path / "other"))

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.model_data import ModelData, PartError, write_part
 from atoll_server.checkpoints.tensor_file import TensorFile, open_tensors
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState
 from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec, plan
+from atoll_wire.model_file.model_file import RunId, write_model
 
+RUN = RunId("run", 2)
 SPECS = [
     TensorSpec("large", (300, 40), "float32", MergeKind.AVERAGE, ("tied",)),
     TensorSpec("narrow", (64, 64), "bfloat16", MergeKind.DIRECTION, ()),
@@ -44,7 +45,7 @@ def model(tmp_path: Path) -> tuple[Layout, TensorFile, dict[int, FragmentState]]
 
 def from_memory(layout: Layout, initial: TensorFile, states: dict[int, FragmentState]) -> bytes:
     file = io.BytesIO()
-    write_checkpoint(file, layout, initial, states)
+    write_model(file, layout, initial, states, RUN)
     return file.getvalue()
 
 
@@ -55,7 +56,7 @@ def test_fragments_in_any_order_and_parts_in_chunks_of_any_size_give_the_same_by
     assert any(len(fragment.pieces) > 1 for fragment in layout.fragments)
     assert any(piece.start for fragment in layout.fragments for piece in fragment.pieces), "a tensor is cut"
     file = io.BytesIO()
-    data = ModelData(file, layout, initial)
+    data = ModelData(file, layout, initial, RUN)
     for fragment in drawn.sample(layout.fragments, len(layout.fragments)):
         if fragment.index % 2:
             data.add(fragment, states[fragment.index])
@@ -75,7 +76,7 @@ def test_a_part_with_missing_or_extra_bytes_or_of_another_fragment_is_refused(mo
     part = io.BytesIO()
     write_part(part, layout, layout.fragments[0], states[0])
     whole = part.getvalue()
-    data = ModelData(io.BytesIO(), layout, initial)
+    data = ModelData(io.BytesIO(), layout, initial, RUN)
     for count in (0, 5, 60, len(whole) - 1):
         writer = data.part(layout.fragments[0])
         writer.take(whole[:count])

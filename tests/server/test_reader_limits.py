@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import asyncio
+from contextlib import AsyncExitStack, ExitStack
+from types import SimpleNamespace
 
 from atoll_server.access.reader_limits import MAX_OF_ONE, ReaderLimits
 from atoll_server.access.refusals import Status
+from atoll_server.rpc.calls import may_end
+from atoll_server.shard import readers as shard_readers
 
 
 class Readers:
@@ -57,3 +61,33 @@ def test_readers_of_the_newest_version_have_no_limit():
     assert it.versions.reads(7)
     it.stack.close()
     assert not it.versions.reads(7)
+
+
+class Held:
+    """A fragment whose merges make new states."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.lock = index, asyncio.Lock()
+        self.merge()
+
+    def merge(self) -> None:
+        self.state = SimpleNamespace(theta_pub=object())
+
+
+def test_stalled_readers_end_no_read_of_a_learner():
+    async def story() -> list[str]:
+        ended, readers, held = list[str](), shard_readers.Readers(SimpleNamespace(failed=False)), map(Held, range(20))
+        async with AsyncExitStack() as stack:
+            for fragment in held:
+                name = "reader" if fragment.index else "learner"
+                may_end(lambda _, name=name: ended.append(name))
+                mine = readers.newest_for_readers(fragment) if fragment.index else readers.newest(fragment, name)
+                state = await stack.enter_async_context(mine)
+                assert readers.any_of(state), "a merge must not change it"
+                fragment.merge()
+                readers.passed(fragment.index)
+        return ended
+
+    ended = asyncio.run(story())
+    assert set(ended) == {"reader"}, "a reader ends only other readers' reads"
+    assert len(ended) >= 19 - shard_readers.MAX_OLD_OF_READERS

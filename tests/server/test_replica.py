@@ -47,6 +47,8 @@ class Told:
         self.joined = lambda *values: self.joins.append(values)
         self.evicted = lambda *values: self.evictions.append(values)
         self.told = self.views.append
+        self.dispatch = lambda _: None
+        self.contributions = SimpleNamespace(units={})
 
 
 Life = Callable[[Replica, Told], Awaitable[Any]]
@@ -237,3 +239,41 @@ def test_the_newest_view_wins_not_the_one_with_the_most_tokens(tmp_path):
 
     live(tmp_path, life, stops=True)
     live(tmp_path, after)
+
+
+@pytest.mark.parametrize("change", [{"evicted": "why"}, {"left": True}, {"incarnation": 2}], ids=str)
+def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
+    """The registrar then decides the process's data units, which a restarted shard must not merge more work of."""
+
+    async def life(run: Replica, _: Told) -> None:
+        await run.welcomed(welcome())
+        member = {"learner": "a", "incarnation": 1, "session": 1}
+        await run.member(sh.Member(**member))
+        assert not run.fenced("a", 1)
+        commit, before = run.writer.commit, list[bool]()
+
+        async def watched(operation: Any) -> Any:
+            before.append(run.fenced("a", 1))
+            return await commit(operation)
+
+        run.writer.commit = watched  # type: ignore[method-assign]
+        await run.member(sh.Member(**member | change))
+        assert before[0] is False
+        assert run.fenced("a", 1)
+
+    live(tmp_path, life)
+
+
+def test_the_leases_that_the_registrar_awaits_are_those_of_its_newest_call(tmp_path):
+    async def life(run: Replica, told: Told) -> None:
+        told.contributions = SimpleNamespace(units={("a", 1, 7): {}, ("a", 1, 8): {}})
+        await run.welcomed(welcome())
+        for lease in (7, 8):
+            run.lease(sh.AwaitedLease(lease=lease, learner="a", incarnation=1))
+        run.lease(sh.AwaitedLease(lease=7, learner="a", incarnation=1, over=True))
+        assert run.leases == {8: ("a", 1)}
+        assert list(told.contributions.units) == [("a", 1, 8)]
+        await run.welcomed(welcome())
+        assert run.leases == {}
+
+    live(tmp_path, life)

@@ -30,7 +30,7 @@ class World:
 
     def snapshotter(self, *, damaged: bool = False) -> Snapshotter:
         context: Any = SimpleNamespace(
-            clock=self.clock, settings=self.settings, disk=Disk(), registry=LearnerRegistry(1)
+            clock=self.clock, settings=self.settings, disk=Disk(), registry=LearnerRegistry(1), datasets=list
         )
         restored: Any = SimpleNamespace(
             snapshots=self.rows, undone=[], line=Line(), replay_s=self.unsaved_s, kept=KeptSnapshots(),

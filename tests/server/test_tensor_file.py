@@ -8,8 +8,9 @@ import struct
 import numpy as np
 import pytest
 import torch
-from atoll_server.checkpoints.tensor_file import cast_float32, open_tensors, write_data
+from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_wire.layout.tensor_header import TensorFileError, write_header
+from atoll_wire.model_file.tensor_values import cast_float32, write_data
 from safetensors.torch import load_file, save_file
 
 TENSORS = {

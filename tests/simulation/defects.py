@@ -10,18 +10,21 @@ import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll.agent import coordination, fetching, partial_fetch, run_session, sending, shard_session
+from atoll.agent import coordination, fetching, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption, segments
+from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import core_connection
 from atoll_server.front import service as front_service
+from atoll_server.front.answering import Answering
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.learners import goodput, learner_registry, plausibility
@@ -38,6 +41,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate
 
 from tests.simulation import disk
+from tests.simulation.data_defects import DATA_DEFECTS
 
 DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
@@ -736,10 +740,10 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
     """Calls that end because the front redialled, or that failed, cause further redials (found by seed 19)."""
-    answering = front_service.FrontService._answering
+    answering = Answering.__call__
 
     @asynccontextmanager
-    async def suspicious(self: front_service.FrontService, *values: Any) -> AsyncIterator[None]:
+    async def suspicious(self: Answering, *values: Any) -> AsyncIterator[None]:
         async with answering(self, *values) as route:
             try:
                 yield route
@@ -748,7 +752,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
                 asyncio.get_running_loop().call_later(core_connection.AGAIN_S, dial_again, "the core did not answer")
                 raise
 
-    with patch(front_service.FrontService, "_answering", suspicious):
+    with patch(Answering, "__call__", suspicious):
         yield
 
 
@@ -1048,3 +1052,7 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
 
     with patch(adoption, "GIVEN_UP", Never((0, 0))):
         yield
+
+
+for each in DATA_DEFECTS:
+    DEFECTS[each.__name__] = partial(each, patch)

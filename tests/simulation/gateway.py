@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from atoll_server.access.audit_log import AuditLog
+from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
@@ -27,6 +28,8 @@ class Gateway:
     async def _serve(self) -> None:
         clock = self._network.loop.clock
         routes = Routes(CORE, LOCAL, clock, lambda address, *_: SimulatedLink(self._network, self.process, address))
-        service = FrontService(routes, FrontMetrics(self.name), self._cache_bytes, AuditLog(None, clock))
+        metrics = FrontMetrics(self.name)
+        answering = Answering(routes, metrics, AuditLog(None, clock))
+        service = FrontService(routes, metrics, self._cache_bytes, answering)
         self._network.servers[self.name] = (service, self.process)
         await routes.watch()

@@ -25,6 +25,7 @@ from atoll.boundary.parameters import Parameters
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
+from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Track
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
@@ -39,6 +40,7 @@ from atoll_wire.layout.layout import Layout
 
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
+from tests.simulation.data_units import DataTruth
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of
@@ -106,7 +108,7 @@ class Island:
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
         seed: int, masters: Masters = Masters.NONE, *, watched: bool = False, size: int = 1,
-        slow: int | None = None,
+        slow: int | None = None, data: DataTruth | None = None,
     ) -> None:  # fmt: skip
         self.name, self.life, self.network, self._checks, self._step_s = name, life, network, checks, step_s
         self._addresses = addresses
@@ -118,6 +120,7 @@ class Island:
             for number, parts in enumerate(self._parts)
         ]
         first = self.ranks[0]
+        self.feed = data.feed(self) if data is not None else None
         self.process, self.counters, self.model, self._exchange = (
             first.process, first.counters, first.model, first.exchange
         )  # fmt: skip
@@ -227,7 +230,8 @@ class Island:
         self._seen(tuple(range(len(layout.fragments))))
 
     def _enter(self, rank: Rank, layout: Layout, local: LocalParameters, divisions: Sequence[Division]) -> None:
-        rounds = self.answers(local, rank.exchange, rank.counters, rank.submitted.append)
+        log = UnitLog() if self.feed is None else self.feed.log
+        rounds = self.answers(local, rank.exchange, rank.counters, rank.submitted.append, log)
         watch = self._watch if rank.number == 0 else None
         rank.boundary = Boundary(
             self.name, layout, cast("Parameters", rank.model), local, rounds, watch, rank.exchange, rank.counters,
@@ -262,6 +266,8 @@ class Island:
             self._train()
         self._hub.steps = int(self.training)
         try:
+            if self.feed is not None and self.training:
+                self.feed.step(counters.steps + 1)
             for rank in self.ranks:
                 boundary = rank.boundary
                 assert boundary is not None, "it trains"
@@ -389,6 +395,9 @@ class Island:
         if rank.number == 0 and in_flight is not None and in_flight.taken is taken:
             name = (self.name, core.session.incarnation, taken.fragment, in_flight.seq)
             self._checks.taken(self, name, self._digest(taken.fragment))
+            if self.feed is not None:
+                after = self.tracks[taken.fragment].steps_from
+                self.feed.sent(taken, name, after, after + taken.outstanding.steps)
 
     def _digest(self, fragment: int) -> bytes:
         """Returns the digest of the payloads that all ranks send together, in the order of their frames."""

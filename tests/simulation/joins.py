@@ -60,7 +60,9 @@ class Entrance:
 
     async def serve(self, call: Call, context: Gated) -> None:
         """Serves one call until it ends."""
-        handler = await self.gate.intercept_service(self._found, _Details(f"/{frame_messages.SERVICE}/{call.method}"))
+        handler = await self.gate.intercept_service(
+            self._found, _Details(f"/atoll.v1.{frame_messages.OUTER}/{call.method}")
+        )
         await handler.stream_stream(None, context)
 
     async def _found(self, details: Any) -> Any:

@@ -24,8 +24,8 @@ from tests.simulation.loop import Process, VirtualLoop, here
 
 CORE = "core"  # its address
 KEEPALIVE_S = 4.0  # seconds after which a silent connection is abandoned
-REPLAYED = {"Join", "Push", "Leave", "Report"}
-UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
+REPLAYED = {"Join", "Push", "Leave", "Report", "LeaseUnits"}
+UNARY_REPLY = {"Join", "Leave", "LeaseUnits", "Initialise", "Report"}
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # code, details, trailing metadata
 LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost", ())
 
@@ -367,7 +367,7 @@ class Call:
         try:
             if entrance is not None:
                 await entrance.serve(self, context)
-            elif self.method in {"Join", "Leave"}:
+            elif self.method in {"Join", "Leave", "LeaseUnits"}:
                 self.reply_with(await method(await self._server_inbox.get(), context))
             elif self.method in {"Initialise", "Report"}:
                 self.reply_with(await method(self._requests(), context))
@@ -455,6 +455,9 @@ class Stub:
 
     def Leave(self, request: Any, timeout: float | None = None) -> Call:
         return self._call("Leave", request, timeout=timeout)
+
+    def LeaseUnits(self, request: Any, timeout: float | None = None) -> Call:
+        return self._call("LeaseUnits", request, timeout=timeout)
 
     def Follow(self, request: Any) -> Call:
         return self._call("Follow", request)

@@ -64,8 +64,8 @@ class SimulatedRanks:
         self._hub, self._calls = hub, 0
         self.rank, self.size, self.is_leader = rank, hub.size, rank == 0
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
-        """See RankGroup. tokens: of all ranks."""
+    def step(self, tokens: int, steps: int, decide: Decide, carry_out: CarryOut, failed: Callable[[], bool]) -> None:
+        """See RankGroup. tokens: of all ranks. The hub has the steps."""
         hub = self._hub
         if hub.running is not None:
             carry_out(hub.running)

@@ -35,6 +35,7 @@ from atoll_server.shard_process.shard_core import ShardCore
 from atoll_wire.codec import frame_codec
 
 from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of
+from tests.simulation.data_units import DataTruth
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -49,6 +50,7 @@ LATE = "late"  # joins while the registrar is unavailable
 FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
+DATA = 0.4  # share of seeds with a dataset
 TURNS_TO_END = 10
 AWAY_S = 25.0  # longest outage of the registrar in the calm period
 
@@ -83,7 +85,10 @@ class Home:
         rng = self.world.rng
         given: dict[str, Any] = {} if self.shard is None else {"shard": self.shard}
         given |= {"registrar": "localhost:9"} if self.number else {"registrar_only": self.shard is None}
-        limits = Limits(norm_window=4, notifications=rng.choice((8, 64, 4096)), lease_s=rng.choice((1.0, 30.0)))
+        limits = Limits(
+            norm_window=4, notifications=rng.choice((8, 64, 4096)), lease_s=rng.choice((1.0, 30.0)),
+            units_silence_s=self.world.data.silence_s,
+        )  # fmt: skip
         return CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=rng.choice((0.5, 1.0, 60.0)), limits=limits,
             **given,
@@ -194,6 +199,7 @@ class ShardedWorld:
         self.lives: Counter[str] = Counter()
         self.stormy = True
         self.problem: BaseException | None = None
+        self.data = DataTruth(seed, DATA)
         self._asked: Counter[str] = Counter()  # operators' requests by learner
         self._pauses = 0
         self._resumed = True  # whether an operator was told so, after the newest pause
@@ -234,6 +240,7 @@ class ShardedWorld:
                 now = core.clock.monotonic()
                 core.watch.look(troubles(core.run, "", now), now)
                 status(core.run, core.settings, core.facts(), core.watch.since)
+                self.data.look(core)
             self._look()
 
     def _look(self) -> None:
@@ -315,7 +322,9 @@ class ShardedWorld:
             return
         addresses = (*self.fronts, CORE) if self.rng.random() < 0.7 else (CORE,)
         life, self.lives[name] = self.lives[name], self.lives[name] + 1
-        island = Island(self.network, self.checks, name, life, addresses, self.pace[name], self.rng.getrandbits(32))
+        island = Island(
+            self.network, self.checks, name, life, addresses, self.pace[name], self.rng.getrandbits(32), data=self.data
+        )
         island.process.on_death.append(lambda: self.hang_up(island.process))
         self.islands[name] = island
 
@@ -504,11 +513,11 @@ class ShardedWorld:
 
     async def _last_account(self) -> None:
         """Checks that every acknowledged contribution has one fate, and that the disks alone give the same state."""
-        fates: set[Any] = set()
+        fates: dict[Any, Any] = {}
         for home in self.homes:
             core, shard = home.core, shard_of(home.core)
             assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
-            fates |= set(self.checks.in_ledger_of(core, shard))
+            fates |= self.checks.in_ledger_of(core, shard)
             made_once(core)
             self.checks.work_counted_once(core, (*NAMES, LATE))  # type: ignore[arg-type]
             counts = shard.contributions
@@ -516,7 +525,8 @@ class ShardedWorld:
                 raise Violation(2, f"{home.name}: {counts.accepted} accepted, {counts.merged}, {counts.refused}")
         if missing := [name for name in self.checks.acknowledged if name not in fates]:
             raise Violation(2, f"{missing} have no fate at the end")
-        before = self._checksums()
+        await self._count_units(fates)
+        before, datasets = self._checksums(), self._asked_core().datasets.as_data()
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()
@@ -532,6 +542,20 @@ class ShardedWorld:
         await self._guarded(lambda: all(shard_of(home.core) is not None for home in self.homes), deadline, "restart")
         if self._checksums() != before:
             raise Violation(10, "the state after a restart differs")
+        await self._guarded(
+            lambda: (core := self._asked_core()) is not None and core.datasets.as_data() == datasets,
+            self.loop.now + PEACE_S, f"restore the datasets' accounts {datasets}",
+        )  # fmt: skip
+
+    async def _count_units(self, fates: dict[Any, Any]) -> None:
+        """Waits until the registrar has all shards' sums of merged units, and checks its accounts."""
+
+        def complete() -> bool:
+            core = self._asked_core()
+            return core is not None and len(set(self.data.counted(core, fates))) == 1
+
+        await self._guarded(complete, self.loop.now + PEACE_S, "count all merged units")
+        self.data.last_account(self._asked_core(), fates)
 
     def _checksums(self) -> dict[int, tuple[int, int, int]]:
         shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
@@ -544,6 +568,7 @@ class ShardedWorld:
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
             "payloads changed": network.changes, "writes lost": sum(h.platter.lost_writes for h in self.homes),
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
+            **self.data.counts,
         }  # fmt: skip
 
     def processes(self) -> list[Process]:

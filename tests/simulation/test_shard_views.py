@@ -20,6 +20,7 @@ import pytest
 import structlog
 from atoll.errors import LearnerError
 from atoll_server.access.audit_log import AuditLog
+from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
@@ -231,7 +232,8 @@ class World:
     async def _pass_on(self, address: str, core: str, process: Process) -> None:
         clock = self.network.loop.clock
         routes = Routes(core, LOCAL, clock, lambda address, *_: SimulatedLink(self.network, process, address))
-        service = FrontService(routes, FrontMetrics("here"), 1 << 20, AuditLog(None, clock))
+        metrics = FrontMetrics("here")
+        service = FrontService(routes, metrics, 1 << 20, Answering(routes, metrics, AuditLog(None, clock)))
         self.network.servers[address] = (service, process)
         self.routes.append(routes)
         await routes.watch()

@@ -35,6 +35,8 @@ A_FEW = (  # one of each kind; `make simulate-defects` finds all
     "a_front_takes_versions_for_each_other",
     "a_restart_does_not_change_the_incarnation",
     "anchors_drift_by_one_ulp",
+    "decisions_about_units_are_not_stored",
+    "ended_leases_do_not_wait",
     "grace_ignored",
     "merged_twice_on_a_retry",
     "names_are_not_synced",

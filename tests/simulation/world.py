@@ -24,6 +24,7 @@ from atoll_wire.errors import UserError
 from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
+from tests.simulation.data_units import DataTruth
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -91,6 +92,7 @@ class World:
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
+        self.data = DataTruth(seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -143,6 +145,8 @@ class World:
         status(core.run, core.settings, core.facts(), core.watch.since)
 
     def _look(self) -> None:
+        if shard_of(self.core) is not None:
+            self.data.look(self.core)
         if self.problem is not None:
             raise self.problem
         for context in self.loop.unhandled:
@@ -287,7 +291,9 @@ class World:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
-        before = checksums_of(shard)
+        await core.datasets.look()  # so that the newest merges are counted
+        self.data.last_account(core, fates)
+        before, datasets = checksums_of(shard), core.datasets.as_data()
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()
@@ -303,6 +309,8 @@ class World:
         assert self.core is not None
         if checksums_of(the_shard(self.core)) != before:
             raise Violation(10, "the state after a restart differs")
+        if (again := self.core.datasets.as_data()) != datasets:
+            raise Violation(14, f"the accounts of the datasets are {again} after a restart, and were {datasets}")
         if self.record:
             assert self.core_process is not None
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
@@ -310,10 +318,10 @@ class World:
             try:
                 db = self.core.run.writer._db
                 origin = Origin.of(run_ledger.get_meta(db))
-                again = restore(db, origin, DIRECTORY, auditor, self.loop.clock, from_start=True)
+                replayed = restore(db, origin, DIRECTORY, auditor, self.loop.clock, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
-            if {index: state.checksums() for index, state in again.states.items()} != before:
+            if {index: state.checksums() for index, state in replayed.states.items()} != before:
                 raise Violation(10, "a replay from the start gives another state")
             self.counts["replayed from the start"] += 1
 
@@ -326,6 +334,7 @@ class World:
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
             "payloads changed": network.changes, "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
+            **self.data.counts,
         }  # fmt: skip
 
     def processes(self) -> list[Process]:
@@ -352,7 +361,7 @@ class World:
             limits=Limits(
                 lease_s=LEASE_S if self.harm in FROM_THE_START else Limits().lease_s,
                 norm_window=4, notifications=self.rng.choice((8, 64, 4096)),
-                update_cache_versions=self.rng.choice((1, 4, 16)),
+                update_cache_versions=self.rng.choice((1, 4, 16)), units_silence_s=self.data.silence_s,
             ),
         )  # fmt: skip
         given = {"record": self.record, "keep_snapshots": keep_snapshots,
@@ -448,7 +457,7 @@ class World:
         slow = self.rank_faults.slow_rank(size)
         island = Island(
             self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters,
-            watched=watched, size=size, slow=slow,
+            watched=watched, size=size, slow=slow, data=self.data,
         )  # fmt: skip
         self.counts["islands of several ranks"] += size > 1
         self.counts["islands with a slow rank"] += slow is not None

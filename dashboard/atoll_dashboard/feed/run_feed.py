@@ -216,6 +216,7 @@ class RunFeed:
             loss=sum(each.loss for each in trained) / len(trained) if trained else None,
             merges=status.merges,
             contributions=conversion.counts(status.contributions),
+            datasets=list(map(conversion.units, status.datasets)),
             wire=conversion.wire(status.wire, up, down),
             cost=self._cost(),
             learners=conversion.states(status.learners),

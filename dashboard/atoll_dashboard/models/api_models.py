@@ -71,6 +71,25 @@ class Cost(BaseModel):
     budget_gb: float | None
 
 
+class Units(BaseModel):
+    """The data units of a dataset. Counts are of all epochs.
+
+    units: number in an epoch. epoch: of the next unit, from 0; `epochs` when all units were handed out. leased: with a
+    learner, not consumed yet. returned: waiting to be handed out again. repeated: merged work on units that were
+    trained again, in units. lost: parts of consumed units that were not merged, in units.
+    """
+
+    name: str
+    units: int
+    epochs: int
+    epoch: int
+    consumed: int
+    leased: int
+    returned: int
+    repeated: float
+    lost: float
+
+
 class Run(BaseModel):
     """The state of the run at the time `at` of the core's clock.
 
@@ -105,6 +124,7 @@ class Run(BaseModel):
     loss: float | None
     merges: int
     contributions: Counts
+    datasets: list[Units]
     wire: Wire
     cost: Cost
     learners: dict[LearnerState, int]

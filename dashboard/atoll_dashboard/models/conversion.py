@@ -20,6 +20,7 @@ from atoll_dashboard.models.api_models import (
     Outcome,
     Receipt,
     Round,
+    Units,
     Wire,
 )
 
@@ -82,6 +83,20 @@ def counts(told: pb.Contributions) -> Counts:
         pending=told.pending,
         refused=told.refused,
         turned_away=told.turned_away,
+    )
+
+
+def units(told: pb.DatasetStatus) -> Units:
+    return Units(
+        name=told.name,
+        units=told.units,
+        epochs=told.epochs,
+        epoch=told.epoch,
+        consumed=told.consumed,
+        leased=told.leased,
+        returned=told.returned,
+        repeated=told.repeated,
+        lost=told.lost,
     )
 
 

@@ -165,7 +165,7 @@ async def ticket(action: ActionRequest, request: Request) -> Ticket:
 
 @router.get("/model", response_class=StreamingResponse)
 async def model(request: Request, ticket: str) -> StreamingResponse:
-    """Downloads the published model as a safetensors file for load_state_dict(strict=True)."""
+    """Downloads the published model as a safetensors file for load_state_dict()."""
     feed: RunFeed = request.app.state.feed
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
     first = await anext(chunks)  # raises an error of the core before the response begins

@@ -3,5 +3,5 @@
 `run_session` joins the run, and joins again after an outage. `shard_session` receives notifications from one shard, and
 reports progress to it. `join_request` makes the Join calls.
 
-May import: errors, fragments, ranks, stats.
+May import: errors, fragments, ranks, stats, transfers.
 """

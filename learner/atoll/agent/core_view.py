@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +14,9 @@ from atoll_wire.connections.arrival_estimator import ArrivalEstimator
 from atoll_wire.connections.link import Link
 from atoll_wire.layout.layout import FrameRun, Layout
 
-from atoll.agent.partial_fetch import PartialFetch
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.transfers.partial_fetch import PartialFetch
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard; see ArrivalEstimator
 KEPT = 1024  # limit on unreported declined rounds, and on unreported adoptions
@@ -186,12 +186,3 @@ class CoreView:
     def near(self) -> list[ShardView]:
         """Returns the shards at the address where the learner joined the run."""
         return [shard for shard in self.shards if not shard.address]
-
-
-def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
-    """Raises LearnerError unless each fragment is in exactly one shard. Only a registrar's shard may have none."""
-    owned = sorted(fragment for place in places for fragment in place.fragments)
-    if owned != list(range(fragments)) or sum(not place.fragments for place in places) > 1:
-        raise LearnerError(
-            f"the core's {len(places)} shards do not hold each of the {fragments} fragments exactly once: {NONSENSE}"
-        )

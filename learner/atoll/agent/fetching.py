@@ -12,24 +12,22 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-import grpc
-import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.connections.frame_transfer import download
 from atoll_wire.layout.frame_spans import Codec
 
-from atoll.agent.call_errors import Remedy, one_line, remedy
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight
-from atoll.agent.partial_fetch import MAX_UPDATES, Decoded, FrameRequest, PartialFetch, UnsoundError
-from atoll.agent.retry_loop import Failure, retry
 from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
 from atoll.fragments.segments import Coded, Coder, FragmentShape
 from atoll.stats import Counters
+from atoll.transfers.call_errors import Remedy, one_line
+from atoll.transfers.frame_requests import receive
+from atoll.transfers.partial_fetch import MAX_UPDATES, Decoded, FrameRequest, PartialFetch
+from atoll.transfers.retry_loop import Failure, retry
 
 log = structlog.get_logger()
 
@@ -161,18 +159,9 @@ class Fetcher:
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
-        aside = ask.version != incoming.version  # an update for frames that have an older version
         before = incoming.size_bytes
         try:
-            took = incoming.took_update if aside else incoming.took
-            return await download(track.shard.link, request, ask.frames, took)
-        except UnsoundError:
-            return False
-        except grpc.aio.AioRpcError as error:
-            if not aside or remedy(error) is not Remedy.FETCH_WHOLE:
-                raise
-            incoming.forget(ask.frames)
-            return True
+            return await receive(track.shard.link, request, incoming, ask)
         finally:
             if incoming.version:
                 self._counters.bytes_down += incoming.size_bytes - before

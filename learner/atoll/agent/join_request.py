@@ -22,9 +22,10 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.certificate import CertificateError, Role, check_role
 from atoll_wire.security.transport import LOCAL, TransportSecurity, TransportSecurityError
 
-from atoll.agent.core_view import CoreView, checked_places
+from atoll.agent.core_view import CoreView
 from atoll.errors import NONSENSE, LearnerError
 from atoll.stats import Counters
+from atoll.transfers.places import checked_places
 
 log = structlog.get_logger()
 
@@ -81,6 +82,7 @@ class Joiner:
         self._core = core
         self._counters = counters
         self._nonce = secrets.randbits(63) | 1
+        self.sent_initial = False  # whether the core has accepted this learner's initial parameters
 
     async def join(self) -> pb.JoinReply:
         """Joins, and waits until the run has parameters.
@@ -132,7 +134,7 @@ class Joiner:
         )
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
-        """Sends the whole state_dict as a safetensors file: a header, then chunks."""
+        """Sends the initial parameters as a safetensors file: a header, then chunks."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "first.safetensors"
             await asyncio.to_thread(self._model.save, path)
@@ -152,6 +154,7 @@ class Joiner:
                         await call.write(pb.InitialiseRequest(chunk=chunk))
                     await call.done_writing()
                 await call
+            self.sent_initial = True
             self._counters.bytes_whole += header.size_bytes
 
 

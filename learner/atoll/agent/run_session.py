@@ -18,21 +18,23 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import Link, close_gracefully
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
-from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
+from atoll_wire.security.transport import TransportSecurity
 
-from atoll.agent.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
 from atoll.agent.coordination import Coordination, Leading, receive_on_loop
 from atoll.agent.core_view import CoreView, FragmentTrack, ShardView
 from atoll.agent.fetching import Fetcher
 from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription, planned
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
-from atoll.errors import NONSENSE, LearnerError
+from atoll.agent.unit_leasing import lease_units
+from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
+from atoll.transfers.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
+from atoll.transfers.places import checked_address
 
 log = structlog.get_logger()
 
@@ -40,7 +42,6 @@ HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from 
 # For this many seconds after its first refusal, a core may still consider the name's previous process alive.
 DUPLICATE_S = 12.0
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
-LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 class RunSession:
@@ -198,6 +199,7 @@ class RunSession:
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, restored=restored)
         self._counters.total_tokens = reply.settings.total_tokens
+        self._counters.earlier_tokens, self._counters.earlier_steps = reply.earlier_tokens, reply.earlier_steps
         if self._said_away:
             log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
@@ -310,15 +312,9 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the core, which is untrusted. Raises LearnerError if the address is
-        invalid."""
-        if not address.isprintable() or len(address) > LONGEST_ADDRESS:
-            raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
-        try:
-            self._identity.security.check([address])
-        except TransportSecurityError as error:
-            raise LearnerError(f"the learner cannot call a shard of the run: {error}") from error
-        return self._dial(address, self._identity.security, self._clock)
+        """Returns a link to an address from the core. Raises LearnerError if the address is invalid."""
+        security = self._identity.security
+        return self._dial(checked_address(address, security), security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
         """Replaces a shard's dead link, and also the run's link if both are the same."""
@@ -342,6 +338,17 @@ class RunSession:
     def submit(self, taken: Submission) -> None:
         """Starts to send a pseudo-gradient. Returns immediately."""
         self._sender.send(self.core.tracks[taken.fragment], taken)
+
+    async def lease_units(
+        self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
+    ) -> tuple[pb.LeaseUnitsReply, int]:
+        """See `unit_leasing`."""
+        return await lease_units(self.core, request, after_s, self._rng)
+
+    @property
+    def began_run(self) -> bool:
+        """Whether the run began with this learner's parameters."""
+        return self._joiner.sent_initial
 
     async def say_goodbye(self) -> None:
         """Leaves every connected shard. Afterwards the caller must end `live`: the learner cannot join again."""

@@ -21,13 +21,13 @@ from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages import frame_messages
 from atoll_wire.process.logs import contribution_name
 
-from atoll.agent.call_errors import Remedy, detail, one_line
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight, ShardView
-from atoll.agent.retry_loop import Failure, retry
 from atoll.errors import LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.stats import Counters
+from atoll.transfers.call_errors import Remedy, detail, one_line
+from atoll.transfers.retry_loop import Failure, retry
 
 log = structlog.get_logger()
 
@@ -139,6 +139,7 @@ class Sender:
                 frames=len(in_flight.table),
                 size_bytes=sum(length for length, _ in in_flight.table),
                 digest=frame_codec.frames_digest(in_flight.table),
+                units=[pb.UnitRange(lease=n, after=after, upto=upto) for n, after, upto in in_flight.taken.units],
             )
 
         def sent(index: int) -> None:

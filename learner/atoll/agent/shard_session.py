@@ -16,12 +16,12 @@ from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_c
 from atoll_wire.contract import REPORT_S, REPORTED
 from atoll_wire.process.clock import Clock
 
-from atoll.agent.call_errors import GOODBYE_S, Remedy, backoff_s, one_line, remedy
 from atoll.agent.core_view import CoreView, ShardView
 from atoll.agent.fetching import Fetcher
 from atoll.agent.sending import Sender
 from atoll.fragments.exchange import ThreadExchange
 from atoll.stats import Counters
+from atoll.transfers.call_errors import GOODBYE_S, Remedy, backoff_s, one_line, remedy
 
 log = structlog.get_logger()
 

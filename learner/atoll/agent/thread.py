@@ -11,18 +11,16 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any
 
 import structlog
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process import logs
 from atoll_wire.process.clock import Clock
-from atoll_wire.process.worker_threads import started_pool
 
-from atoll.agent.call_errors import GOODBYE_S
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
@@ -32,11 +30,11 @@ from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
+from atoll.transfers.call_errors import GOODBYE_S
+from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
 
 log = structlog.get_logger()
 
-LOOP_CLOSED = "Event loop is closed"
-WORKERS = 4  # threads for encoding, decoding and disk; each works on one fragment at a time
 ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
 
 
@@ -104,11 +102,24 @@ class Agent:
         session = self._session.core.session
         return session.run, session.generation
 
+    @property
+    def began_run(self) -> bool:
+        """Whether the run began with this learner's parameters. Available after `wait_ready`."""
+        assert self._session is not None, "call wait_ready first"
+        return self._session.began_run
+
     def submit(self, taken: Submission) -> None:
         """Passes a pseudo-gradient to the agent, which sends it. Idempotent."""
         assert self._session is not None, "call wait_ready first"
         self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
+
+    def lease_units(
+        self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
+    ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
+        """Asks for units of a dataset (see `unit_leasing`). The result is cancelled if the agent ends first."""
+        assert self._session is not None and self._loop is not None, "call wait_ready first"  # noqa: PT018
+        return asyncio.run_coroutine_threadsafe(self._session.lease_units(request, after_s), self._loop)
 
     def leave(self) -> None:
         """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
@@ -140,7 +151,7 @@ class Agent:
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         self._loop.set_exception_handler(ignore_known_grpc_errors)
-        self._loop.set_default_executor(started_pool(WORKERS, "atoll worker"))
+        self._loop.set_default_executor(started_workers())
         if self._leaving:
             return
         with compiling_is_logged():
@@ -196,14 +207,3 @@ def _interpreter_ends() -> bool:
     main = threading.main_thread()
     main.join(ENDING_S)
     return not main.is_alive()
-
-
-def ignore_known_grpc_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores two known errors of several gRPC loops in a process (grpc#25364).
-
-    For each event, gRPC wakes all loops, including loops without an event and loops that have closed.
-    """
-    error = context.get("exception")
-    known = isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and str(error) == LOOP_CLOSED)
-    if not (known and "PollerCompletionQueue" in context["message"]):
-        loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
 """Work of the training thread at step boundaries: parameters, optimizer copies, and detection of other writes.
 
-May import: device, errors, fragments, ranks, stats.
+May import: data, device, errors, fragments, ranks, stats.
 """

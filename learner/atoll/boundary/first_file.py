@@ -19,9 +19,11 @@ PIECE_S = 0.5  # seconds between checks of whether the learner has stopped
 class FirstFile:
     """Passes the request for the file from the agent to the training threads."""
 
-    def __init__(self, parameters: Parameters, ranks: RankGroup) -> None:
+    def __init__(self, parameters: Parameters, ranks: RankGroup, *, frozen: bool = False) -> None:
+        """frozen: whether the file also holds the frozen parameters."""
         self._parameters = parameters
         self._ranks = ranks
+        self._frozen = frozen
         self._asked: tuple[Path, Future[None]] | None = None
         self._ended = False
 
@@ -47,11 +49,11 @@ class FirstFile:
         """Writes the file on the rank whose agent asked for it. All ranks call this together."""
         asked, self._asked = self._asked, None
         if asked is None:
-            self._parameters.save(None)
+            self._parameters.save(None, frozen=self._frozen)
             return
         path, done = asked
         try:
-            self._parameters.save(path)
+            self._parameters.save(path, frozen=self._frozen)
         except OSError as error:
             done.set_exception(error)
         else:

@@ -7,19 +7,17 @@ for the device.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from atoll.boundary.movement import Adoption, BoundaryRows, Movement, MovementDetector
+from atoll.boundary.optimizer_hooks import OptimizersOf, listeners
 from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
     Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
-    "before the block, swap them between steps, and restore the best afterwards",
+    "before starting the learner, swap weights only between two steps, and restore the best weights after leaving",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
     "the parameters: name copies with Learner(copies=...) if this recurs",
     Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters, such "
@@ -36,11 +34,10 @@ class MovementWatch:
 
     def __init__(self, samples: ParameterSamples) -> None:
         self._samples = samples
-        self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
-        self._last: torch.optim.Optimizer | None = None  # the last optimizer that updated these parameters
+        self._optimizers = OptimizersOf(samples.parameters)
         self._busy = False
         self._begin()
-        _listeners.add(self)
+        listeners.add(self)
 
     def _begin(self) -> None:
         self._moves = MovementDetector(self._samples.edges, self._samples.fragments, self._samples.rounding)
@@ -61,7 +58,7 @@ class MovementWatch:
 
     def end(self) -> None:
         """Stops watching, and drops all references to the parameters' memory."""
-        _listeners.remove(self)
+        listeners.remove(self)
         self._samples.forget()
 
     def forget(self) -> None:
@@ -152,50 +149,4 @@ class MovementWatch:
 
         Returns False during CUDA graph capture, because replays call no hooks.
         """
-        if self._samples.recorded():
-            return False
-        if optimizer is self._last:
-            return True
-        found = self._mine.get(optimizer)
-        if found is None:
-            mine = {id(parameter) for parameter in self._samples.parameters}
-            found = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-            self._mine[optimizer] = found
-        if found:
-            self._last = optimizer
-        return found
-
-
-class _Listeners:
-    """Calls all watches around each optimizer step in this process.
-
-    The hooks are set once and never removed, because stepping threads iterate over torch's dictionary of hooks.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._hooked = False
-        self._all: tuple[MovementWatch, ...] = ()
-
-    def add(self, watch: MovementWatch) -> None:
-        with self._lock:
-            if not self._hooked:
-                register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping))
-                register_optimizer_step_post_hook(torch.compiler.disable(self._stepped))
-                self._hooked = True
-            self._all = (*self._all, watch)
-
-    def remove(self, watch: MovementWatch) -> None:
-        with self._lock:
-            self._all = tuple(other for other in self._all if other is not watch)
-
-    def _stepping(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for watch in self._all:
-            watch.stepping(optimizer)
-
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for watch in self._all:
-            watch.stepped(optimizer)
-
-
-_listeners = _Listeners()
+        return not self._samples.recorded() and self._optimizers.includes(optimizer)

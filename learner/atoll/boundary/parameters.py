@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import structlog
@@ -28,6 +29,11 @@ log = structlog.get_logger()
 AVERAGES = (
     "BatchNorm's running averages are not shared, so an exported model has the initial ones: recompute them there with "
     "torch.optim.swa_utils.update_bn(loader, model)"
+)
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+CHANGED = (
+    "buffers changed during training, but learners do not share them, and an exported model has the initial values: "
+    "save these buffers with the learner's own model"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -84,13 +90,14 @@ class Parameters:
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
         self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
+        self._buffers = {name: (ref(buffer), _version(buffer)) for name, buffer in self._saved_buffers().items()}
 
     def reshard(self) -> None:
         """Reshards the model. Call this before writing to this rank's parts."""
         reshard(self.model)
 
     def check_unchanged(self) -> None:
-        """Raises LearnerError if an optimizer trains more parameters than when the Learner's block was entered."""
+        """Raises LearnerError if an optimizer trains more parameters than when the Learner was started."""
         if self._optimizers_size() == self._size and not any(parameter.requires_grad for parameter in self._asleep):
             return
         known = {id(parameter) for parameter in self.values} | self._unshared
@@ -98,8 +105,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} became trainable after the learner was entered, and will not be shared: give the "
-                "optimizer all parameters before the block, or name them in unshared="
+                f"{_listed(names)} became trainable after the learner was started, and will not be "
+                "shared: give the optimizer all parameters before you start the learner, or name them in unshared="
             )
         self._size = self._optimizers_size()
 
@@ -137,21 +144,29 @@ class Parameters:
             digest.update(_bytes(parameter).tobytes())
         return digest.digest()
 
-    def save(self, path: Path | None) -> None:
-        """Writes a run's initial parameters: the whole state_dict as a safetensors file, with tied tensors once.
+    def save(self, path: Path | None, *, frozen: bool = False) -> None:
+        """Writes a run's initial parameters: the state_dict as a safetensors file, with tied tensors once.
 
+        frozen: whether the file holds the frozen parameters. Otherwise its metadata names them.
         All ranks call this together. Ranks without a path only send their parts. Only one tensor is in memory at a
         time.
         """
         reshard(self.model)
-        skip = {name for tensor in self.tensors for name in tensor.tied_names}
+        asleep = {id(parameter) for _, parameter in self._frozen}
+        left_out = {n for p, given in self._names.items() if id(p) in asleep and not frozen for n in given}
+        skip = {name for tensor in self.tensors for name in tensor.tied_names} | left_out
         tensors = {
             _plain(name): value
             for name, value in self.model.state_dict().items()
             if isinstance(value, torch.Tensor) and _plain(name) not in skip
         }
         own = {given[0] for parameter, given in self._names.items() if id(parameter) in self._unshared}
-        metadata = {"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))}
+        metadata = {
+            "format": "pt",
+            "atoll.initial": json.dumps(sorted(own & set(tensors))),
+            "atoll.buffers": json.dumps(sorted(self._saved_buffers())),
+            "atoll.frozen": json.dumps(sorted(left_out)),
+        }
         wholes = map(_whole, tensors.values())
         if path is not None:
             tensor_stream.write(path, tensors, wholes, metadata)
@@ -160,9 +175,17 @@ class Parameters:
     def not_shared(self) -> dict[str, torch.Tensor]:
         """Returns what the run does not hold, by name: unshared parameters, and buffers that a state_dict contains."""
         own = {given[0]: p.detach() for p, given in self._names.items() if id(p) in self._unshared}
+        return own | self._saved_buffers()
+
+    def _saved_buffers(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers that a state_dict contains, by name."""
         saved = {_plain(name) for name in self.model.state_dict()}
         buffers = {_plain(name): buffer for name, buffer in self.model.named_buffers()}
-        return own | {name: buffer for name, buffer in buffers.items() if name in saved}
+        return {name: buffer for name, buffer in buffers.items() if name in saved}
+
+    def trainable(self) -> str:
+        """Returns the number of trainable parameters and of all parameters, as text."""
+        return f"{sum(p.numel() for p in self.values):,} of {sum(p.numel() for p in self._names):,} parameters"
 
     def names_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
         """Returns the name of each parameter, and for a named copy its parameter's name. "" for other tensors."""
@@ -175,6 +198,14 @@ class Parameters:
         if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
             log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
+    def warn_of_buffers(self, learner: str) -> None:
+        """Logs a warning for buffers that may have changed since this object was created, unless `warn` names them."""
+        now = self._saved_buffers().items()
+        known = [(name, self._buffers[name], buffer) for name, buffer in now if name in self._buffers]
+        moved = [name for name, (was, seen), buffer in known if was() is not buffer or seen != _version(buffer)]
+        if others := [name for name in moved if not name.endswith(BATCH_NORM)]:
+            log.warning(CHANGED, learner=learner, buffers=len(others), first=others[0])
+
     def of(self, fragment: FragmentLayout) -> list[nn.Parameter]:
         """Returns the parameters that have values in a fragment."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
@@ -182,6 +213,11 @@ class Parameters:
     def on_accelerator(self) -> bool:
         """Returns whether any parameter is outside host memory."""
         return not all(value.device.type == "cpu" for value in self.values)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Returns the number of changes of a tensor's memory; 0 for tensors that do not count them."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _refuse_fsdp1(model: nn.Module) -> None:

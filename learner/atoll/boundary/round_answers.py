@@ -7,6 +7,7 @@ from collections.abc import Callable
 from atoll_wire import outer_pb2 as pb
 
 from atoll.boundary.local_parameters import LocalParameters
+from atoll.data.unit_log import UnitLog
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.stats import Counters
 
@@ -14,16 +15,24 @@ from atoll.stats import Counters
 class RoundAnswers:
     """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
 
+    log: of the data units that this process trains.
+
     A signal handler may raise at any line. The next boundary calls `hand_over`, which completes interrupted work.
     """
 
     def __init__(
-        self, local: LocalParameters, exchange: ThreadExchange, counters: Counters, submit: Callable[[Submission], None]
+        self,
+        local: LocalParameters,
+        exchange: ThreadExchange,
+        counters: Counters,
+        submit: Callable[[Submission], None],
+        log: UnitLog,
     ) -> None:
         self._local = local
         self._exchange = exchange
         self._counters = counters
         self._submit = submit
+        self._log = log
         self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken or submitted
         self._taken: Submission | None = None
 
@@ -47,8 +56,10 @@ class RoundAnswers:
     def take(self, due: DueRound) -> None:
         """Takes a pseudo-gradient and submits it."""
         self._taking = due.fragment
+        self._log.forget(min(track.steps_from for track in self._local.tracks))
+        units = self._log.ranges(self._local.tracks[due.fragment].steps_from, self._counters.steps)
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
-        self._taken = Submission(due.fragment, due.cycle, outstanding)
+        self._taken = Submission(due.fragment, due.cycle, outstanding, units)
         self.hand_over()
 
     def hand_over(self) -> None:

@@ -93,10 +93,11 @@ class StepBoundary:
 
     # ------------------------------------------------------------------------------ between two inner steps
 
-    def step(self, tokens: int) -> float:
+    def step(self, tokens: int, steps: int = 1) -> float:
         """Does the work of one boundary. Returns the seconds that it waited because the run is paused.
 
-        tokens: number of this rank's training tokens in the step. Raises LearnerError if the learner cannot continue.
+        tokens: number of this rank's training tokens in the step. steps: 1, or 0 if the optimizer's step was skipped.
+        Raises LearnerError if the learner cannot continue.
         """
         self._parameters.check_unchanged()
         if self._watch is not None:
@@ -106,7 +107,7 @@ class StepBoundary:
         if self._broken:
             raise LearnerError(TORN)
         self._broken = self._ranks.size > 1
-        self._ranks.step(tokens, self._decide, self._carry_out, self._flags)
+        self._ranks.step(tokens, steps, self._decide, self._carry_out, self._flags)
         self._broken = False
         return self._stood_s
 

@@ -14,13 +14,23 @@ log = structlog.get_logger()
 
 
 class RandomState:
-    """The random generators of Python, NumPy and torch. Pass it as `extra_state={"random": atoll.RandomState()}`.
+    """The random generators of Python, NumPy and torch, which a learner's checkpoints can hold.
 
     After a restart with a different number of ranks, loading does not change the generators.
+
+    Example:
+        ```python
+        extra_state = {"random": atoll.RandomState()}
+        atoll.Learner(model, optimizer, server, name, checkpoint_dir="checkpoints", extra_state=extra_state)
+        ```
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of all generators. It includes the GPUs that this process uses."""
+        """Returns the state of all generators. It includes the GPUs that this process uses.
+
+        Returns:
+            Tensors and plain values, which `torch.load` accepts with `weights_only=True`.
+        """
         numpy = dict(np.random.get_state(legacy=False))
         inner = {
             name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in numpy["state"].items()
@@ -35,7 +45,11 @@ class RandomState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets all generators, unless the number of ranks has changed: all ranks would then get the same state."""
+        """Sets all generators, unless the number of ranks has changed: all ranks would then get the same state.
+
+        Args:
+            state: The result of `state_dict`.
+        """
         if state["ranks"] != _ranks():
             log.warning("the random generators are not restored", saved_ranks=state["ranks"], ranks=_ranks())
             return

@@ -33,11 +33,15 @@ class DueRound:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A pseudo-gradient for the agent. The training thread may submit it several times, but the agent sends it once."""
+    """A pseudo-gradient for the agent. The training thread may submit it several times, but the agent sends it once.
+
+    units: the data units whose training ended in its steps (see `UnitLog.ranges`).
+    """
 
     fragment: int
     cycle: int
     outstanding: PseudoGradient
+    units: tuple[tuple[int, int, int], ...] = ()
     received: bool = False  # the agent has received it
     settled: bool = False  # the core has acknowledged or refused it
 

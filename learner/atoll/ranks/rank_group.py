@@ -64,7 +64,7 @@ class Decision:
 class Agreed:
     """The result of an agreement of all ranks.
 
-    tokens: the tokens of all ranks since the last agreement. steps: each rank's steps since then.
+    tokens: the tokens of all ranks since the last agreement. steps: rank 0's inner steps since then.
     decision: rank 0's decision. failed: ranks that cannot continue. save: whether all ranks save a checkpoint.
     """
 
@@ -87,10 +87,10 @@ class RankGroup(Protocol):
     rank: int
     size: int
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
+    def step(self, tokens: int, steps: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Counts an inner step, and begins and ends agreements. All ranks call this once per step.
 
-        tokens: tokens that this rank trained on in the step.
+        tokens: tokens that this rank trained on in the step. steps: 1, or 0 if the optimizer's step was skipped.
         decide: called on rank 0 when an agreement begins; returns the decision.
         carry_out: called when an agreement has ended, at the same step on all ranks.
         flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it asks for a checkpoint, and SAVING
@@ -134,9 +134,9 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
+    def step(self, tokens: int, steps: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
         """Carries out the decision at this step."""
-        carry_out(_agreed(tokens, 1, decide(), [flags()]))
+        carry_out(_agreed(tokens, steps, decide(), [flags()]))
 
     def finish(self, carry_out: CarryOut) -> None:
         """Does nothing, because every agreement is already complete."""
@@ -180,14 +180,16 @@ class TorchRanks:
         self._counts = counts
         self._tokens = 0  # since the last agreement began
         self._steps = 0
-        self._interval = 1  # steps from the start of one agreement to the start of the next
-        self._running: tuple[torch.Tensor, int, Any] | None = None  # message, steps, all-reduce
+        self._calls = 0
+        self._interval = 1  # calls of `step` from the start of one agreement to the start of the next
+        self._running: tuple[torch.Tensor, Any] | None = None  # message, all-reduce
 
-    def step(self, tokens: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
-        """Ends the current agreement and begins the next, once per `_interval` steps."""
+    def step(self, tokens: int, steps: int, decide: Decide, carry_out: CarryOut, flags: Flags) -> None:
+        """Ends the current agreement and begins the next, once per `_interval` calls."""
         self._tokens += tokens if self._counts else 0
-        self._steps += 1
-        if self._steps >= self._interval:
+        self._steps += steps
+        self._calls += 1
+        if self._calls >= self._interval:
             self.finish(carry_out)
             self._begin(decide, flags())
 
@@ -204,22 +206,23 @@ class TorchRanks:
         message = torch.zeros(_LENGTH + self.size, dtype=torch.int64)
         message[0] = self._tokens
         if self.is_leader:
-            message[1:_LENGTH] = torch.tensor(_encoded(decide()), dtype=torch.int64)
+            message[1] = self._steps  # the same number on all ranks, so that they answer rounds alike
+            message[2:_LENGTH] = torch.tensor(_encoded(decide()), dtype=torch.int64)
         message[_LENGTH + self.rank] = flags
         work = dist.all_reduce(message, group=self._group, async_op=True)
-        self._running = message, self._steps, work
-        self._tokens = self._steps = 0
+        self._running = message, work
+        self._tokens = self._steps = self._calls = 0
 
     def _end(self) -> Agreed:
         assert self._running is not None, "no agreement is running"
-        message, steps, work = self._running
+        message, work = self._running
         work.wait()
         self._running = None
-        tokens, *numbers = message.tolist()
-        decision = _decoded(numbers[: _LENGTH - 1])
+        tokens, steps, *numbers = message.tolist()
+        decision = _decoded(numbers[: _LENGTH - 2])
         if decision.step_s:
             self._interval = min(MOST_STEPS, math.ceil(AGREED_S / decision.step_s))
-        return _agreed(tokens, steps, decision, numbers[_LENGTH - 1 :])
+        return _agreed(tokens, steps, decision, numbers[_LENGTH - 2 :])
 
     def connect(self, device: torch.device | None) -> bool:
         """Creates a process group with the default group's backend for this kind of device.
@@ -291,7 +294,7 @@ def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -
     return Agreed(tokens, steps, decision, failed, save)
 
 
-_LENGTH = 5 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, then a decision
+_LENGTH = 6 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
 
 
 def _encoded(decision: Decision) -> list[int]:

@@ -248,7 +248,7 @@ class _Streams:
 OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
 
-async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
+async def download(link: Link, request: pb.FetchRequest | pb.ReadRequest, wanted: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames of an update or a fragment, each once and in any order. Raises AioRpcError and LinkLost.
 
     wanted: frame indices, ascending. took: called with each received frame and the header of the frame's stream.
@@ -265,15 +265,17 @@ async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: OnFrame) -> bool:
+async def _stripe(link: Link, request: pb.FetchRequest | pb.ReadRequest, mine: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames over one call. Returns False as soon as a reply is invalid."""
     header, missing = None, deque(mine)
-    asked = pb.FetchRequest(frames=mine)
+    asked: Any = type(request)(frames=mine)
     asked.MergeFrom(request)
     carrier = await link.down.take()
+    method = "Read" if isinstance(request, pb.ReadRequest) else "Fetch"
+    fetch = getattr(carrier.stub, method)
     try:
         with (
-            open_stream("Fetch", carrier.stub.Fetch(asked)) as call,
+            open_stream(method, fetch(asked)) as call,
             link.transfers.of(call) as moved,
             link.down.carrying() as carried,
         ):

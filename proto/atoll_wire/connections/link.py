@@ -108,10 +108,19 @@ class Link:
 
     quick: for calls that must not wait behind frames. offers: for the control calls of uploads. carriers: for streams
     that need their own connection. up: for the frames of uploads. down: for the frames of fetches. keepalive: whether
-    quick connections send frequent pings, which detect a dead connection early.
+    quick connections send frequent pings, which detect a dead connection early. metadata: sent with readers' calls.
     """
 
-    def __init__(self, address: str, security: TransportSecurity, clock: Clock, *, keepalive: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: TransportSecurity,
+        clock: Clock,
+        *,
+        keepalive: bool = False,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self._metadata = metadata
         self.address = address
         self.clock = clock
         self._security = security
@@ -129,7 +138,7 @@ class Link:
         if self._stamp is None:
             self._stamp = self._security.stamp()
         channel = self._security.dial(self.address, options)
-        return FrameStub(channel), channel
+        return FrameStub(channel, self._metadata), channel
 
     @property
     def stale(self) -> bool:

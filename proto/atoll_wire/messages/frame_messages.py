@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ TENSORS = 100_000  # limit on tensors in one JoinRequest
 FRAMES_PER_MESSAGE = 4  # limit on frames in one message; each message has a fixed cost
 FRAME = 0x12  # field 2, a message: `frames` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
-SERVICE = "atoll.v1.Outer"
+OUTER, READER = "Outer", "Reader"  # services
 CHECKSUM = struct.Struct("<I")
 
 
@@ -245,27 +246,33 @@ class _Fetching:
 
 
 class FrameStub(rpc.OuterStub):
-    """The generated stub, with variants of Push, Fetch and Join for large messages."""
+    """The generated stubs of Outer and Reader, with variants of Push, Fetch, Read and Join for large messages."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        """metadata: sent with readers' calls."""
         super().__init__(channel)  # type: ignore[no-untyped-call]
-        push: Any = channel.stream_stream(f"/{SERVICE}/Push", response_deserializer=pb.PushReply.FromString)
-        fetch: Any = channel.unary_stream(f"/{SERVICE}/Fetch", request_serializer=pb.FetchRequest.SerializeToString)
-        join: Any = channel.stream_unary(f"/{SERVICE}/Join", response_deserializer=pb.JoinReply.FromString)
+        push: Any = channel.stream_stream("/atoll.v1.Outer/Push", response_deserializer=pb.PushReply.FromString)
+        fetch: Any = channel.unary_stream("/atoll.v1.Outer/Fetch", request_serializer=pb.FetchRequest.SerializeToString)
+        read: Any = channel.unary_stream("/atoll.v1.Reader/Read", request_serializer=pb.ReadRequest.SerializeToString)
+        join: Any = channel.stream_unary("/atoll.v1.Outer/Join", response_deserializer=pb.JoinReply.FromString)
         self.Push: Any = lambda **how: _Pushing(push(**how))
         self.Fetch: Any = lambda request, **how: _Fetching(fetch(request, **how))
+        self.Read: Any = lambda request, **how: _Fetching(read(request, metadata=metadata, **how))
+        readers = rpc.ReaderStub(channel)  # type: ignore[no-untyped-call]
+        self.Describe: Any = partial(readers.Describe, metadata=metadata)
+        self.Watch: Any = partial(readers.Watch, metadata=metadata)
         self.Join: Any = lambda request, **how: join(split(request.SerializeToString()), **how)
 
 
-def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
-    """Adds the service to a server, with this module's readers and writers.
+def serve(servicer: rpc.OuterServicer | rpc.ReaderServicer, server: grpc.aio.Server, service: str = OUTER) -> None:
+    """Adds a service to a server, with this module's readers and writers. service: OUTER or READER.
 
     Call this instead of the generated function. If a server has both handlers, the gRPC version decides which one runs.
     """
     handlers = {}
-    for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:
+    for method in pb.DESCRIPTOR.services_by_name[service].methods:
         kind = "_".join("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
         read = READERS.get(method.name) or GetMessageClass(method.input_type).FromString
         made = getattr(grpc, f"{kind}_rpc_method_handler")(getattr(servicer, method.name), read, serialise)
         handlers[method.name] = made
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{service}", handlers),))

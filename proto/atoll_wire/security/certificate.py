@@ -26,6 +26,7 @@ class Role(Enum):
     FRONT = "front"
     CORE = "core"
     OPERATOR = "operator"
+    READER = "reader"
 
 
 class CertificateError(UserError):

@@ -28,7 +28,13 @@ EARLIER = datetime.timedelta(
 LONGEST = 64  # limit on the characters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES, CALLS]}
+USES = {
+    Role.LEARNER: [CALLS],
+    Role.READER: [CALLS],
+    Role.OPERATOR: [CALLS],
+    Role.FRONT: [SERVES, CALLS],
+    Role.CORE: [SERVES, CALLS],
+}
 
 
 def init(directory: Path) -> Path:

@@ -21,10 +21,15 @@ LIMITS = (
     "joins_per_s",
     "spoilt_per_s",
     "stalled",
+    "readers",
+    "reads",
 )  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
+# Limits of a process on all its readers together.
+Watching = Annotated[int, Field(ge=0, le=1 << 20, description="Readers that watch for new versions at the same time.")]
+Reading = Annotated[int, Field(ge=0, le=1 << 20, description="Concurrent streams with which readers fetch the model.")]
 
 
 class Quotas(Settings):
@@ -47,8 +52,11 @@ class Quotas(Settings):
         int, Field(ge=1, le=4096, description="Concurrent streams per learner that send contributions.")
     ] = 72  # two for each of 32 connections, and control-only streams
     fetches: Annotated[
-        int, Field(ge=1, le=4096, description="Concurrent streams per learner that fetch parameters.")
+        int, Field(ge=1, le=4096, description="Concurrent streams per learner or reader that fetch parameters.")
     ] = 72
+    watches: Annotated[
+        int, Field(ge=1, le=4096, description="Concurrent streams per reader that watch for new versions.")
+    ] = 4
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # uploads of initial parameters; a newer upload ends an older one
@@ -97,7 +105,8 @@ class Quotas(Settings):
     ] = 120.0  # the slowest allowed reader receives about 18 kbit/s
 
     def streams(self, method: str) -> int:
-        """Returns the limit on a learner's or peer's open calls to a method."""
+        """Returns the limit on a learner's or peer's open calls to the methods that share a method's slots."""
+        method = slots_of(method)
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
     def _read(self) -> dict[str, int]:
@@ -111,17 +120,22 @@ class Quotas(Settings):
         }
 
     def _unread(self) -> dict[str, int]:
-        return {"Fetch": self.fetches, "Follow": self.follows}
+        return {"Fetch": self.fetches, "Follow": self.follows, "Watch": self.watches}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
         """Returns an upper bound on the memory that one learner's incomplete messages use in this process, in bytes.
 
         methods: names of all the server's methods.
         """
-        read = self.first_calls + sum(self._read().values())
-        unread = self.first_waiting + sum(self.streams(each) for each in methods if each not in self._read())
+        slots = set(map(slots_of, methods)) - self._read().keys()
+        read, unread = self.first_calls + sum(self._read().values()), self.first_waiting + sum(map(self.streams, slots))
         buffered = (read + unread) * self.window_bytes + read * message_bytes
         return buffered + self.assembling * self.frame_bytes + self.joining_bytes
+
+
+def slots_of(method: str) -> str:
+    """Returns the method whose slots a method's calls use. A caller's reads and fetches share theirs."""
+    return "Fetch" if method == "Read" else method
 
 
 class RateBucket:

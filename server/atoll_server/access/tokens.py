@@ -92,6 +92,22 @@ def new(path: Path, name: str) -> str:
     return token
 
 
+def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Returns the name of a process that may read the published model, as `operator_name` does.
+
+    Readers, fronts and operators may read. A front checks its own readers. Raises Refused for other callers.
+    """
+    if caller.role in {Role.READER, Role.FRONT}:
+        return caller.name
+    try:
+        return operator_name(tokens, caller, metadata)
+    except Refused as refused:
+        if refused.status is not Status.PERMISSION_DENIED:
+            raise
+        text = "this call is for readers: use a reader's certificate (atoll certs issue reader NAME)"
+        raise Refused(Status.PERMISSION_DENIED, text) from refused
+
+
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Returns the calling operator's name, or an empty string if callers need neither a certificate nor a token.
 

@@ -1,6 +1,6 @@
 """Writes a whole model's data fragment by fragment, in any order, so that no process needs the whole model in memory.
 
-The result has the same bytes as `export.write_checkpoint`. A fragment may come from another shard as a part: a
+The result has the same bytes as `model_file.write_model`. A fragment may come from another shard as a part: a
 safetensors file with the fragment's pieces, in the model's own types.
 """
 
@@ -22,10 +22,11 @@ from atoll_wire.layout.tensor_header import (
     parse_header,
     write_header,
 )
+from atoll_wire.model_file.model_file import VERSIONS, RunId, heads_of, metadata_of
+from atoll_wire.model_file.tensor_values import FORMAT_NAME, cast_float32, write_data
 from numpy.typing import NDArray
 
-from atoll_server.checkpoints.export import VERSIONS, heads_of, metadata_of
-from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data
+from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.merging.merge import FragmentState
 
 
@@ -36,7 +37,8 @@ class PartError(ValueError):
 class ModelData:
     """The data of a whole model. file: empty, and open for writing at any position. initial: the whole file."""
 
-    def __init__(self, file: BinaryIO, layout: Layout, initial: TensorFile) -> None:
+    def __init__(self, file: BinaryIO, layout: Layout, initial: TensorFile, run: RunId) -> None:
+        self._run = run
         self._file = file
         self._layout = layout
         self._initial = initial
@@ -81,7 +83,7 @@ class ModelData:
 
     def header(self) -> bytes:
         """Returns the header that precedes the data. All fragments must have been added."""
-        return header_bytes(self._heads, metadata_of(self._layout, self._initial, self._versions))[0]
+        return header_bytes(self._heads, metadata_of(self._layout, self._initial, self._versions, self._run))[0]
 
 
 class PartWriter:

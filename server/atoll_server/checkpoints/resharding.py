@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,10 +27,26 @@ from atoll_wire.process.clock import SYSTEM, Clock
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, check_initial, restore, stored_layout
 from atoll_server.checkpoints.shard_part import part_chunks
 from atoll_server.checkpoints.snapshot import SnapshotWriter, load_snapshot, snapshot_path
-from atoll_server.checkpoints.stopped_run import StoppedShard, learners_of, open_shards, registrar_of
+from atoll_server.checkpoints.stopped_run import (
+    StoppedShard,
+    check_room,
+    learners_of,
+    new_folder,
+    open_shards,
+    registrar_of,
+)
 from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.learners.goodput import TimeAccount
-from atoll_server.storage import crash_points, database, ledger_division, lineage, manifests, run_ledger, shard_ledger
+from atoll_server.storage import (
+    crash_points,
+    data_ledger,
+    database,
+    ledger_division,
+    lineage,
+    manifests,
+    run_ledger,
+    shard_ledger,
+)
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.manifests import KeptSnapshots, Manifest, RestoredManifest
 from atoll_server.storage.rows import ContributionRow, LearnerRow, SnapshotRow
@@ -39,8 +54,6 @@ from atoll_server.storage.spool import Spool, StoredPayload
 
 REGISTRAR = "registrar"  # name of the new directory of a registrar without fragments
 DIRECTORY_BYTES = 16  # size of the value that identifies a shard's directory
-MARK = "resharded"  # an empty file that shows that `reshard` wrote the folder
-BYTES_PER_PARAMETER = 12 + 4  # a snapshot, and at most a copy of the initial parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +123,8 @@ def reshard(
             division = divide(layout, shards)
         except LayoutError as error:
             raise SettingsError(f"--shards {shards}: {error}") from error
-        _check_room(out, layout, disk)
-        part = _begin(out, disk)
+        check_room(out, layout.parameters, disk)
+        part = new_folder(out, disk)
         move = _Move(sources, registrar, layout, division, part, alone=alone, disk=disk, clock=clock)
         with contextlib.ExitStack() as targets:
             move.open(targets)
@@ -126,38 +139,6 @@ def reshard(
         disk.sync_directory(out.parent)
         crash_points.point("reshard.renamed")
         return Resharded(tuple(out / each.directory.name for each in move.targets), fragments)
-
-
-# ------------------------------------------------------------------------------------------------- before the move
-
-
-def _check_room(out: Path, layout: Layout, disk: Disk) -> None:
-    """Raises SettingsError if the file system clearly lacks space for the new directories."""
-    try:
-        free = disk.free_bytes(out.absolute().parent)
-    except OSError as error:
-        raise SettingsError(f"{out.absolute().parent} cannot be used ({error.strerror}): give another --out") from error
-    if free < (needed := BYTES_PER_PARAMETER * layout.parameters):
-        raise SettingsError(
-            f"the new directories need about {needed / 1e9:.1f} GB, but {out.absolute().parent} has {free / 1e9:.1f} "
-            "GB: free space, or give another --out"
-        )
-
-
-def _begin(out: Path, disk: Disk) -> Path:
-    """Returns an empty folder, which gets its final name at the end. Removes the folder of an interrupted move."""
-    if disk.exists(out):
-        raise SettingsError(f"{out} exists: remove it, or give another --out")
-    part = out.with_name(f"{out.name}.part")
-    if disk.exists(part):
-        if not disk.exists(part / MARK):
-            raise SettingsError(f"{part} exists and was not written by this command: move it away")
-        shutil.rmtree(part)
-    disk.make_directory(part)
-    disk.create(part / MARK).close()
-    disk.sync_directory(part)
-    disk.sync_directory(part.parent)
-    return part
 
 
 # ------------------------------------------------------------------------------------------------- the move
@@ -190,6 +171,8 @@ class _Move:
         self._meta = registrar.meta
         self._learners = learners_of(sources, registrar)
         self._accounts = {row.name: TimeAccount.from_data(row.account) for row in self._learners}
+        lengths = {each.index: each.length for each in layout.fragments}
+        self._datasets = data_ledger.of_stopped_run(registrar.db, lengths)
         # Above all numbers of the old directories, so that no number ever names two different snapshots.
         self._snapshot = 1 + max(
             (
@@ -270,6 +253,7 @@ class _Move:
         if registrar:
             check_initial(source, self._meta["initial_sha256"], self._disk)
             self._disk.copy(source, target.directory / INITIAL, link=True)
+            data_ledger.copy(self._registrar.db, target.db)
             meta = self._registrar_meta(target)
         else:
             initial, digest = open_tensors(source, self._disk), hashlib.sha256()
@@ -344,7 +328,14 @@ class _Move:
         tokens = {name: account.counted_tokens() for name, account in self._accounts.items()}
         checksums = dict(writer.checksums)
         target.row = SnapshotRow(
-            self._snapshot, generation, dict(writer.versions), checksums, tokens, now, writer.size_bytes
+            self._snapshot,
+            generation,
+            dict(writer.versions),
+            checksums,
+            tokens,
+            now,
+            writer.size_bytes,
+            self._datasets,
         )
         shard_ledger.add_snapshot(target.db, target.row)
         if len(self.targets) == 1:
@@ -360,6 +351,7 @@ class _Move:
                 versions=versions,
                 taken_at=now,
                 size_bytes=sum(each.snapshot.size_bytes for each in self.targets),
+                datasets=self._datasets,
             )
             manifests.put_manifests(self.targets[0].db, [manifest])
 

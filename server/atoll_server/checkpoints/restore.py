@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import structlog
 from atoll_wire.layout.frame_spans import Codec
-from atoll_wire.layout.layout import FragmentLayout, Layout, MergeKind, TensorSpec, plan
+from atoll_wire.layout.layout import FragmentLayout, Layout, plan
+from atoll_wire.layout.tensor_data import tensors_from_data
 from atoll_wire.layout.tensor_header import TensorFileError
 from atoll_wire.process.clock import SYSTEM, Clock
 
@@ -90,11 +91,7 @@ class Origin:
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
     """Returns the run's first layout. Raises LedgerError if this version of Atoll computes a different one."""
-    tensors = [
-        TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
-        for t in meta["tensors"]
-    ]
-    layout = plan(tensors, meta["fragments"])
+    layout = plan(tensors_from_data(meta["tensors"]), meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
             "this version of Atoll computes a different layout for the run's tensors: "

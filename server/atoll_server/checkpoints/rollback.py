@@ -24,7 +24,7 @@ from atoll_server.checkpoints.restore import Origin
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.stopped_run import stopped_ledger
 from atoll_server.learners.goodput import TimeAccount
-from atoll_server.storage import crash_points, database, lineage, manifests, run_ledger, shard_ledger
+from atoll_server.storage import crash_points, data_ledger, database, lineage, manifests, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Beginning, Line
 from atoll_server.storage.manifests import Manifest, RestoredManifest
@@ -109,7 +109,8 @@ class _Rollback:
         if before is not None and before.checkpoint == checkpoint and self._untouched():
             return RolledBack(row, merges, self._line.generation, began=False, shards=others)
         generation = self._line.generation + 1
-        self._begin(generation, row, RestoredManifest(generation, checkpoint, found.snapshots))
+        manifest = RestoredManifest(generation, checkpoint, found.snapshots)
+        self._begin(generation, replace(row, datasets=found.datasets), manifest)
         return RolledBack(row, merges, generation, began=True, shards=others)
 
     def _alone(self, checkpoint: int) -> RolledBack:
@@ -162,6 +163,7 @@ class _Rollback:
                 run_ledger.put_meta(db, key, meta[key])
             if manifest is not None:
                 manifests.put_restored(db, manifest)
+            data_ledger.roll_back(db, row.datasets)
             _count_again(db, lineage.line_of(meta), row, Origin.of(meta))
             crash_points.point("rollback.rows written")
         crash_points.point("rollback.committed")
@@ -202,7 +204,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: O
     for sender, totals_row in sums.items():
         # seq is 0 since the learner has not sent any contribution in the new generation.
         shard_ledger.put_totals(
-            db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0)
+            db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0, units={})
         )
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
     for learner in run_ledger.learners(db):

@@ -1,8 +1,9 @@
-"""The directories of a stopped run, which stay locked while a command changes or moves the run."""
+"""The directories of a stopped run, which stay locked while the run is moved, and the folder of its new directories."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from atoll_server.checkpoints.restore import LEDGER, Origin
 from atoll_server.storage import database, run_ledger
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.rows import LearnerRow
+
+MARK = "resharded"  # an empty file that shows that `reshard` wrote the folder
+BYTES_PER_PARAMETER = 12 + 4  # a snapshot, and at most a copy of the initial parameters
 
 
 @dataclass(slots=True)
@@ -132,3 +136,32 @@ def learners_of(sources: Sequence[StoppedShard], registrar: StoppedShard) -> lis
         LearnerRow(row.name, row.region, newest[row.name], row.nonces, row.account, row.evicted)
         for row in run_ledger.learners(registrar.db)
     ]
+
+
+def check_room(out: Path, parameters: int, disk: Disk) -> None:
+    """Raises SettingsError if the file system clearly lacks space for the new directories."""
+    try:
+        free = disk.free_bytes(out.absolute().parent)
+    except OSError as error:
+        raise SettingsError(f"{out.absolute().parent} cannot be used ({error.strerror}): give another --out") from error
+    if free < (needed := BYTES_PER_PARAMETER * parameters):
+        raise SettingsError(
+            f"the new directories need about {needed / 1e9:.1f} GB, but {out.absolute().parent} has {free / 1e9:.1f} "
+            "GB: free space, or give another --out"
+        )
+
+
+def new_folder(out: Path, disk: Disk) -> Path:
+    """Returns an empty folder, which gets its final name at the end. Removes the folder of an interrupted move."""
+    if disk.exists(out):
+        raise SettingsError(f"{out} exists: remove it, or give another --out")
+    part = out.with_name(f"{out.name}.part")
+    if disk.exists(part):
+        if not disk.exists(part / MARK):
+            raise SettingsError(f"{part} exists and was not written by this command: move it away")
+        shutil.rmtree(part)
+    disk.make_directory(part)
+    disk.create(part / MARK).close()
+    disk.sync_directory(part)
+    disk.sync_directory(part.parent)
+    return part

@@ -1,4 +1,4 @@
-"""Writes safetensors files as a stream, and reads them through a memory map.
+"""Reads safetensors files through a memory map.
 
 The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
 describes the format. Tests compare both modules with the safetensors library.
@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from atoll_wire.layout.tensor_header import (
     LENGTH_BYTES,
-    Sink,
     TensorEntry,
     TensorFileError,
     TensorHeader,
@@ -26,8 +24,6 @@ from atoll_wire.layout.tensor_header import (
 from numpy.typing import NDArray
 
 from atoll_server.storage.disk import DISK, Disk, ReadableFile
-
-FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # trainable tensors have one of these types
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +85,3 @@ def read_header(path: Path, file: ReadableFile) -> TensorHeader:
         return parse_header(file.read_at(LENGTH_BYTES, length), file.size)
     except ValueError as error:
         raise TensorFileError(f"{path} is not a safetensors file: {error}; use another file") from error
-
-
-def write_data(file: Sink, array: NDArray[Any]) -> None:
-    """Appends one tensor's data in C order, in the array's own type."""
-    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """Converts a float32 vector to another type in FORMAT_NAME. Rounds to nearest even for bfloat16, as torch does."""
-    if dtype == "F32":
-        return vector.astype("<f4", copy=False)
-    if dtype == "F16":
-        with np.errstate(over="ignore"):  # values beyond the range of float16 become infinite, as in torch
-            return vector.astype("<f2")
-    assert dtype == "BF16", f"no trainable tensor has type {dtype}"
-    bits = vector.view(np.uint32)
-    rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    rounded[np.isnan(vector)] = 0x7FC0
-    return rounded

@@ -38,7 +38,9 @@ def init_command(directory: Folder = Path("certs")) -> None:
 
 
 def issue_command(
-    role: Annotated[str, typer.Argument(help="Role of the process or person: core, front, learner or operator.")],
+    role: Annotated[
+        str, typer.Argument(help="Role of the process or person: core, front, learner, reader or operator.")
+    ],
     name: Annotated[
         str,
         typer.Argument(

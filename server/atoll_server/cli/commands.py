@@ -279,7 +279,7 @@ def checkpoint_export(
         ),
     ] = None,
 ) -> None:
-    """Write the published model as a file that load_state_dict(strict=True) accepts, or as a folder of files.
+    """Write the published model as a file that load_state_dict() accepts, or as a folder of files.
 
     A folder follows the format of Hugging Face's libraries: files and an index. It replaces an earlier
     export with the same path.
@@ -322,7 +322,7 @@ def replay_command(
     from rich.progress import Progress
 
     from atoll_server.cli.replay import replay
-    from atoll_server.cli.run_directory import check_whole_model, write_model
+    from atoll_server.cli.run_directory import check_whole_model, run_id, write_model
     from atoll_server.cli.tables import console
 
     if out is not None:
@@ -347,7 +347,7 @@ def replay_command(
         if not done.snapshot:
             print("no snapshot could be read, so the merges were compared only with the checksums in the ledger")
     if out is not None:
-        write_model(out, done.layout, done.initial, done.states)
+        write_model(out, done.layout, done.initial, done.states, None if changes else run_id(directory, generation))
     if not changes and not done.identical:
         raise typer.Exit(1)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.tensor_header import INDEX, Sink
-from atoll_wire.process.durable import sync_folder
+from atoll_wire.model_file.unshared_tensors import warnings_of
+from atoll_wire.process.durable import new_file, sync_folder
 from atoll_wire.process.sizes import parse_size
 
 from atoll_server.checkpoints.folder_writer import folder_writer
-from atoll_server.checkpoints.unshared_tensors import warning_of
 
 SMALLEST = 1 << 20
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
@@ -42,21 +42,10 @@ def export_target(out: Path, max_file_bytes: int | None) -> Iterator[Sink]:
     max_file_bytes: limit on each file of a folder; None for one file. Raises ExportError.
     """
     try:
-        with _file(out) if max_file_bytes is None else _folder(out, max_file_bytes) as sink:
+        with new_file(out) if max_file_bytes is None else _folder(out, max_file_bytes) as sink:
             yield sink
     except OSError as error:
         raise ExportError(f"{out} cannot be written ({error.strerror}): give another path") from error
-
-
-@contextlib.contextmanager
-def _file(out: Path) -> Iterator[Sink]:
-    part = out.with_name(out.name + ".part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.rename(out)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -117,5 +106,5 @@ def print_export(out: Path, *, trained: bool) -> None:
     files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
     size = sum(file.stat().st_size for file in files)
     print(f"wrote {out} ({size / 1e6:.1f} MB{f' in {len(files)} files' if out.is_dir() else ''})")
-    if trained and (stale := warning_of(files[0])):
-        print(f"warning: {stale}")
+    for text in warnings_of(files[0], trained=trained):
+        print(f"warning: {text}")

@@ -10,8 +10,9 @@ from typing import Any
 
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
+from atoll_wire.model_file import model_file
+from atoll_wire.model_file.model_file import RunId
 
-from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
@@ -45,6 +46,13 @@ def read_run(
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
+
+
+def run_id(directory: Path, generation: int | None = None) -> RunId:
+    """Returns the run in a directory. generation: None for the current one. Raises SettingsError."""
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
+    return RunId(meta["run"], meta["generation"] if generation is None else generation)
 
 
 def shard_number(meta: dict[str, Any]) -> int:
@@ -111,7 +119,7 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file
     check_whole_model(directory)
     run = read_run(directory, check=True)
     states = initial_states(run.layout, run.initial) if initial else run.states
-    write_model(out, run.layout, run.initial, states, max_file_bytes)
+    write_model(out, run.layout, run.initial, states, run_id(directory), max_file_bytes)
 
 
 def write_model(
@@ -119,9 +127,13 @@ def write_model(
     layout: Layout,
     initial: TensorFile,
     states: Mapping[int, FragmentState],
+    run: RunId | None,
     max_file_bytes: int | None = None,
 ) -> None:
-    """Writes the published model from these states, completely or not at all. Prints a line. Raises ExportError."""
+    """Writes the published model from these states, completely or not at all. Prints a line.
+
+    run: see `model_file.write_model`. Raises ExportError.
+    """
     with export_target(out, max_file_bytes) as target:
-        write_checkpoint(target, layout, initial, states)
+        model_file.write_model(target, layout, initial, states, run)
     print_export(out, trained=any(state.version for state in states.values()))

@@ -60,8 +60,9 @@ def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
-    shards = [_shards(reply)] if reply.shards else []
-    return Group(*parts, _totals(reply), *shards, _learners(reply, most), _fragments(reply, most))
+    more = [_shards(reply)] if reply.shards else []
+    more += [_datasets(reply)] if reply.datasets else []
+    return Group(*parts, _totals(reply), *more, _learners(reply, most), _fragments(reply, most))
 
 
 def _shards(reply: pb.StatusReply) -> Table:
@@ -73,6 +74,22 @@ def _shards(reply: pb.StatusReply) -> Table:
             "attached" if each.attached else "[bold red]not attached[/]",
             ", ".join(map(str, each.fragments)),
             f"{each.heard_s:.1f} s ago" if each.heard_s else "",
+        )
+    return table
+
+
+def _datasets(reply: pb.StatusReply) -> Table:
+    table = Table("dataset", "epoch", "consumed", "leased", "returned", "repeated", "lost")
+    for each in reply.datasets:
+        whole = each.units * each.epochs
+        table.add_row(
+            each.name,
+            f"{min(each.epoch + 1, each.epochs)} of {each.epochs}",
+            f"{each.consumed:,} of {whole:,} units ({each.consumed / whole:.1%})",
+            f"{each.leased:,}",
+            f"{each.returned:,}",
+            f"{each.repeated:.1f}",
+            f"{each.lost:.1f}",
         )
     return table
 

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import grpc
 import structlog
-from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status
 from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity
@@ -82,7 +81,7 @@ class UpstreamShard:
 
     fragments: the shard's fragments; None for all fragments. up: whether the shard answered its last call.
     sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
-    version per fragment.
+    version per fragment. whole: version and checksum of the newest whole fragment that the shard sent, per fragment.
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
@@ -92,6 +91,7 @@ class UpstreamShard:
         self.sessions = KnownSessions()
         self.counts: dict[FragmentKey, int] = {}
         self.newest: dict[FragmentKey, int] = {}
+        self.whole: dict[FragmentKey, tuple[int, int]] = {}
         self._log = 0
 
     @property
@@ -99,7 +99,7 @@ class UpstreamShard:
         """The current connections to the shard's address."""
         return self.core_connection.link
 
-    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
+    def told(self, log: int, run: str, generation: int, versions: Iterable[tuple[int, int]]) -> bool:
         """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
 
         Returns False if the log has changed. The caller must then drop all cached items, which may have versions
@@ -110,9 +110,9 @@ class UpstreamShard:
             self._log = log
             self.sessions.clear()
             self.newest.clear()
-        self.sessions.answered(session, self.core_connection.clock.monotonic())
+            self.whole.clear()
         for number, version in versions:
-            fragment = (session.run, session.generation, number)
+            fragment = (run, generation, number)
             self.newest[fragment] = max(version, self.newest.get(fragment, 0))
         return same
 

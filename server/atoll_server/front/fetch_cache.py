@@ -148,6 +148,10 @@ class FetchCache:
             self._items.move_to_end(place)
         return item
 
+    def recent(self, least: CacheKey) -> CacheKey | None:
+        """Returns the key of the newest item of the same kind with at least the version of `least`, or None."""
+        return max((place for place in self._items if place[:4] == least[:4] and place >= least), default=None)
+
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
         """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
 

@@ -26,6 +26,11 @@ class FrontMetrics:
         self.whole_up = wan.labels(region, "up", "whole")
         self.updates = wan.labels(region, "down", "update")
         self.whole = wan.labels(region, "down", "whole")
+        self.fixed = wan.labels(region, "down", "fixed")
+        self.readers = Gauge("atoll_front_readers", "Readers that watch for new versions", registry=self.registry)
+        self.readers_down = Counter(
+            "atoll_front_reader_bytes_total", "Payload bytes that this front sent to readers", registry=self.registry
+        )
         self._names: set[str] = set()
         self._learners = Counter(
             "atoll_front_learner_bytes_total",

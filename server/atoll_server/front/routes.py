@@ -1,4 +1,4 @@
-"""Selects the shard that receives a call. The core's reply to a Join lists the shards and their fragments."""
+"""Selects the shard that receives a call. The core's replies to Join and Describe list them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 class Routes:
     """The run's shards that a front knows, and the connections to them.
 
-    core: the connections for Join, Initialise and operators' calls. default: the shard for all fragments until the
-    core's reply to a Join lists the shards.
+    core: the connections for Join, Initialise, Describe and operators' calls. default: the shard for all fragments
+    until a reply of the core lists the shards.
     """
 
     def __init__(
@@ -38,19 +38,22 @@ class Routes:
         self._owners: dict[int, UpstreamShard] = {}  # by fragment
 
     @property
+    def registrar(self) -> UpstreamShard:
+        """A shard at the address of the registrar, for calls about the whole run."""
+        return next((shard for shard in self._shards if shard.core_connection is self.core), self.default)
+
+    @property
     def up(self) -> bool:
         """Whether every known shard answered its last call."""
         return all(shard.up for shard in self._shards or [self.default])
 
-    async def joined(self, reply: pb.JoinReply) -> None:
-        """Stores the shards that a reply to a Join lists.
+    async def placed(self, reply: pb.JoinReply | pb.DescribeReply) -> None:
+        """Stores the shards that the core's reply lists.
 
-        reply: changed in place. Removes the shards' addresses from the reply, since learners call shards through this
+        reply: changed in place. Removes the shards' addresses from the reply, since callers reach shards through this
         front.
         Raises Refused for an address that this front must not call.
         """
-        if reply.state != pb.JoinReply.STATE_READY:
-            return
         known = {(shard.core_connection, shard.fragments): shard for shard in self._shards}
         upstreams = {core_connection.address: core_connection for core_connection in self._upstreams()}
         shards = list[UpstreamShard]()
@@ -78,7 +81,7 @@ class Routes:
             known[address] = CoreConnection(address, self._security, self.clock, self._dial)
         return known[address]
 
-    def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
+    def owner(self, session: pb.Session | pb.ReadRequest, fragment: int) -> UpstreamShard:
         """Returns the shard with this fragment.
 
         Returns the default shard for an unknown fragment, or for another run or generation.
@@ -86,7 +89,12 @@ class Routes:
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
 
-    def numbered(self, session: pb.Session, number: int) -> UpstreamShard:
+    @property
+    def addresses(self) -> list[CoreConnection]:
+        """The connections to all addresses of the run, the registrar's first."""
+        return self._upstreams()
+
+    def numbered(self, session: pb.Session | pb.DescribeReply, number: int) -> UpstreamShard:
         """Returns the shard with this number.
 
         Returns the default shard for an unknown number, or for another run or generation.
@@ -96,9 +104,7 @@ class Routes:
 
     def near(self, session: pb.Session) -> UpstreamShard:
         """Returns the first shard at the address to which this front sends Joins, or the default shard."""
-        mine = (session.run, session.generation) == self._run
-        shards = self._shards if mine else []
-        return next((shard for shard in shards if shard.core_connection is self.core), self.default)
+        return self.registrar if (session.run, session.generation) == self._run else self.default
 
     async def watch(self) -> None:
         """Maintains all connections until this task is cancelled."""

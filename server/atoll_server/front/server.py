@@ -16,14 +16,18 @@ from atoll_wire.security.transport import on_loopback
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
+from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.pass_through import pass_on
+from atoll_server.front.reader_service import FrontReaderService
+from atoll_server.front.region_reads import RegionReads
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import RpcServer, prepare, stop_signal
+from atoll_server.rpc.reader_slots import ReaderSlots
 
 log = structlog.get_logger()
 
@@ -39,11 +43,17 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     told, metrics = stop_signal(), FrontMetrics(settings.region)
     routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()
-    service = FrontService(routes, metrics, settings.cache_bytes, audit_log)
+    answering = Answering(routes, metrics, audit_log)
+    service = FrontService(routes, metrics, settings.cache_bytes, answering)
+    reads = RegionReads(routes, service.fetching)
+    limits = settings.limits
+    slots = ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)
+    readers = FrontReaderService(routes, service.fetching, reads, slots, metrics, answering)
     gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, metrics.served)
     frame_messages.serve(service, public.server)
+    frame_messages.serve(readers, public.server, frame_messages.READER)
     pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     health, where = metrics_server.ProcessHealth(SYSTEM), settings.metrics_listen
@@ -70,7 +80,9 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         health.waits_for = "stopping"
         watching.cancel()
         service.stop()
+        readers.stop()
         await public.end(GOODBYE_S)
+        await reads.end()
         await service.fetching.end()
         await routes.close()
         beating.cancel()

@@ -13,49 +13,33 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec.checksums import crc32c
-from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call, unary_reply
-from atoll_wire.connections.link import Link, is_atoll_status
+from atoll_wire.connections.calls import open_stream, tolerate_ended_call, unary_reply
 from atoll_wire.contract import JOIN_S
 from atoll_wire.messages import frame_messages
 from atoll_wire.messages.frame_messages import Pushed, Sent
 from atoll_wire.process.logs import contribution_name
 from atoll_wire.security.certificate import Role
 
-from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import UpstreamShard, is_connection_lost
+from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.front.routes import Routes
-from atoll_server.rpc.calls import Context, InterruptibleWaits, discard_rest, end
+from atoll_server.rpc.calls import Context, InterruptibleWaits, discard_rest
 
 log = structlog.get_logger()
 
 QUICK_S = 20.0
 
 
-class Route:
-    """The shard that receives a call. link: the connections to this shard when the front selected the shard."""
-
-    def __init__(self, shard: UpstreamShard) -> None:
-        self.to(shard)
-
-    def to(self, shard: UpstreamShard) -> Link:
-        """Selects this shard, and returns its current connections."""
-        self.shard = shard
-        self.address = shard.core_connection.address
-        self.link = shard.link
-        return self.link
-
-
 class FrontService(rpc.OuterServicer):
     """The Outer service for a region's learners. cache_bytes: limit on cached updates and whole fragments."""
 
-    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
+    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, answering: Answering) -> None:
         self._routes = routes
         self._metrics = metrics
-        self._audit_log = audit_log
+        self._answering = answering
         self.fetching = RegionFetches(routes, metrics, cache_bytes)
         self._waits = InterruptibleWaits()
         self._stopping = False
@@ -78,7 +62,8 @@ class FrontService(rpc.OuterServicer):
                 reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
             link.answered(core.clock.monotonic() - began)
             core.answered(link)
-            await self._routes.joined(reply)
+            if reply.state == pb.JoinReply.STATE_READY:
+                await self._routes.placed(reply)
             session = pb.Session(
                 run=reply.run,
                 learner=request.learner,
@@ -135,7 +120,7 @@ class FrontService(rpc.OuterServicer):
                 try:
                     while (notification := await wait.next(aiter(call))) is not None:
                         self.fetching.told(shard, notification.log, request.session, _versions(notification))
-                        self._answered(shard, up=True)
+                        self._answering.answered(shard, up=True)
                         shard.core_connection.answered(route.link)
                         yield notification
                 except Refused:
@@ -167,6 +152,15 @@ class FrontService(rpc.OuterServicer):
                 return reply
             finally:
                 await discard_rest(requests)
+
+    async def LeaseUnits(self, request: pb.LeaseUnitsRequest, context: Context) -> pb.LeaseUnitsReply:
+        """Passes a learner's request for data units on to the core."""
+        shard = self._routes.near(request.session)
+        async with self._answering(context, shard, request.session):
+            self._may(context, request.session.learner)
+            with shard.link.quick.use() as connection:
+                reply: pb.LeaseUnitsReply = await unary_reply(connection.stub.LeaseUnits(request, timeout=QUICK_S))
+            return reply
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Tells a shard that a learner leaves."""
@@ -245,46 +239,6 @@ class FrontService(rpc.OuterServicer):
             text = f"a front serves learners, but this certificate is for {mine}: use `atoll certs issue learner`"
             raise Refused(Status.PERMISSION_DENIED, text)
         who.speaks_for(learner)
-
-    @asynccontextmanager
-    async def _answering(
-        self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
-    ) -> AsyncIterator[Route]:
-        """Context manager for a call's body. If the body fails, the call ends with the error's status.
-
-        shard: the shard that receives the call; None if not known yet. session: the session that the shard must check
-        again if the call fails; None if the failure concerns no session.
-        """
-        route = Route(shard or self._routes.default)
-        try:
-            yield route
-        except Refused as refused:
-            code, details = grpc.StatusCode[refused.status.name], refused.detail
-            if refused.status is not Status.UNAVAILABLE:  # UNAVAILABLE is not the caller's fault
-                self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
-        except grpc.aio.AioRpcError as error:
-            code, details = error.code(), error.details() or ""
-            if is_connection_lost(error):
-                self._answered(route.shard, up=False)
-                route.shard.core_connection.suspect(route.link)
-            if is_atoll_status(error):
-                route.shard.core_connection.answered(route.link)
-            else:  # gRPC, or another server on the core's port, set this status, so it must not stop a learner
-                fix = "check the core and any proxy in front of it"
-                text = f"a call to the core at {route.address} failed ({details}): {fix}"
-                code, details = grpc.StatusCode.UNAVAILABLE, text
-            if session is not None:
-                route.shard.sessions.refused(session)
-        except LinkLost:
-            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} does not answer: try again later"
-        else:
-            return
-        self._metrics.refused.labels(code.name.lower()).inc()
-        await end(context, code, details)
-
-    def _answered(self, shard: UpstreamShard, *, up: bool) -> None:
-        shard.up = up
-        self._metrics.core_up.set(self._routes.up)
 
 
 @asynccontextmanager

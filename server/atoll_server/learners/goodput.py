@@ -264,17 +264,15 @@ class TimeAccount:
     def moved(self, *, registrar: bool) -> TimeAccount:
         """Returns a copy for a run whose fragments move to other shards, which compute their own sums again.
 
-        The registrar's copy keeps what only the other processes counted, so the copies of other shards begin at 0.
+        The registrar's copy keeps what only the other processes counted. The copies of other shards begin at 0.
         """
         if not registrar:
             current = replace(self.current, undone_tokens=0.0)
             return replace(self, bytes_down=0, parameters_down=0, bytes_whole=0, current=current, by_shard={})
         down, parameters = self.down()
         current = replace(self.current, undone_tokens=self.current.undone_tokens + self._undone_elsewhere())
-        whole = self.whole()
-        return replace(
-            self, bytes_down=down, parameters_down=parameters, bytes_whole=whole, current=current, by_shard={}
-        )
+        counted = replace(self, bytes_down=down, parameters_down=parameters, bytes_whole=self.whole())
+        return replace(counted, current=current, by_shard={})
 
     def at(self, shard: int) -> ShardSums:
         """Returns the learner's sums at a shard, initially 0. The caller may change them in place."""
@@ -333,8 +331,11 @@ class TimeAccount:
 
     def total(self, name: str) -> Any:  # noqa: ANN401
         """Returns the sum of a counter over all incarnations. name: a field of IncarnationCounters."""
-        mine = getattr(self.current, name)
-        return mine + getattr(self.past[0], name) if self.past else mine
+        return getattr(self.current, name) + self.earlier(name)
+
+    def earlier(self, name: str) -> Any:  # noqa: ANN401
+        """Returns the sum of a counter over all dead incarnations. name: a field of IncarnationCounters."""
+        return getattr(self.past[0], name) if self.past else 0
 
     def balance(self, now: float) -> GoodputTotals:
         """Returns the learner's useful, provisioned and lost time up to `now`, in wall-clock seconds."""

@@ -119,15 +119,15 @@ class InterruptibleWaits:
             wait.end(self._why)
 
 
-def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
-    """Returns the indices of the frames that a Fetch requests. A Fetch that lists no frames requests all frames.
+def wanted_frames(request: pb.FetchRequest | pb.ReadRequest, count: int) -> Sequence[int]:
+    """Returns the indices of the frames that a Fetch or Read requests. A request that lists no frames means all frames.
 
     count: number of frames in the fragment. Raises Refused if an index is repeated, out of order or too large.
     """
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
-        text = f"Fetch requests frames out of order, or beyond the {count} frames of fragment {request.fragment}"
+        text = f"the call requests frames out of order, or beyond the {count} frames of fragment {request.fragment}"
         raise Refused(Status.INVALID_ARGUMENT, f"{text}: request each frame once, in ascending order")
     return list(request.frames)
 

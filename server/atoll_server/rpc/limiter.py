@@ -23,13 +23,14 @@ from atoll_wire.security.certificate import Role
 from google.protobuf.message import DecodeError
 
 from atoll_server.access.identity import Caller, caller
-from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket
+from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket, slots_of
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # seconds between two checks for a free slot by a waiting call
 FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, the limiter forgets owners idle for FORGET_S
-IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces; only Fetch sends replies in pieces
+IN_PIECES = {"Join", "Push"}  # methods whose requests may arrive in pieces
+OUT_IN_PIECES = {"Fetch", "Read"}  # methods whose replies are sent in pieces
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # returns the key of a session's learner, or None if unknown
 Ended = Callable[[str, str, str], None]  # called with (method, peer, reason) when the limiter ends a call
@@ -67,6 +68,7 @@ class _Owner:
         self.used_at = 0.0
 
     def streams(self, method: str) -> CallSlots[_Call]:
+        method = slots_of(method)
         if method not in self._streams:
             self._streams[method] = CallSlots(self.quotas.streams(method) * self.many)
         return self._streams[method]
@@ -250,10 +252,10 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         try:
             oldest = pool.enter(call, self.clock.monotonic())
         except NoSlotError:
-            text = f"{len(pool)} {method.name} calls of this learner are still open (the limit): try again in a minute"
+            text = f"{len(pool)} {method.name} calls of this caller are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per learner): keep fewer open"
+            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per caller): keep fewer open"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
@@ -350,7 +352,7 @@ class _Inward:
 
 
 class _Outward:
-    """The gRPC context that a service receives. Splits replies of Fetch, and ends calls whose caller does not read."""
+    """The gRPC context that a service receives. Splits large replies, and ends calls whose caller does not read."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -363,7 +365,7 @@ class _Outward:
         """Sends a message. Raises Refused if the caller reads nothing for `stalled_s` seconds."""
         write = self._method.handler.response_serializer
         raw = message if write is None else write(message)
-        for piece in message_parts.split(raw) if self._method.name == "Fetch" else (raw,):
+        for piece in message_parts.split(raw) if self._method.name in OUT_IN_PIECES else (raw,):
             try:
                 async with asyncio.timeout(self._gate.quotas.stalled_s):
                     await self._context.write(piece)

@@ -18,7 +18,8 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # may end early at little cost
+# Calls that may end early at little cost.
+CARRYING = frozenset({"Follow", "Report", "Fetch", "Watch", "Read", "ExportCheckpoint", "Probe"})
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
@@ -20,6 +20,7 @@ from atoll_wire.layout.sharding import MAX_SHARDS, divide
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.data.merged_units import MergedUnits
 from atoll_server.learners.goodput import ShardSums
 from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
 from atoll_server.run.outbox import Outbox
@@ -30,12 +31,19 @@ AWAY_S = 20.0  # how long a shard may be missing while the run begins
 QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
 
 
+class LeaseFacts(NamedTuple):
+    """A shard's sums of a lease of data units. settled: see LeaseSums."""
+
+    by_fragment: dict[int, MergedUnits]
+    settled: bool
+
+
 @dataclass(slots=True)
 class AttachedShard:
     """One shard process. outbox: None while it is not attached. heard_at: time of its last message, monotonic seconds.
 
     directory: identifies the shard's directory, so that no second directory can take its place. staged: digest of the
-    initial parameters that the shard holds. pending, missed: by learner, see LearnerSums.
+    initial parameters that the shard holds. pending, missed: by learner, see LearnerSums. leases: sums of data units.
     """
 
     number: int
@@ -48,6 +56,7 @@ class AttachedShard:
     summary: sh.Summary = field(default_factory=sh.Summary)
     pending: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
+    leases: dict[int, LeaseFacts] = field(default_factory=dict)
 
     def versions(self) -> dict[int, int]:
         """Returns the versions in the last summary."""
@@ -71,6 +80,7 @@ class AttachedShards:
         self._stage: sh.Stage | None = None
         self._begun: sh.Begun | None = None
         self._keep: dict[int, sh.Keep] = {}
+        self._leases: dict[int, sh.AwaitedLease] = {}
 
     # ------------------------------------------------------------------------------ the division
 
@@ -181,6 +191,8 @@ class AttachedShards:
         for entry in members:
             box.put(("member", entry.name), _member(entry))
         box.put("view", _view(view))
+        for lease in self._leases.values():
+            box.put(("lease", lease.lease), sh.FromRegistrar(lease=lease))
         if shard.number in self._keep:
             box.put("keep", sh.FromRegistrar(keep=self._keep[shard.number]))
         if self._begun is not None:
@@ -200,10 +212,7 @@ class AttachedShards:
     # ------------------------------------------------------------------------------ from shards
 
     def heard(self, shard: AttachedShard, box: Outbox, message: sh.FromShard, registry: LearnerRegistry) -> None:
-        """Applies a shard's message, unless a newer call has replaced the call with this outbox.
-
-        registry: whose accounts get the learners' sums.
-        """
+        """Applies a shard's message and its learners' sums, unless a newer call has replaced this outbox's call."""
         if shard.outbox is not box:
             return
         shard.heard_at = self.clock.monotonic()
@@ -234,7 +243,10 @@ class AttachedShards:
                 sums.undone_tokens,
             )
             entry.unsaved = True
-        del summary.learners[:]
+        for told in summary.leases:
+            if told.lease in self._leases:
+                shard.leases[told.lease] = LeaseFacts(dict(map(_units, told.fragments)), told.settled)
+        del summary.learners[:], summary.leases[:]
         shard.summary = summary
 
     # ------------------------------------------------------------------------------ to shards
@@ -254,6 +266,26 @@ class AttachedShards:
         self._keep[number] = sh.Keep(snapshots=sorted(snapshots), through=through)
         if (shard := self.shards.get(number)) is not None and shard.outbox is not None:
             shard.outbox.put("keep", sh.FromRegistrar(keep=self._keep[number]))
+
+    def await_lease(self, lease: int, learner: str, incarnation: int) -> None:
+        """Asks all shards, now and when they attach, for the sums of a lease of data units."""
+        self._leases[lease] = sh.AwaitedLease(lease=lease, learner=learner, incarnation=incarnation)
+        for box in self._boxes():
+            box.put(("lease", lease), sh.FromRegistrar(lease=self._leases[lease]))
+
+    def lease_over(self, lease: int) -> None:
+        """Tells all shards that the sums of a lease are no longer needed."""
+        (over := self._leases.pop(lease)).over = True
+        for shard in self.shards.values():
+            shard.leases.pop(lease, None)
+        for box in self._boxes():
+            box.put(("lease", lease), sh.FromRegistrar(lease=over))
+
+    def facts(self, lease: int) -> list[LeaseFacts] | None:
+        """Returns all other shards' sums of a lease; None until each shard has sent them to this process."""
+        found = [self.shards[number].leases.get(lease) for number in self.remote if number in self.shards]
+        known = [each for each in found if each is not None]
+        return known if len(known) == len(self.remote) else None
 
     async def confirmed(self) -> list[int]:
         """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""
@@ -335,6 +367,10 @@ class AttachedShards:
     def all(self) -> Sequence[AttachedShard]:
         """Returns all other shards that were ever attached, in order."""
         return [self.shards[number] for number in sorted(self.shards)]
+
+
+def _units(sums: sh.FragmentUnits) -> tuple[int, MergedUnits]:
+    return sums.fragment, MergedUnits(sums.through, tuple(zip(sums.firsts, sums.lasts, strict=True)))
 
 
 def _member(entry: RegistryEntry) -> sh.FromRegistrar:

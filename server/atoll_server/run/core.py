@@ -17,11 +17,12 @@ from atoll_wire.process.clock import SYSTEM, Clock
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.core_process import CoreProcess, check_startable
+from atoll_server.run.datasets import Datasets
 from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import KEY_BYTES, Registrar, stage_of
 from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.storage import crash_points, database, run_ledger
+from atoll_server.storage import crash_points, data_ledger, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry import entries
@@ -41,6 +42,7 @@ class Core(CoreProcess):
         attached = AttachedShards(None if settings.registrar_only else 0, count, clock)
         self.run = Registrar(settings.limits, self.run_clock, self.journal, attached)
         self.watch = Watch(self.run)
+        self.datasets = Datasets(self.run, settings.limits)
 
     async def start(self) -> None:
         await super().start()
@@ -54,10 +56,20 @@ class Core(CoreProcess):
         if "fingerprint" in meta:
             await self.restore_shard(db, meta)
             assert self.run.layout is not None, "`restore_shard` sets it"
+            data_ledger.restore(db, self.run.data)
+            for lease in self.run.data.leases.values():
+                self.run.attached.await_lease(lease.id, lease.learner, lease.incarnation)
             stage = stage_of(self.run.layout, meta["tensors"], bytes.fromhex(self.run.initial_sha256))
             self.run.attached.begin(sh.Begun(stage=stage, settings=self.run.settings.model_dump_json()))
         elif self.settings.init is not None:
             await asyncio.to_thread(open_source, self.settings.init)  # a fault is reported before a learner joins
+
+    def dataset_accounts(self) -> list[Any]:
+        return self.datasets.as_data()
+
+    async def _look(self) -> None:
+        await super()._look()
+        await self.datasets.look()
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Increments the epoch, and updates the stored run settings with the given ones. Returns the stored values.

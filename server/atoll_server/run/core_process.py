@@ -218,8 +218,13 @@ class CoreProcess:
             disk=self.disk,
             clock=run.clock,
             fail=self.fail,
+            datasets=self.dataset_accounts,
         )
         return Shard(context, restored, run.view(), damaged=damaged)
+
+    def dataset_accounts(self) -> list[Any]:
+        """Returns the accounts of the datasets, for a checkpoint. Only the registrar's process has any."""
+        return []
 
     async def stop(self) -> None:
         """Stops the core cleanly: waits for running merges, then takes a snapshot if the newest one lacks any merge.
@@ -267,13 +272,17 @@ class CoreProcess:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             self.run_clock.look()
-            await self.run.save_accounts()
+            await self._look()
             if (shard := self.run.shard) is not None:
                 self._free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
                 shard.room(self._free_bytes)
                 shard.uploads.expire(self.clock.monotonic())
                 if shard.snapshots.due():
                     shard.work.spawn(self._snapshot(shard))
+
+    async def _look(self) -> None:
+        """Makes durable what changed since the last call. Called every HOUSEKEEPING_S seconds."""
+        await self.run.save_accounts()
 
     def watched(self, task: asyncio.Task[None]) -> None:
         """Ends the process if `task` failed. Used as a done callback of tasks that run until they are cancelled."""

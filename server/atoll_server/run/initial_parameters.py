@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll_wire.layout.layout import TensorSpec
 from atoll_wire.layout.tensor_header import TensorFileError
+from atoll_wire.model_file.tensor_values import FORMAT_NAME
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.parameter_source import ParameterSource
 from atoll_server.checkpoints.restore import INITIAL
-from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, open_tensors
+from atoll_server.checkpoints.tensor_file import TensorFile, open_tensors
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.run.memory_budget import too_much
 from atoll_server.settings import CoreSettings
@@ -215,17 +215,3 @@ def check_room(settings: CoreSettings, size_bytes: int, parameters: int, disk: D
             Status.RESOURCE_EXHAUSTED,
             f"the run needs {needed} bytes of disk, but only {free} are free in {directory}: free space there",
         )
-
-
-def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    """Returns tensors as JSON values for the ledger, from which `restore.stored_layout` reads them."""
-    return [
-        {
-            "name": t.name,
-            "shape": list(t.shape),
-            "dtype": t.dtype,
-            "kind": t.kind.value,
-            "tied_names": list(t.tied_names),
-        }
-        for t in tensors
-    ]

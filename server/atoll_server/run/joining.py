@@ -13,10 +13,11 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import MERGE_KINDS, PROTOCOL, tensor_spec
 from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout.tensor_data import tensors_as_data
 from atoll_wire.layout.tensor_header import TensorFileError
+from atoll_wire.model_file import unshared_tensors
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.checkpoints import unshared_tensors
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import open_tensors
@@ -93,6 +94,8 @@ class Joining:
             retry_s=1.0,
             log=run.shard.follower_log.number if run.shard is not None else 0,
             shards=run.places() if run.shard is not None else (),
+            earlier_tokens=entry.account.earlier("tokens"),
+            earlier_steps=entry.account.earlier("steps"),
         )
 
     async def _let_in(
@@ -272,7 +275,7 @@ class Joining:
         if process is not None:
             process.check_current()  # the last check before the parameters become durable
         await asyncio.to_thread(staging.publish, directory)
-        await self._run.begin(layout, initial_parameters.tensors_as_data(layout.tensors), staging.sha256, owned)
+        await self._run.begin(layout, tensors_as_data(layout.tensors), staging.sha256, owned)
         file = open_tensors(directory / INITIAL, self._disk)
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None

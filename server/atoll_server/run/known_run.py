@@ -47,7 +47,8 @@ class KnownRun:
 
     paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
     layout of the learner that holds the lease. turned_away: number of contributions that this process refused before
-    their upload was complete, since it started.
+    their upload was complete, since it started. leases: learner and incarnation of the leases of data units for which a
+    registrar in another process wants the sums.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -64,6 +65,7 @@ class KnownRun:
         self.initial_sha256 = ""
         self.paused = ""
         self.turned_away = 0
+        self.leases: dict[int, tuple[str, int]] = {}
         self.state: Waiting | Running = Waiting()
         self.writer: LedgerWriter  # set by `restore`, like the next attribute
         self.sessions: SessionKey
@@ -145,6 +147,13 @@ class KnownRun:
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         return self.sessions.number(session.learner, session.incarnation, session.token)
+
+    def fenced(self, learner: str, incarnation: int) -> bool:
+        """Returns whether a process can send no more work now, because it left, was evicted or was replaced."""
+        entry = self.registry.entries.get(learner)
+        if entry is None:
+            return False
+        return entry.incarnation > incarnation or bool(entry.evicted) or entry.account.left_at is not None
 
     async def fence(self, process: LearnerProcess) -> None:
         """Returns when older processes of the same learner would be refused even after a restart."""

@@ -18,6 +18,7 @@ from atoll_wire import shards_pb2 as sh
 from atoll_wire.layout.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.data.accounts import Accounts
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.rounds.pacing import Position
@@ -45,7 +46,7 @@ class Registrar(KnownRun):
     """The registrar of one run. Every change is durable before learners can see it.
 
     attached: the other shards. manifests: the checkpoints of a run with several shards, oldest first.
-    from_manifest: the one from which this generation began, if any.
+    from_manifest: the one from which this generation began, if any. data: the accounts of the datasets (`datasets`).
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Registrar(KnownRun):
         self._placed_at = -math.inf
         self.manifests: list[Manifest] = []
         self.from_manifest: RestoredManifest | None = None
+        self.data = Accounts({})
 
     @property
     def number(self) -> int:
@@ -140,6 +142,7 @@ class Registrar(KnownRun):
     def runs(self, layout: Layout, shard: Shard) -> None:
         super().runs(layout, shard)
         self.attached.runs(layout)
+        self.data.measure({each.index: each.length for each in layout.fragments})
 
     def view(self) -> RunView:
         """Returns a new view of the run for shards. It is newer than all earlier views."""

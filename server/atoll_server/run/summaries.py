@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
+from google.protobuf.message import Message
 
 from atoll_server.run.known_run import KnownRun
 from atoll_server.shard.shard import Shard
@@ -61,15 +62,15 @@ def manifest_message(manifest: Manifest) -> pb.Checkpoint:
     )
 
 
-LEARNERS = 1000  # limit per summary, since a server refuses large messages
+LEARNERS, LEASES = 1000, 100  # limits per summary, since a server refuses large messages
 
 
 class Summarising:
-    """Makes a shard's summaries for the registrar. Each contains only learners whose sums have changed."""
+    """Makes a shard's summaries for the registrar. Each contains only learners and leases whose sums have changed."""
 
     def __init__(self, run: KnownRun) -> None:
         self._run = run
-        self._told: dict[str, bytes] = {}  # by learner: the sums in the last summary that had them
+        self._told: dict[str | int, bytes] = {}  # by learner or lease: the sums in the last summary that had them
 
     def next(self, troubles: list[str], now: float) -> sh.Summary:
         """Returns the next summary. troubles: this process's troubles. now: monotonic seconds."""
@@ -80,13 +81,33 @@ class Summarising:
         pending = pending_by_learner(shard)
         for name in self._run.registry.entries:
             sums = self._sums(shard, name, pending[name])
-            said = sums.SerializeToString(deterministic=True)
-            if self._told.get(name) != said:
-                self._told[name] = said
+            if self._changed(name, sums):
                 summary.learners.append(sums)
                 if len(summary.learners) == LEARNERS:
                     break  # the next summaries have the others
+        for lease in self._run.leases:
+            units = self._units(shard, lease)
+            if self._changed(lease, units):
+                summary.leases.append(units)
+                if len(summary.leases) == LEASES:
+                    break
         return summary
+
+    def _changed(self, about: str | int, sums: Message) -> bool:
+        said = sums.SerializeToString(deterministic=True)
+        changed = self._told.get(about) != said
+        self._told[about] = said
+        return changed
+
+    def _units(self, shard: Shard, lease: int) -> sh.LeaseSums:
+        learner, incarnation = self._run.leases[lease]
+        fragments = shard.contributions.units.get((learner, incarnation, lease), {})
+        settled = self._run.fenced(learner, incarnation) and not shard.may_merge(learner, incarnation)
+        sums = sh.LeaseSums(lease=lease, settled=settled)
+        for fragment, merged in sorted(fragments.items()):
+            firsts, lasts = [run[0] for run in merged.runs], [run[1] for run in merged.runs]
+            sums.fragments.add(fragment=fragment, through=merged.through, firsts=firsts, lasts=lasts)
+        return sums
 
     def _sums(self, shard: Shard, name: str, pending: int) -> sh.LearnerSums:
         account = self._run.registry.entries[name].account

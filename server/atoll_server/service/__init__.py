@@ -1,4 +1,5 @@
-"""A core's gRPC services (learners, operators, doctor), its status and gauges, and the server process.
+"""A core's gRPC services (learners, readers, operators, doctor), its status and gauges, and the server process.
 
-May import: access, checkpoints, learners, rounds, rpc, run, settings, shard, shard_process, storage, telemetry.
+May import: access, checkpoints, learners, merging, rounds, rpc, run, settings, shard, shard_process, storage,
+telemetry.
 """

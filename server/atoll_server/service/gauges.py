@@ -124,6 +124,21 @@ def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: flo
         reading.set("atoll_tokens_merged", merged)
         reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
     reading.set("atoll_paused", float(bool(run.paused)))
+    _read_datasets(run, reading)
+
+
+def _read_datasets(run: Registrar, reading: MetricSamples) -> None:
+    for dataset in run.data.datasets.values():
+        name = dataset.declared.name
+        for state, count in (
+            ("consumed", dataset.consumed),
+            ("leased", dataset.leased),
+            ("returned", len(dataset.pool)),
+            ("not_begun", dataset.declared.positions - dataset.next),
+        ):
+            reading.set("atoll_data_units", count, name, state)
+        reading.set("atoll_data_repeated_units", dataset.repeated / max(1, run.data.parameters), name)
+        reading.set("atoll_data_lost_units", dataset.lost / max(1, run.data.parameters), name)
 
 
 def _read_process(run: KnownRun, reading: MetricSamples, facts: CoreFacts, now: float) -> None:

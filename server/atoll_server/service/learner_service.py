@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.codec import frame_codec
-from atoll_wire.codec.checksums import crc32c
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.messages import frame_messages
 from atoll_wire.messages.frame_messages import Pushed, Sent
@@ -29,6 +28,7 @@ from atoll_server.run.core import Core
 from atoll_server.run.core_process import CoreProcess
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
+from atoll_server.service import fragment_replies
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
@@ -197,60 +197,31 @@ class OuterService(rpc.OuterServicer):
     async def _update(
         self, shard: Shard, fragment: Fragment, entry: RegistryEntry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
-        spans = fragment.place.frames
-        wanted = wanted_frames(request, len(spans))
-        publication = shard.cache.get(request.fragment, request.version)
-        if publication is None:
-            raise Refused(
-                Status.NOT_FOUND,
-                f"update {request.version} of fragment {request.fragment} is not kept: fetch the whole fragment",
-            )
-        yield pb.FetchReply(
-            header=pb.FetchHeader(
-                fragment=request.fragment,
-                version=publication.version,
-                codec=int(shard.context.run.codec),  # type: ignore[arg-type]
-                frames=len(publication.messages),
-                size_bytes=publication.size_bytes,
-                crc32c=publication.crc32c,
-                receipts=publication.receipts,
-            )
-        )
+        wanted = wanted_frames(request, len(fragment.place.frames))
+        publication = fragment_replies.published(shard, fragment.index, request.version)
+        yield fragment_replies.update_header(shard, fragment, publication, publication.receipts)
         if request.header_only:
             return
-        while wanted:
-            count = frame_messages.count_fitting(publication.sizes[index] for index in wanted)
-            some, wanted = wanted[:count], wanted[count:]
-            yield b"".join(publication.messages[index] for index in some)
-            for index in some:
-                shard.sent(entry, publication.sizes[index], spans[index].length, whole=False)
+        sent = partial(shard.sent, entry, whole=False)
+        async with aclosing(fragment_replies.update_frames(fragment, publication, wanted, sent)) as replies:
+            async for reply in replies:
+                yield reply
 
     async def _whole(
         self, shard: Shard, fragment: Fragment, entry: RegistryEntry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
-        spans = fragment.place.frames
-        wanted = wanted_frames(request, len(spans))
+        wanted = wanted_frames(request, len(fragment.place.frames))
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
             # The receipt matches the state, since no other task has run since the state was read.
             newest = shard.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)
-            crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
-            yield pb.FetchReply(
-                header=pb.FetchHeader(
-                    fragment=fragment.index,
-                    version=state.version,
-                    codec=pb.CODEC_FLOAT32,
-                    frames=len(spans),
-                    size_bytes=4 * fragment.place.length,
-                    crc32c=crc,
-                    receipts=[newest] if newest is not None else [],
-                )
-            )
+            yield await fragment_replies.whole_header(fragment, state, [newest] if newest is not None else [])
             if request.header_only:
                 return
-            for span in (spans[index] for index in wanted):
-                payload = await asyncio.to_thread(frame_codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
-                shard.sent(entry, len(payload), span.length, whole=True)
-                yield frame_messages.encode(span.index, crc32c(payload), payload)
+            sent = partial(shard.sent, entry, whole=True)
+            frames = fragment_replies.whole_frames(fragment, state, wanted, sent, None)
+            async with aclosing(frames) as replies:
+                async for reply in replies:
+                    yield reply
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Receives a learner's progress reports."""
@@ -270,6 +241,16 @@ class OuterService(rpc.OuterServicer):
         finally:
             await discard_rest(requests)
 
+    async def LeaseUnits(self, request: pb.LeaseUnitsRequest, context: Context) -> pb.LeaseUnitsReply:
+        """Leases units of a dataset to a learner."""
+        try:
+            process = self._session(context, request.session)
+            if not isinstance(self._core, Core):
+                raise self._elsewhere("lease data units")
+            return await self._core.datasets.lease(process, request)
+        except Refused as refused:
+            await abort(context, refused)
+
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Receives a learner's announcement that it is leaving."""
         try:
@@ -287,12 +268,16 @@ class OuterService(rpc.OuterServicer):
     def _joining(self) -> Joining:
         """Returns the object that handles Joins. Raises Refused if this process is not the registrar's."""
         if self._joins is None:
-            text = (
-                f"this is shard {self._run.number} of the run, where learners cannot join: give the learner the "
-                f"address of the registrar ({self._core.settings.registrar}) or of a front"
-            )
-            raise Refused(Status.FAILED_PRECONDITION, text)
+            raise self._elsewhere("join")
         return self._joins
+
+    def _elsewhere(self, what: str) -> Refused:
+        """Returns the refusal for a call that only the registrar answers. what: the call, as text."""
+        text = (
+            f"this is shard {self._run.number} of the run, where learners cannot {what}: give the learner the "
+            f"address of the registrar ({self._core.settings.registrar}) or of a front"
+        )
+        return Refused(Status.FAILED_PRECONDITION, text)
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
         """Returns the learner process that made the call. Raises Refused if its certificate or session is not valid."""

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import open_stream
 from atoll_wire.layout.layout import FragmentLayout
+from atoll_wire.model_file.model_file import RunId
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.model_data import ModelData, PartError, write_part
@@ -31,7 +32,7 @@ async def export_model(run: Registrar, calls: ShardCalls, directory: Path, *, in
     """
     own = run.running()
     with tempfile.TemporaryFile(dir=directory) as file:
-        model = ModelData(file, own.layout, own.initial)
+        model = ModelData(file, own.layout, own.initial, RunId(run.run_id, run.generation))
         await asyncio.to_thread(model.copy_fixed)
         if initial:
             for fragment in own.layout.fragments:

@@ -71,18 +71,21 @@ class RunCheckpoints:
                 names = f"shard {names} is" if len(missing) == 1 else f"shards {names} are"
                 text = f"{names} not attached, and a checkpoint needs all shards: start the others, then try again"
                 raise Refused(Status.UNAVAILABLE, text)
-            request = pb.TakeCheckpointRequest()
+            request, datasets = pb.TakeCheckpointRequest(), self._core.dataset_accounts()  # before any snapshot
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}
             for number in attached.remote:
                 taking[number] = self._calls.ask(number, "TakeCheckpoint", request, SNAPSHOT_S)
             outcomes = dict(zip(taking, await asyncio.gather(*taking.values(), return_exceptions=True), strict=True))
             try:
-                return manifest_message(await self._write(outcomes))
+                return manifest_message(await self._write(outcomes, datasets))
             finally:
                 await self.tell()
 
-    async def _write(self, outcomes: dict[int, Any]) -> Manifest:
-        """Writes the manifest. outcomes: by shard, its snapshot or the error. Raises the first error."""
+    async def _write(self, outcomes: dict[int, Any], datasets: list[Any]) -> Manifest:
+        """Writes the manifest. outcomes: by shard, its snapshot or the error. Raises the first error.
+
+        datasets: the accounts of the datasets before the first snapshot.
+        """
         run = self._run
         taken: dict[int, pb.Checkpoint] = {n: each for n, each in outcomes.items() if isinstance(each, pb.Checkpoint)}
         for number, each in taken.items():
@@ -102,6 +105,7 @@ class RunCheckpoints:
             versions={index: version for each in taken.values() for index, version in sorted(each.versions.items())},
             taken_at=run.clock.wall(),
             size_bytes=sum(each.size_bytes for each in taken.values()),
+            datasets=datasets,
         )
         await run.add_manifest(manifest)
         run.record(entries.SnapshotTaken(manifest.id, sum(manifest.versions.values()), manifest.size_bytes))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -37,6 +37,7 @@ from atoll_server.service.doctor_service import DoctorService
 from atoll_server.service.gauges import keep_gauges, keep_shard_gauges
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
+from atoll_server.service.reader_service import ReaderService
 from atoll_server.service.registry_service import RegistryService
 from atoll_server.service.run_checkpoints import RunCheckpoints
 from atoll_server.service.shard_calls import ShardCalls, dial_shards
@@ -55,6 +56,7 @@ class CoreFailed(UserError):  # noqa: N818 - says what happened
 
 
 T = TypeVar("T")
+Service: TypeAlias = OuterService | ReaderService | RegistryService
 
 PORT_S = 5.0
 AUDIT_LOG = "audit.jsonl"
@@ -176,23 +178,24 @@ def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
 
 def _services(
     core: Core | ShardCore, tokens: OperatorTokens | None, public: RpcServer
-) -> tuple[list[OuterService | RegistryService], RunCheckpoints | None]:
+) -> tuple[list[Service], RunCheckpoints | None]:
     """Adds the core's services to its server.
 
     Returns those whose calls must be ended when the core stops, and the run's checkpoints if this is the registrar.
     """
-    outer = OuterService(core)
+    outer, reader = OuterService(core), ReaderService(core, tokens)
     frame_messages.serve(outer, public.server)
+    frame_messages.serve(reader, public.server, frame_messages.READER)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     if isinstance(core, ShardCore):
         rpc.add_OperatorServicer_to_server(ShardOperatorService(core), public.server)
-        return [outer], None
+        return [outer, reader], None
     registry = RegistryService(core)
     shards_pb2_grpc.add_RegistryServicer_to_server(registry, public.server)
     calls = ShardCalls(core.run.attached, dial_shards(core.settings.security))
     checkpoints = RunCheckpoints(core, calls)
     rpc.add_OperatorServicer_to_server(OperatorService(core, calls, checkpoints, tokens), public.server)
-    return [outer, registry], checkpoints
+    return [outer, reader, registry], checkpoints
 
 
 def _audit_log(core: CoreProcess) -> AuditLog:
@@ -258,7 +261,7 @@ async def _serve_until(
     told: asyncio.Event,
     core: CoreProcess,
     public: RpcServer,
-    services: list[OuterService | RegistryService],
+    services: list[Service],
     background: list[asyncio.Task[None]],
     health: metrics_server.ProcessHealth,
 ) -> None:

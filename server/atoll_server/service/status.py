@@ -57,6 +57,7 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
         accepts_tokens=settings.operator_tokens is not None,
         wan_budget_bytes=round(settings.wan_budget_gb * 1e9),
     )
+    reply.datasets.extend(_datasets(run))
     if run.line.beginnings:
         begun = run.line.beginnings[0]
         reply.restored.CopyFrom(pb.Restored(checkpoint=run.restored_checkpoint(), at=begun.at))
@@ -65,6 +66,25 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     reply.shards.extend(_shards(run, now))
     reply.troubles.extend(trouble.text for trouble in troubles(run, facts.damage, now))
     return reply
+
+
+def _datasets(run: Registrar) -> list[pb.DatasetStatus]:
+    parameters = max(1, run.data.parameters)
+    return [
+        pb.DatasetStatus(
+            name=each.declared.name,
+            units=each.declared.units,
+            epochs=each.declared.epochs,
+            tokens=each.declared.tokens,
+            epoch=each.epoch,
+            consumed=each.consumed,
+            leased=each.leased,
+            returned=len(each.pool),
+            repeated=each.repeated / parameters,
+            lost=each.lost / parameters,
+        )
+        for each in run.data.datasets.values()
+    ]
 
 
 def trained_tokens(run: Registrar) -> int:

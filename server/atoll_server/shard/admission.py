@@ -10,7 +10,8 @@ from atoll_wire.layout.layout import FragmentLayout
 from atoll_server.access.refusals import Refused, Status
 
 MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; larger numbers would make weights meaningless
-MAX_NUMBER = 1 << 62  # limit on seq, below the largest integer that the ledger can store
+MAX_NUMBER = 1 << 62  # limit on seq and on ordinals of units, below the largest integer that the ledger can store
+MAX_RANGES = 64  # limit on the unit ranges of one contribution, one per lease
 
 
 def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:
@@ -32,6 +33,17 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
         )
     if header.seq > MAX_NUMBER:
         raise _malformed(header, f"has a seq above {MAX_NUMBER}: use a smaller seq")
+    leases = {units.lease for units in header.units}
+    if len(leases) < len(header.units) or len(leases) > MAX_RANGES or not all(map(_is_range, header.units)):
+        raise _malformed(
+            header,
+            f"declares {len(header.units)} ranges of data units that are not valid: send at most {MAX_RANGES}, and one "
+            "per lease",
+        )
+
+
+def _is_range(units: pb.UnitRange) -> bool:
+    return 0 < units.lease <= MAX_NUMBER and units.after <= units.upto <= MAX_NUMBER
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:

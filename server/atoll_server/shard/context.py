@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from atoll_wire.process.clock import Clock
 
@@ -21,7 +22,8 @@ class ShardContext:
     """A shard's dependencies.
 
     number: the shard's position in `JoinReply.shards`. shards: number of shards that hold fragments. clock: the run's
-    clock. fail: function that ends the process with an error.
+    clock. fail: function that ends the process with an error. datasets: returns the accounts of the run's datasets for
+    a snapshot (`data_ledger.as_data`).
     """
 
     settings: CoreSettings
@@ -36,6 +38,7 @@ class ShardContext:
     disk: Disk
     clock: Clock
     fail: Callable[[BaseException], None]
+    datasets: Callable[[], list[Any]] = list
 
     def record(self, entry: Entry) -> None:
         self.journal.record(entry, self.clock.monotonic())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import FATES, Fate
 
+from atoll_server.data.merged_units import MergedUnits, UnitRange
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.syncer_events import ContributionKey
@@ -40,6 +41,8 @@ class Contributions:
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
         self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last merged
+        # by learner, incarnation and lease, then by fragment: the data units in merged contributions
+        self.units: dict[tuple[str, int, int], dict[int, MergedUnits]] = {}
         self.accepted = 0
         self.merged = 0
         self.refused = 0
@@ -64,6 +67,9 @@ class Contributions:
         current = totals_row.incarnation == self._registry.entries[totals_row.learner].incarnation
         account.accepted(self._shard, totals_row.tokens * length / self._parameters, current=current)
         self.accepted += totals_row.merged + totals_row.refused
+        for lease, merged in totals_row.units.items():
+            place = (totals_row.learner, totals_row.incarnation, lease)
+            self.units.setdefault(place, {})[totals_row.fragment] = merged
         self.merged += totals_row.merged
         self.refused += totals_row.refused
 
@@ -103,12 +109,18 @@ class Contributions:
             self.merged += 1
             sums = entry.account.at(self._shard)
             sums.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
+            self._merge_units(row.key, row.units)
         else:
             self.refused += 1
             current = row.key.incarnation == entry.incarnation
             entry.account.accepted(self._shard, -self._weighted(row), current=current)
             self._give(row.key, -row.tokens)
         entry.unsaved = True
+
+    def _merge_units(self, key: ContributionKey, units: Iterable[UnitRange]) -> None:
+        for merged in units:
+            by_fragment = self.units.setdefault((key.learner, key.incarnation, merged.lease), {})
+            by_fragment[key.fragment] = by_fragment.get(key.fragment, MergedUnits()).plus(merged)
 
     def joined(self, learner: str) -> None:
         """Starts to count the merges without this learner's work (see `missed`)."""

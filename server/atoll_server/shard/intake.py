@@ -18,6 +18,7 @@ from atoll_wire.contract import Fate
 from atoll_wire.messages.frame_messages import WireFrame
 
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.data.merged_units import UnitRange
 from atoll_server.learners.plausibility import Declared, credited
 from atoll_server.merging.merge import LARGEST_NORM, norms_sq
 from atoll_server.rounds import syncer_events as ev
@@ -119,6 +120,7 @@ class Intake:
             (),
             1.0,
             self._shard.context.clock.wall(),
+            tuple(UnitRange(each.lease, each.after, each.upto) for each in header.units),
         )
         if upload.bad_values:
             return row, upload.bad_values

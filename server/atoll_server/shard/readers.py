@@ -14,6 +14,7 @@ from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 
 MAX_WAIT_S = 10.0  # limit on the wait for a merge or a snapshot that holds the fragment's lock
+MAX_OLD_OF_READERS = 2  # old versions that stay in memory only for readers that are not learners
 
 
 class Readers:
@@ -23,6 +24,8 @@ class Readers:
         """work: the shard's. If a task has failed, fragments may be half-changed, so they must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
+        # Readers that are not learners have limits of their own, so that they cannot end a learner's read.
+        self._followed = ReaderLimits(MAX_OLD_OF_READERS)
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
@@ -32,6 +35,17 @@ class Readers:
         learner that reads, which may read only a few versions at a time; None for a reader without this limit. Raises
         Refused if the state does not become available within MAX_WAIT_S.
         """
+        async with self._read(fragment, self._versions, reader if reader is not None else object()) as state:
+            yield state
+
+    @contextlib.asynccontextmanager
+    async def newest_for_readers(self, fragment: Fragment) -> AsyncIterator[FragmentState]:
+        """As `newest`, for a reader that is not a learner. All these readers share one limit on old versions."""
+        async with self._read(fragment, self._followed, object()) as state:
+            yield state
+
+    @contextlib.asynccontextmanager
+    async def _read(self, fragment: Fragment, versions: ReaderLimits, reader: Hashable) -> AsyncIterator[FragmentState]:
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 await fragment.lock.acquire()
@@ -45,15 +59,15 @@ class Readers:
         except BaseException:
             fragment.lock.release()
             raise
-        who = reader if reader is not None else object()
-        with self._versions.read(who, fragment.index, id(state.theta_pub), ending()):
+        with versions.read(reader, fragment.index, id(state.theta_pub), ending()):
             fragment.lock.release()  # only now, since a merge calls `any_of` while it holds the lock
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
         """Returns whether any reader uses this state. If so, a merge must write the next theta_pub to new memory."""
-        return self._versions.reads(id(state.theta_pub))
+        return any(versions.reads(id(state.theta_pub)) for versions in (self._versions, self._followed))
 
     def passed(self, fragment: int) -> None:
         """Records that a merge replaced a version that is being read."""
         self._versions.passed(fragment)
+        self._followed.passed(fragment)

@@ -243,6 +243,12 @@ class Shard:
         """Returns the number of pending contributions."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
+    def may_merge(self, learner: str, incarnation: int) -> bool:
+        """Returns whether work of a process is pending or being uploaded."""
+        held = (key for fragment in self.fragments.values() for key in fragment.held)
+        pending = any((key.learner, key.incarnation) == (learner, incarnation) for key in held)
+        return pending or self.uploads.has(learner, incarnation)
+
     def versions(self) -> dict[int, int]:
         return {index: fragment.version for index, fragment in self.fragments.items()}
 

@@ -128,7 +128,7 @@ class Snapshotter:
         async with self._taking:
             self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
             number = 1 + max((row.id for row in (*self.rows, *self.undone)), default=0)
-            tokens = context.registry.counted_tokens()
+            tokens, datasets = context.registry.counted_tokens(), context.datasets()
             places = [fragment.place for fragment in self._fragments.values()]
             writer = SnapshotWriter(snapshot_path(context.settings.directory, number), places, context.disk)
             try:
@@ -145,6 +145,7 @@ class Snapshotter:
                 tokens,
                 context.clock.wall(),
                 writer.size_bytes,
+                datasets,
             )
             if keep:
                 self.kept = self.kept.plus(number)

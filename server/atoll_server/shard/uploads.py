@@ -312,6 +312,10 @@ class Uploads:
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)
 
+    def has(self, learner: str, incarnation: int) -> bool:
+        """Returns whether an upload of this process is underway."""
+        return any((key.learner, key.incarnation) == (learner, incarnation) for key in self._underway)
+
     def unwritten_bytes(self) -> int:
         """Returns the bytes that uploads have reserved but not yet received."""
         return sum(upload.part.size_bytes - upload.part.received_bytes for upload in self._underway.values())

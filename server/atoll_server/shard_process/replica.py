@@ -38,7 +38,7 @@ class Replica(KnownRun):
         self.attached = False
         self._place = place
         self._view = self._stored = RunView()
-        self._unfenced: set[str] = set()  # learners with a newer process than the ledger knows
+        self._unfenced: set[str] = set()  # learners with a newer process, eviction or leave than the ledger knows
 
     @property
     def number(self) -> int:
@@ -78,6 +78,7 @@ class Replica(KnownRun):
             "settings": RunSettings.model_validate_json(welcome.settings).model_dump(mode="json"),
         }
         await self.writer.commit(partial(run_ledger.put_all_meta, meta=values))
+        self.leases.clear()  # the registrar names all again
         again = welcome.start != self.sessions.start
         self.run_id, self.generation = welcome.run, welcome.generation
         self.settings = RunSettings.model_validate(values["settings"])
@@ -122,16 +123,32 @@ class Replica(KnownRun):
         self._let_in(member.learner, member.incarnation, member.session)
         entry = self.registry.entries[member.learner]
         entry.region = member.region
-        if member.left and entry.incarnation == member.incarnation and entry.account.left_at is None:
-            await self.left(entry)
+        leaves = member.left and entry.incarnation == member.incarnation and entry.account.left_at is None
         evicted = member.evicted != entry.evicted
+        if leaves or evicted:
+            self._unfenced.add(entry.name)
+        if leaves:
+            await self.left(entry)
         if evicted:
             self.registry.evict(entry, member.evicted, self.clock.wall())
         await self.settled(entry)
         if evicted and member.evicted and self.shard is not None:
             self.shard.evicted(entry.name, entry.incarnation, refuse_reason(member.evicted))
 
+    def lease(self, lease: sh.AwaitedLease) -> None:
+        """Keeps a lease whose sums the registrar wants, or forgets it."""
+        place = (lease.learner, lease.incarnation)
+        if not lease.over:
+            self.leases[lease.lease] = place
+            return
+        self.leases.pop(lease.lease, None)
+        if self.shard is not None:
+            self.shard.contributions.units.pop((*place, lease.lease), None)
+
     # ------------------------------------------------------------------------------ learners
+
+    def fenced(self, learner: str, incarnation: int) -> bool:
+        return learner not in self._unfenced and super().fenced(learner, incarnation)
 
     def session(self, session: pb.Session) -> LearnerProcess:
         number = self.proven(session)

@@ -146,6 +146,8 @@ class ShardCore(CoreProcess):
             case "keep":
                 if (shard := self.run.shard) is not None:
                     await shard.snapshots.keep(message.keep.snapshots, message.keep.through)
+            case "lease":
+                self.run.lease(message.lease)
             case "begun":
                 await self._begun(message.begun)
 

@@ -3,5 +3,5 @@
 `disk` is the only module here that writes to the file system. `crash_points` names points where tests kill the process.
 `payload_writer` writes a payload during its upload, and `spool` manages the durable payloads.
 
-May import: rounds.
+May import: data, rounds.
 """

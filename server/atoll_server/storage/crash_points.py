@@ -13,6 +13,8 @@ POINTS = (
     "join.row committed",
     "eviction.committed",
     "pause.committed",
+    "units.leased",
+    "units.decided",
     "initial.chunk written",
     "initial.synced",
     "initial.renamed",

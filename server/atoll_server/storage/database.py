@@ -18,7 +18,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.storage.disk import DISK, Disk
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 CHECKED_AT_ONCE_BYTES = 32 << 20  # the pages of a larger ledger are checked after the core's start, not during it
 
 RUN_TABLES = """
@@ -26,6 +26,14 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER N
 CREATE TABLE learners (
     name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
     account TEXT NOT NULL, evicted TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+CREATE TABLE datasets (
+    id INTEGER PRIMARY KEY, declared TEXT NOT NULL, account TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+CREATE TABLE leases (
+    id INTEGER PRIMARY KEY, dataset INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL,
+    handed INTEGER NOT NULL, ended TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+CREATE TABLE leased_units (
+    lease INTEGER NOT NULL, ordinal INTEGER NOT NULL, position INTEGER NOT NULL, outcome TEXT NOT NULL,
+    merged INTEGER NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (lease, ordinal)) STRICT;
 """
 SHARD_TABLES = """
 CREATE TABLE contributions (
@@ -33,7 +41,7 @@ CREATE TABLE contributions (
     seq INTEGER NOT NULL, cycle INTEGER NOT NULL, base_version INTEGER NOT NULL, tokens INTEGER NOT NULL,
     steps INTEGER NOT NULL, codec INTEGER NOT NULL, frames INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
     digest TEXT NOT NULL, norms_sq TEXT NOT NULL, scale REAL NOT NULL, accepted_at REAL NOT NULL,
-    checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
+    units TEXT NOT NULL, checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
     staleness REAL NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
 CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
@@ -43,7 +51,8 @@ CREATE INDEX contributions_refused ON contributions (generation) WHERE fate='ref
 CREATE TABLE tallies (
     generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
     through INTEGER NOT NULL, merged INTEGER NOT NULL, refused INTEGER NOT NULL, tokens TEXT NOT NULL,
-    size_bytes INTEGER NOT NULL, seq INTEGER NOT NULL, cycle INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL, seq INTEGER NOT NULL, cycle INTEGER NOT NULL, units TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, learner, incarnation, fragment)) STRICT;
 CREATE TABLE merges (
     generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
@@ -53,7 +62,8 @@ CREATE TABLE merges (
     PRIMARY KEY (generation, fragment, version)) STRICT;
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
-    tokens TEXT NOT NULL, taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
+    tokens TEXT NOT NULL, taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL,
+    datasets TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
 """
 
 

@@ -38,7 +38,7 @@ def divide_rows(
         for row in shard_ledger.totals(source, generation):
             target = owners[row.fragment]
             shard_ledger.put_totals(target, generation, replace(row, through=last[id(target)]))
-        for merge in verified(source.execute("SELECT * FROM merges"), "merges", 13):
+        for merge in verified(source.execute("SELECT * FROM merges"), "merges", shard_ledger.MERGE_COLUMNS):
             owners[merge[1]].execute(f"INSERT INTO merges VALUES ({_marks(merge)})", merge)  # noqa: S608 - marks
 
 
@@ -66,7 +66,7 @@ def _copy_contributions(
 def _numbered(db: sqlite3.Connection, through: int, *, summed: bool) -> Iterator[Sequence[Any]]:
     comparison = "<=" if summed else ">"
     rows = db.execute(f"SELECT * FROM contributions WHERE rowid{comparison}? ORDER BY rowid", (through,))  # noqa: S608
-    return verified(rows, "contributions", 16)
+    return verified(rows, "contributions", shard_ledger.CONTRIBUTION_COLUMNS)
 
 
 def _marks(row: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from atoll_server.storage import run_ledger
@@ -22,7 +22,7 @@ class Manifest:
     """A checkpoint of a run with several shards.
 
     own: the number of the registrar's own shard. snapshots: number of each shard's snapshot, by shard. versions: by
-    fragment, for all fragments of the run. taken_at: wall-clock seconds.
+    fragment, for all fragments of the run. taken_at: wall-clock seconds. datasets: as in SnapshotRow.
     """
 
     id: int
@@ -32,6 +32,7 @@ class Manifest:
     versions: dict[int, int]
     taken_at: float
     size_bytes: int
+    datasets: list[Any] = field(default_factory=list)
 
     def as_data(self) -> dict[str, Any]:
         """Returns JSON values for the ledger."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll_wire.contract import Fate
 
+from atoll_server.data.merged_units import MergedUnits, UnitRange
 from atoll_server.rounds.syncer_events import ContributionKey
 
 
@@ -26,6 +28,7 @@ class ContributionRow:
     norms_sq: tuple[float, ...]
     scale: float  # factor that clips the contribution, 0 to 1
     accepted_at: float  # wall-clock seconds, for people
+    units: tuple[UnitRange, ...] = ()  # data units whose training ended in its steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class TotalsRow:
     """Sums over merged and refused contributions, from one incarnation of a learner to one fragment.
 
     through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
-    values.
+    values. units: data units in merged contributions, by lease.
     """
 
     learner: str
@@ -63,6 +66,7 @@ class TotalsRow:
     size_bytes: int = 0
     seq: int = 0
     cycle: int = 0
+    units: dict[int, MergedUnits] = field(default_factory=dict)
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
         """Returns these sums with one more contribution, which is newer than all included ones."""
@@ -76,7 +80,14 @@ class TotalsRow:
             size_bytes=self.size_bytes + row.size_bytes,
             seq=max(self.seq, row.key.seq),
             cycle=max(self.cycle, row.cycle),
+            units=with_units(self.units, row.units) if merged else self.units,
         )
+
+
+def with_units(known: dict[int, MergedUnits], merged: Iterable[UnitRange]) -> dict[int, MergedUnits]:
+    """Returns one fragment's merged units, by lease, with those of one more merged contribution."""
+    added = {each.lease: known.get(each.lease, MergedUnits()).plus(each) for each in merged}
+    return known | added
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,8 @@ class MergeRow:
 class SnapshotRow:
     """A snapshot. versions, checksums: by fragment, with one checksum each for theta, theta_pub and momentum.
 
-    tokens: counted tokens of each learner when the snapshot was taken.
+    tokens: counted tokens of each learner when the snapshot was taken. datasets: the accounts of the datasets at that
+    time, from which a restore to the snapshot continues (see `data_ledger`).
     """
 
     id: int
@@ -115,6 +127,7 @@ class SnapshotRow:
     tokens: dict[str, int]
     taken_at: float
     size_bytes: int
+    datasets: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,12 @@ from typing import Any
 
 from atoll_wire.contract import FATES, Fate
 
+from atoll_server.data.merged_units import MergedUnits, UnitRange
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage.database import LedgerError, checksum, verified
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TotalsRow
+
+CONTRIBUTION_COLUMNS, TALLY_COLUMNS, MERGE_COLUMNS = 17, 12, 13  # that a row's first checksum covers
 
 # ------------------------------------------------------------------------------------------------- writing
 
@@ -43,6 +46,7 @@ def add_contribution(
         json.dumps(row.norms_sq),
         row.scale,
         row.accepted_at,
+        json.dumps([(each.lease, each.after, each.upto) for each in row.units]),
     )
     everything = (*values, checksum(values), *_fate_values(fate or FateRow(key, Fate.PENDING)))
     db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
@@ -83,8 +87,9 @@ def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
         row.size_bytes,
         row.seq,
         row.cycle,
+        json.dumps([(lease, merged.as_data()) for lease, merged in row.units.items()]),
     )
-    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
+    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
@@ -111,8 +116,17 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
 def add_snapshot(db: sqlite3.Connection, row: SnapshotRow) -> None:
     """Adds a snapshot, whose file must already be durable."""
     versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
-    values = (row.id, row.generation, versions, checksums, json.dumps(row.tokens), row.taken_at, row.size_bytes)
-    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, checksum(values)))
+    values = (
+        row.id,
+        row.generation,
+        versions,
+        checksums,
+        json.dumps(row.tokens),
+        row.taken_at,
+        row.size_bytes,
+        json.dumps(row.datasets),
+    )
+    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
@@ -128,7 +142,7 @@ def contributions(
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
     """Yields a generation's contributions with their fates. condition: constant SQL, such as "AND fate=?"."""
     query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
-    return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", 16))
+    return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", CONTRIBUTION_COLUMNS))
 
 
 def contribution(
@@ -144,7 +158,7 @@ def came_after(
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
     """Yields contributions with numbers above `number`, in order of arrival. limit: -1 for no limit."""
     query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
-    for r in verified(db.execute(query, (generation, number, limit)), "contributions", 16):
+    for r in verified(db.execute(query, (generation, number, limit)), "contributions", CONTRIBUTION_COLUMNS):
         yield (r[-1], *_contribution(r))
 
 
@@ -153,10 +167,11 @@ def totals(
 ) -> Iterator[TotalsRow]:
     """Yields a generation's sums, one row per incarnation and fragment. condition: constant SQL."""
     query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
-    for r in verified(db.execute(query, (generation, *values)), "tallies", 11):
-        learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
+    for r in verified(db.execute(query, (generation, *values)), "tallies", TALLY_COLUMNS):
+        learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle, units = r[1:12]
         sums = (through, merged, refused, int(tokens), size_bytes, seq, cycle)
-        yield TotalsRow(learner, incarnation, fragment, *sums)
+        by_lease = {lease: MergedUnits.from_data(each) for lease, each in json.loads(units)}
+        yield TotalsRow(learner, incarnation, fragment, *sums, by_lease)
 
 
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
@@ -167,7 +182,7 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
-    for r in verified(iter(rows.fetchall()), "contributions", 16):
+    for r in verified(iter(rows.fetchall()), "contributions", CONTRIBUTION_COLUMNS):
         _contribution(r)
         number = r[-1]
     return number
@@ -175,7 +190,7 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
 
 def check_rows(db: sqlite3.Connection) -> None:
     """Verifies sums and merges of all generations. Raises LedgerError if a checksum does not match."""
-    for table, columns in (("tallies", 11), ("merges", 13)):
+    for table, columns in (("tallies", TALLY_COLUMNS), ("merges", MERGE_COLUMNS)):
         for _ in verified(db.execute(f"SELECT * FROM {table}"), table, columns):  # noqa: S608 - constants
             pass
 
@@ -195,7 +210,7 @@ def receipts(
     found = []
     for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():
         rows = db.execute("SELECT * FROM contributions WHERE rowid=?", (number,))
-        found += [(number, *_contribution(r)) for r in verified(rows, "contributions", 16)]
+        found += [(number, *_contribution(r)) for r in verified(rows, "contributions", CONTRIBUTION_COLUMNS)]
     return found
 
 
@@ -216,7 +231,7 @@ def latest_norms(
 
 def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
     key = ContributionKey(r[1], r[2], r[3], r[4])
-    cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
+    cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at, units = r[5:17]
     row = ContributionRow(
         key,
         cycle,
@@ -230,10 +245,11 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
         tuple(json.loads(norms_sq)),
         scale,
         accepted_at,
+        tuple(UnitRange(*each) for each in json.loads(units)),
     )
-    if checksum((*key, *r[17:23])) != r[23]:
+    if checksum((*key, *r[18:24])) != r[24]:
         raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
-    return row, FateRow(key, Fate(r[17]), r[18], r[19], r[20], r[21], bool(r[22]))
+    return row, FateRow(key, Fate(r[18]), r[19], r[20], r[21], r[22], bool(r[23]))
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
@@ -250,7 +266,7 @@ def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after:
 
 def _merges(db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> Iterator[MergeRow]:
     query = f"SELECT * FROM merges {condition}"  # noqa: S608 - constants
-    for r in verified(db.execute(query, values), "merges", 13):
+    for r in verified(db.execute(query, values), "merges", MERGE_COLUMNS):
         yield MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:13])
 
 
@@ -266,6 +282,7 @@ def snapshots(db: sqlite3.Connection) -> list[SnapshotRow]:
             json.loads(r[4]),
             r[5],
             r[6],
+            json.loads(r[7]),
         )
-        for r in verified(rows, "snapshots", 7)
+        for r in verified(rows, "snapshots", 8)
     ]

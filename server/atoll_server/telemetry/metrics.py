@@ -7,13 +7,13 @@ with many learners.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from atoll_wire.contract import Fate
 from atoll_wire.layout.frame_spans import Codec
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -75,10 +75,19 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from the core's start until it served"),
     ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which each start increases by one"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
+    ("atoll_data_units", GaugeMetricFamily, ("dataset", "state"), "Units of all epochs of a dataset, by state"),
+    (
+        "atoll_data_repeated_units",
+        GaugeMetricFamily,
+        ("dataset",),
+        "Merged work on units that were trained again, in units",
+    ),
+    ("atoll_data_lost_units", GaugeMetricFamily, ("dataset",), "Parts of consumed units not merged, in units"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
 OTHERS = "others"  # sum over regions without learners, once there are too many regions
+READ_KINDS = ("update", "whole", "fixed")
 SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 
 Samples = list[tuple[tuple[str, ...], float]]
@@ -126,6 +135,7 @@ class Metrics(Collector):
             ["limit"],
             registry=r,
         )
+        self._declare_readers(r)
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
@@ -157,6 +167,15 @@ class Metrics(Collector):
         r.register(self.served)
         ProcessCollector(registry=r)
 
+    def _declare_readers(self, r: CollectorRegistry) -> None:
+        self.readers = Gauge("atoll_readers", "Readers and fronts that watch for new versions at this core", registry=r)
+        self._reads = Counter(
+            "atoll_reader_bytes_total",
+            "Payload bytes that this core sent to readers and fronts: update, whole or fixed",
+            ["kind"],
+            registry=r,
+        )
+
     def _begin_at_zero(self) -> None:
         """Creates series with value 0, because Prometheus needs a value before the first event to compute a rate."""
         for counter, labels in (
@@ -164,6 +183,7 @@ class Metrics(Collector):
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
             (self.rounds, ("merged", "lapsed")),
             (self.closed, tuple(Cause)),
+            (self._reads, READ_KINDS),
         ):
             for label in labels:
                 counter.labels(label)
@@ -219,6 +239,11 @@ class Metrics(Collector):
         self._regions.add(region)
         self._wan.labels(region, direction).inc(size_bytes)
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
+
+    def sent_to_readers(self, kind: str) -> Callable[[int, int], None]:
+        """Returns the function that counts a payload's bytes. kind: one of READ_KINDS."""
+        counter = self._reads.labels(kind)
+        return lambda size_bytes, _: counter.inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
         """If there are more than `most` regions, moves the counts of regions that are not in `used` to OTHERS."""

@@ -6,14 +6,42 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 
-from atoll.agent.call_errors import Remedy, backoff_s, detail, remedy
-from atoll.agent.core_view import CoreView, FragmentTrack
 from atoll.errors import LearnerError
+from atoll.transfers.call_errors import Remedy, backoff_s, detail, remedy
+
+
+class Shard(Protocol):
+    """A shard, as this module needs it."""
+
+    @property
+    def connected(self) -> asyncio.Event:
+        """Set while calls to the shard may begin."""
+
+    @property
+    def session(self) -> pb.Session:
+        """The current session. A new session is another object."""
+
+
+class Track(Protocol):
+    """A fragment, as this module needs it."""
+
+    @property
+    def shard(self) -> Shard:
+        """The fragment's current shard."""
+
+
+class Party(Protocol):
+    """A learner or follower, as this module needs it."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether all connections are being closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +55,17 @@ class Failure:
 
 
 async def retry(
-    core: CoreView,
-    track: FragmentTrack,
+    party: Party,
+    track: Track,
     wanted: Callable[[], bool],
     once: Callable[[], Awaitable[bool]],
     failed: Callable[[Failure], bool],
     rng: random.Random,
     came: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Retries until an attempt succeeds, `wanted` returns False, or the learner leaves.
+    """Retries until an attempt succeeds, `wanted` returns False, or the caller leaves.
 
-    track: the fragment's track. Each attempt begins once the fragment's shard is connected.
+    party: the caller. track: the fragment's track. Each attempt begins once the fragment's shard is connected.
     once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost, the next attempt waits only for a session over another link.
     failed: called after an AioRpcError; returns whether it applied the remedy. If so, the next attempt does not wait.
@@ -45,7 +73,7 @@ async def retry(
     Raises LearnerError if a status from a core or front means that a retry cannot help.
     """
     failures = 0
-    while wanted() and not core.leaving:
+    while wanted() and not party.leaving:
         shard = track.shard
         await shard.connected.wait()
         if track.shard is not shard:

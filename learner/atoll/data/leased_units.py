@@ -1,0 +1,170 @@
+"""The units of one dataset that a learner has leased and not begun, and the requests for more.
+
+The agent sends the requests while the model trains. The training thread waits only if no unit is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll_wire import outer_pb2 as pb
+
+from atoll.data.unit_log import LeaseLog, UnitLog
+from atoll.errors import NONSENSE, LearnerError
+
+FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request, and limit on those in one request
+PIECE_S = 0.5  # the training thread waits in short pieces, since a signal that another thread receives does not wake it
+LONGEST_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedUnit:
+    """A unit to train. ordinal: its number in its lease, from 1. log: of its lease."""
+
+    unit: int
+    epoch: int
+    ordinal: int
+    log: LeaseLog
+
+
+class Leasing(Protocol):
+    """The agent, as this module uses it."""
+
+    @property
+    def run(self) -> tuple[str, int]:
+        """The run's id and generation."""
+
+    def lease_units(
+        self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
+    ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
+        """Asks for units. Returns the future reply, and the generation in which the core sent it.
+
+        request: returns the request when it is sent. after_s: seconds to wait first.
+        """
+
+
+class LeasedUnits:
+    """A queue of leased units. Only the training thread uses it.
+
+    failure: returns the learner's error, or None. finished: whether every unit of the dataset is trained.
+    """
+
+    def __init__(
+        self,
+        dataset: pb.DatasetDeclaration,
+        agent: Leasing,
+        log: UnitLog,
+        lag: int,
+        failure: Callable[[], LearnerError | None],
+    ) -> None:
+        self._dataset = dataset
+        self._agent = agent
+        self._log = log
+        self._lag = lag
+        self._failure = failure
+        self._queue: deque[LeasedUnit] = deque()
+        self._lease = 0
+        self._mine = LeaseLog(lag)  # of the current lease
+        self._generation = 0
+        self._received = 0
+        self._wanted = FIRST_UNITS
+        self._asked: Future[tuple[pb.LeaseUnitsReply, int]] | None = None
+        self._retry_s = 0.0  # before the next request; above 0 if other learners hold all units
+        self.finished = False
+
+    def next(self) -> LeasedUnit | None:
+        """Returns the next unit to train, or None if none can be leased now. Waits for the core's answer.
+
+        Raises LearnerError if the learner cannot continue.
+        """
+        while not self._valid():
+            if self._asked is None:
+                self._ask()
+            self._receive()
+            if self._valid():  # training had to wait, so the next request asks for more
+                self._wanted = min(2 * self._wanted, MOST_UNITS)
+            elif self.finished or self._retry_s:
+                return None
+        if self._asked is None and len(self._queue) <= self._wanted // 2:
+            self._ask()
+        elif self._asked is not None and self._asked.done():
+            self._receive()
+        return self._queue.popleft()
+
+    def wait(self) -> bool:
+        """Waits until a unit can be leased. Returns False if every unit of the dataset is trained.
+
+        All handed-out samples must be trained. Raises LearnerError as `next`.
+        """
+        self._log.settle()
+        self.finished = False
+        while not (self._valid() or self.finished):
+            if self._asked is None:
+                self._ask()
+            self._receive()
+        return not self.finished
+
+    def _valid(self) -> bool:
+        """Returns whether there are units. A restore of the run to a checkpoint ends all leases."""
+        if self._queue and self._agent.run[1] != self._generation:
+            self._queue.clear()
+        return bool(self._queue)
+
+    def _ask(self) -> None:
+        wanted = self._wanted
+
+        def request() -> pb.LeaseUnitsRequest:
+            return pb.LeaseUnitsRequest(
+                dataset=self._dataset,
+                lease=self._lease,
+                received=self._received,
+                finished=self._mine.finished,
+                wanted=wanted,
+            )
+
+        self._asked = self._agent.lease_units(request, self._retry_s)
+
+    def _receive(self) -> None:
+        """Waits for the reply to the request, and adds its units to the queue."""
+        assert self._asked is not None, "it was asked"
+        while not self._asked.done():
+            if (failure := self._failure()) is not None:
+                raise failure
+            _wait(self._asked)
+        asked, self._asked = self._asked, None
+        try:
+            reply, generation = asked.result()
+        except CancelledError as error:
+            raise self._failure() or LearnerError(
+                "the learner has left the run: no more units can be leased"
+            ) from error
+        if len(reply.units) != len(reply.epochs) or (reply.units and max(reply.units) >= self._dataset.units):
+            raise LearnerError(f"the core sent units that the dataset does not have: {NONSENSE}")
+        if reply.lease != self._lease:
+            self._begin(reply.lease)
+        self._generation = generation
+        for unit, epoch in zip(reply.units, reply.epochs, strict=True):
+            self._received += 1
+            self._queue.append(LeasedUnit(unit, epoch, self._received, self._mine))
+        self.finished = reply.state == pb.LeaseUnitsReply.STATE_FINISHED
+        waits = reply.state == pb.LeaseUnitsReply.STATE_WAIT
+        self._retry_s = min(max(0.0, reply.retry_s), LONGEST_RETRY_S) if waits else 0.0
+
+    def _begin(self, lease: int) -> None:
+        """Begins a lease. The units of the last one that were not begun belong to other learners now."""
+        self._queue.clear()
+        if self._lease:
+            self._log.close(self._lease)
+        self._lease, self._received = lease, 0
+        self._mine = self._log.open(lease, self._lag)
+
+
+def _wait(asked: Future[tuple[pb.LeaseUnitsReply, int]]) -> None:
+    try:
+        asked.exception(PIECE_S)
+    except (TimeoutError, CancelledError):
+        return

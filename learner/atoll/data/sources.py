@@ -1,0 +1,140 @@
+"""Divides data into numbered units: rows of a map-style dataset, or tokens of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+from atoll.errors import LearnerError
+
+PROBES, PROBE_BYTES = 64, 4096  # parts of a file that its fingerprint contains
+
+
+class Source(Protocol):
+    """Data that is divided into units. All learners of a run need the same units under the same numbers.
+
+    A program may implement this protocol for its own data. With `Units.loader(num_workers=...)`, worker processes call
+    `sample`.
+    """
+
+    @property
+    def units(self) -> int:
+        """The number of units."""
+
+    @property
+    def unit_tokens(self) -> int:
+        """The number of tokens in a unit; 0 if it is unknown."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """At most 64 bytes that identify the data. A learner with other bytes is refused."""
+
+    def samples(self, unit: int) -> int:
+        """Returns the number of samples in a unit, at least 1. unit: from 0."""
+
+    def sample(self, unit: int, number: int) -> Any:  # noqa: ANN401 - what the training loop needs
+        """Returns one sample of a unit. number: from 0."""
+
+
+class Rows:
+    """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
+
+    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Choose a
+    unit that trains in a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
+    identifies the data's content, since only the number of rows is compared otherwise.
+
+    >>> source = Rows(["a", "b", "c"], unit=2)
+    >>> source.units, source.samples(1), source.sample(1, 0)
+    (2, 1, 'c')
+    """
+
+    def __init__(self, rows: Any, unit: int, *, tokens: int = 0, version: str = "") -> None:  # noqa: ANN401 - see above
+        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or not len(rows):
+            raise LearnerError(
+                f"Rows got a {type(rows).__name__} without rows or without indexing: pass a map-style dataset, such as "
+                "a list or a Hugging Face dataset that is not streamed"
+            )
+        if unit < 1:
+            raise LearnerError(f"Rows got unit={unit}: pass the number of rows in a unit, at least 1")
+        self._rows = rows
+        self._unit = unit
+        self._version = version
+        self.units = -(-len(rows) // unit)
+        self.unit_tokens = unit * tokens
+
+    @property
+    def fingerprint(self) -> bytes:
+        return hashlib.sha256(f"{len(self._rows)} {self._unit} {self._version}".encode()).digest()
+
+    def samples(self, unit: int) -> int:
+        return min(self._unit, len(self._rows) - unit * self._unit)
+
+    def sample(self, unit: int, number: int) -> Any:  # noqa: ANN401 - a row
+        return self._rows[unit * self._unit + number]
+
+
+class TokenFile:
+    """Units of a file of tokens, which is mapped into memory. A sample is an int64 tensor of `tokens` tokens.
+
+    path: a file of token numbers without a header. tokens: tokens in a sample; tokens after the last whole sample are
+    not used. unit: number of samples in a unit. dtype: of the numbers in the file. overlap: tokens that a sample shares
+    with the next one: 1 if the loop shifts a sample to get its targets.
+    """
+
+    def __init__(
+        self, path: str | Path, tokens: int, unit: int, *, dtype: DTypeLike = np.uint16, overlap: int = 0
+    ) -> None:
+        self._path, self._dtype, self._tokens, self._unit, self._overlap = (
+            Path(path),
+            np.dtype(dtype),
+            tokens,
+            unit,
+            overlap,
+        )
+        if unit < 1 or not 0 <= overlap < tokens:
+            raise LearnerError(
+                f"TokenFile got unit={unit}, tokens={tokens} and overlap={overlap}: pass at least one sample per unit, "
+                "and an overlap below the tokens of a sample"
+            )
+        try:
+            self._length = self._path.stat().st_size // self._dtype.itemsize
+        except OSError as error:
+            raise LearnerError(f"{path} cannot be read ({error.strerror}): pass a file of tokens") from error
+        self._samples = max(0, (self._length - overlap) // (tokens - overlap))
+        if not self._samples:
+            raise LearnerError(
+                f"{path} has {self._length} tokens of type {self._dtype}, fewer than the {tokens} of one sample: pass "
+                "the file's own dtype, or fewer tokens"
+            )
+        self.units = -(-self._samples // unit)
+        self.unit_tokens = unit * tokens
+        self._map: Any = None  # opened on first use, also in worker processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a worker process needs to open the file itself."""
+        return self.__dict__ | {"_map": None}
+
+    @property
+    def fingerprint(self) -> bytes:
+        """A digest of the sizes and of parts of the file. It reads at most 256 KiB."""
+        digest = hashlib.sha256(f"{self._length} {self._dtype} {self._tokens} {self._unit} {self._overlap}".encode())
+        size = self._path.stat().st_size
+        with self._path.open("rb") as file:
+            for place in range(PROBES):
+                file.seek(max(0, size - PROBE_BYTES) * place // (PROBES - 1))
+                digest.update(file.read(PROBE_BYTES))
+        return digest.digest()
+
+    def samples(self, unit: int) -> int:
+        return min(self._unit, self._samples - unit * self._unit)
+
+    def sample(self, unit: int, number: int) -> torch.Tensor:
+        if self._map is None:
+            self._map = np.memmap(self._path, self._dtype, "r")
+        at = (unit * self._unit + number) * (self._tokens - self._overlap)
+        return torch.from_numpy(self._map[at : at + self._tokens].astype(np.int64))

@@ -1,0 +1,56 @@
+"""Writes the published model to a file, once or whenever it changes (`atoll pull`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll_wire.model_file.model_file import write_model
+from atoll_wire.model_file.unshared_tensors import warnings_of
+from atoll_wire.process.clock import Clock
+from atoll_wire.process.durable import new_file
+
+from atoll.errors import FollowerError
+from atoll.follower.cuts import Cut
+from atoll.follower.follow_session import Source
+from atoll.follower.follow_thread import FollowThread
+
+
+def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: Callable[[str], None]) -> None:
+    """Writes the published model to a safetensors file.
+
+    every_s: shortest time between two files in seconds, which replace each other; None to write only one file.
+    tell: called with a line for each file. Raises FollowerError.
+    """
+    thread = FollowThread(source, clock)
+    thread.start()
+    try:
+        written: Cut | None = None
+        while True:
+            cut = thread.exchange.wait(written, None if written else source.connect_timeout_s)
+            if cut is None:
+                text = f"no model arrived from {source.addresses[0]} within {source.connect_timeout_s:.0f} s"
+                raise FollowerError(f"{text}: check the server address, or raise --connect-timeout-s")
+            size = _write(out, cut)
+            versions = cut.versions
+            low, high = min(versions), max(versions)
+            span = f"version {low}" if low == high else f"versions {low} to {high}"
+            tell(f"wrote {out} ({size / 1e6:.1f} MB, {span}, generation {cut.run.generation})")
+            for text in warnings_of(out, trained=bool(high)) if written is None else []:
+                tell(f"warning: {text}")
+            if every_s is None:
+                return
+            written = cut
+            threading.Event().wait(every_s)
+    finally:
+        thread.end()
+
+
+def _write(out: Path, cut: Cut) -> int:
+    """Writes the file, which replaces an older one when it is complete. Returns its size in bytes."""
+    try:
+        with new_file(out) as file:
+            return write_model(file, cut.layout, cut.fixed, cut.fragments, cut.run)
+    except OSError as error:
+        raise FollowerError(f"{out} cannot be written ({error.strerror}): give another path, or free space") from error

@@ -1,0 +1,157 @@
+"""Atoll for loops with Hugging Face's Accelerate: a learner around what `Accelerator.prepare` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from atoll.integrations.batch_tokens import CountTokens
+from atoll.integrations.loop_session import LoopSession, run_metrics
+from atoll.learner import Learner
+
+__all__ = ["AcceleratedLearner"]
+
+
+class AcceleratedLearner:
+    """Makes a loop with Accelerate a learner of a run. Entering the `with` block joins, and leaving it leaves.
+
+    `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
+    synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that
+    checkpoint, and the parameters are the run's.
+
+    Args:
+        accelerator: The loop's Accelerator.
+        model: The model, as `prepare` returned it.
+        optimizer: The optimizer, as `prepare` returned it, or a list of all optimizers.
+        server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
+        name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
+        scheduler: A scheduler that shall follow the run's tokens, as `prepare` returned it. Needs `schedule_steps`.
+        schedule_steps: The number of steps that the scheduler was made for.
+        tokens: A function that returns the number of tokens in a batch. Default: see
+            `atoll.integrations.batch_tokens.count_tokens`.
+        options: Further arguments of `atoll.Learner`, such as `tls`.
+
+    Raises:
+        LearnerError: If the learner cannot join or continue.
+
+    Example:
+        ```python
+        from atoll.integrations.accelerate import AcceleratedLearner
+
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        with AcceleratedLearner(accelerator, model, optimizer, server="127.0.0.1:7070", name="eu-west") as learner:
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if learner.step(batch):
+                    break  # the run has reached its target of tokens
+        ```
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        server: str | Sequence[str],
+        name: str = "",
+        *,
+        scheduler: object = None,
+        schedule_steps: int | None = None,
+        tokens: CountTokens | None = None,
+        **options: Any,  # noqa: ANN401 - arguments of Learner
+    ) -> None:
+        self._accelerator = accelerator
+        self._model = model
+        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        self._schedulers = [] if scheduler is None else [scheduler]
+        self._schedule_steps = schedule_steps or float("inf")
+        self._session = LoopSession({"server": server, "name": name, **options}, tokens, schedule=bool(schedule_steps))
+
+    @property
+    def learner(self) -> Learner | None:
+        """The learner. None before `start`."""
+        return self._session.learner
+
+    def __enter__(self) -> AcceleratedLearner:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(drain=kind is None)
+
+    def start(self) -> AcceleratedLearner:
+        """Joins the run, as entering the block does.
+
+        Returns:
+            This object.
+
+        Raises:
+            LearnerError: If the learner cannot join.
+        """
+        model = self._accelerator.unwrap_model(self._model)
+        self._session.begin(model, self._optimizers, self._schedulers, self._schedule_steps)
+        return self
+
+    def close(self, *, drain: bool = True) -> None:
+        """Leaves the run. Repeated calls are allowed.
+
+        Args:
+            drain: Whether to send outstanding work first.
+        """
+        self._session.end(drain=drain)
+
+    def step(self, batch: object, loss: float | None = None) -> bool:
+        """Counts a micro-batch, and exchanges fragments if it ended an optimizer step.
+
+        Args:
+            batch: The micro-batch. Its tokens are counted.
+            loss: The training loss, shown in status and metrics.
+
+        Returns:
+            Whether the run has reached its target of tokens.
+
+        Raises:
+            LearnerError: If the tokens cannot be counted, or the learner cannot continue.
+
+        Example:
+            ```python
+            if learner.step(batch):
+                break
+            ```
+        """
+        self._session.count(batch)
+        return self._session.step(loss) if self._accelerator.sync_gradients else False
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Context manager for evaluation and `save_state`, so that they do not count as lost time.
+
+        Example:
+            ```python
+            with learner.pause():
+                accelerator.save_state("state")
+            ```
+        """
+        self._session.rest()
+        try:
+            yield
+        finally:
+            self._session.resume()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns figures of the run, by name, such as `atoll/run_tokens`.
+
+        Example:
+            ```python
+            accelerator.log({"loss": loss.item(), **learner.metrics()}, step=step)
+            ```
+        """
+        return run_metrics(self._session.learner) if self._session.learner is not None else {}

@@ -1,0 +1,132 @@
+"""Atoll for Lightning: one callback. Lightning keeps its own data, precision, checkpoints and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from atoll.integrations.batch_tokens import CountTokens
+from atoll.integrations.loop_session import LoopSession, run_metrics
+from atoll.learner import Learner
+
+__all__ = ["AtollCallback"]
+
+
+class AtollCallback(Callback):
+    """Makes a Lightning Trainer a learner of a run. The learner joins when fitting begins, and leaves when it ends.
+
+    - Tokens are counted from all batches of all ranks. All of the Trainer's optimizers belong to the learner.
+    - If the run has a target of tokens, schedulers follow the run's tokens, and training stops there. `max_steps` or
+      `max_epochs` is then the length of the schedule, and the most steps of this process.
+    - Validation does not count as lost time. After an error or Ctrl-C in `fit()`, the learner leaves.
+    - Lightning's loggers get figures of the run, such as `atoll/run_tokens`.
+    - After `fit(ckpt_path=...)`, the optimizer continues from Lightning's checkpoint, and the parameters are the run's.
+      The checkpoint's own parameters are not used.
+
+    Args:
+        server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
+        name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
+        module: The name of the submodule to share, such as "net", with which learners of other trainers can join the
+            run. Optimizers must update its parameters only. Default: the whole LightningModule.
+        tokens: A function that returns the number of tokens in a batch. Default: see
+            `atoll.integrations.batch_tokens.count_tokens`.
+        schedule: Whether schedulers follow the run's tokens.
+        options: Further arguments of `atoll.Learner`, such as `tls`.
+
+    Raises:
+        LearnerError: `fit()` raises it if the learner cannot join or continue.
+
+    Example:
+        ```python
+        from atoll.integrations.lightning import AtollCallback
+
+        callback = AtollCallback(server="127.0.0.1:7070", name="eu-west")
+        lightning.Trainer(max_steps=1000, callbacks=[callback]).fit(module, loader)
+        ```
+    """
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        name: str = "",
+        *,
+        module: str = "",
+        tokens: CountTokens | None = None,
+        schedule: bool = True,
+        **options: Any,  # noqa: ANN401 - arguments of Learner
+    ) -> None:
+        self._session = LoopSession({"server": server, "name": name, **options}, tokens, schedule=schedule)
+        self._module = module
+        self._steps = 0  # the Trainer's optimizer steps at the last batch's end
+
+    @property
+    def learner(self) -> Learner | None:
+        """The current or last learner. None before `fit()`."""
+        return self._session.learner
+
+    def close(self, *, drain: bool = True) -> None:
+        """Leaves the run. Repeated calls are allowed.
+
+        Args:
+            drain: Whether to send outstanding work first.
+        """
+        self._session.end(drain=drain)
+
+    # ------------------------------------------------------------------------------ Lightning's events
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Joins the run, after Lightning has restored its checkpoint."""
+        self._steps = trainer.global_step
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        model = pl_module.get_submodule(self._module)
+        self._session.begin(model, trainer.optimizers, schedulers, trainer.estimated_stepping_batches)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401 - a tensor, a mapping or None
+        batch: Any,  # noqa: ANN401 - of any data loader
+        batch_idx: int,
+    ) -> None:
+        """Counts the batch, and exchanges fragments if it ended an optimizer step."""
+        del batch_idx
+        learner = self._session.learner
+        if learner is None or not self._session.is_training:
+            return
+        self._session.count(batch)
+        if trainer.global_step == self._steps:
+            return  # a micro-batch of a larger step
+        self._steps = trainer.global_step
+        is_logged = self._steps % trainer.log_every_n_steps == 0
+        if self._session.step(_loss(outputs) if is_logged else None):
+            trainer.should_stop = True
+        if is_logged:
+            pl_module.log_dict(run_metrics(learner), batch_size=1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins a pause."""
+        del trainer, pl_module
+        self._session.rest()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends the pause."""
+        del trainer, pl_module
+        self._session.resume()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves the run."""
+        del trainer, pl_module
+        self.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leaves the run without sending outstanding work."""
+        del trainer, pl_module, exception
+        self.close(drain=False)
+
+
+def _loss(outputs: Any) -> float | None:  # noqa: ANN401 - as in the event
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return float(loss) if loss is not None else None

@@ -1,0 +1,98 @@
+"""The learner inside a trainer's loop. A trainer's callback translates the trainer's events into calls of a session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.integrations.batch_tokens import CountTokens, TokenCounter
+from atoll.integrations.run_schedule import RunSchedule
+from atoll.learner import Learner
+
+METRICS = ("run_tokens", "merged", "pending", "connected", "blocked_s")  # fields of Stats that trainers log
+
+
+def run_metrics(learner: Learner) -> dict[str, float]:
+    """Returns figures of the run for a trainer's log, by name ("atoll/run_tokens")."""
+    stats = learner.stats()
+    return {f"atoll/{name}": float(getattr(stats, name)) for name in METRICS}
+
+
+class LoopSession:
+    """Starts a learner when training begins, and closes it when training ends.
+
+    learner: the current or last learner; None before training begins. options: arguments of `atoll.Learner`.
+    tokens: counts the tokens of a batch. schedule: whether schedulers follow the run's tokens.
+    """
+
+    def __init__(self, options: Mapping[str, Any], tokens: CountTokens | None, *, schedule: bool) -> None:
+        self.learner: Learner | None = None
+        self._options = dict(options)
+        self._tokens = TokenCounter(tokens)
+        self._follows = schedule
+        self._schedules: list[RunSchedule] = []
+        self._training = False
+        self._pause: contextlib.ExitStack | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the learner is in the run."""
+        return self._training
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[object],
+        steps: float,
+    ) -> None:
+        """Joins the run. steps: number of steps that the schedulers were made for. Raises LearnerError."""
+        self.end(drain=False)
+        self._tokens.take()  # of a step that an error interrupted
+        learner = self.learner = Learner(model, list(optimizers), **self._options)
+        self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
+        learner.start()
+        self._training = True
+        self._follow(learner)
+
+    def count(self, batch: object) -> None:
+        """Counts the tokens of a micro-batch that is trained on."""
+        if self._training:
+            self._tokens.add(batch)
+
+    def step(self, loss: float | None = None) -> bool:
+        """Ends an optimizer step. Returns whether the run has reached its target of tokens."""
+        learner = self.learner
+        if learner is None or not self._training:
+            return False
+        self.resume()
+        learner.step(self._tokens.take(), loss)
+        self._follow(learner)
+        return 0 < learner.total_tokens <= learner.run_tokens
+
+    def _follow(self, learner: Learner) -> None:
+        for schedule in self._schedules:
+            schedule.follow(learner.run_tokens, learner.total_tokens)
+
+    def rest(self) -> None:
+        """Begins a pause, such as an evaluation. Repeated calls are allowed."""
+        if self._training and self.learner is not None and self._pause is None:
+            self._pause = contextlib.ExitStack()
+            self._pause.enter_context(self.learner.pause())
+
+    def resume(self) -> None:
+        """Ends the pause, if any."""
+        if self._pause is not None:
+            self._pause.close()
+            self._pause = None
+
+    def end(self, *, drain: bool) -> None:
+        """Leaves the run. drain: whether to send outstanding work first. Repeated calls are allowed."""
+        if self.learner is not None and self._training:
+            self._training = False
+            self.resume()
+            self.learner.close(drain=drain)

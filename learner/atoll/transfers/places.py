@@ -1,0 +1,32 @@
+"""Checks the places of a run's shards. They come from a core or front, which is another process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
+
+from atoll.errors import NONSENSE, LearnerError
+
+LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
+
+
+def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
+    """Raises LearnerError unless each fragment is in exactly one shard. Only a registrar's shard may have none."""
+    owned = sorted(fragment for place in places for fragment in place.fragments)
+    if owned != list(range(fragments)) or sum(not place.fragments for place in places) > 1:
+        raise LearnerError(
+            f"the core's {len(places)} shards do not hold each of the {fragments} fragments exactly once: {NONSENSE}"
+        )
+
+
+def checked_address(address: str, security: TransportSecurity) -> str:
+    """Returns the address of a shard. Raises LearnerError if this process must not call it."""
+    if not address.isprintable() or len(address) > LONGEST_ADDRESS:
+        raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
+    try:
+        security.check([address])
+    except TransportSecurityError as error:
+        raise LearnerError(f"this process cannot call a shard of the run: {error}") from error
+    return address

@@ -1,0 +1,57 @@
+"""PURE: which units of a lease are in the merged work of one fragment."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRange:
+    """The units of a lease that were fully trained within a contribution's steps: ordinals above `after`, to `upto`."""
+
+    lease: int
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergedUnits:
+    """Sums over the merged contributions of one lease to one fragment.
+
+    through: the fragment's work on units up to this ordinal is decided: it was merged, or the learner dropped it.
+    runs: (first, last) ordinals of merged units, ascending, with gaps between them.
+    """
+
+    through: int = 0
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def plus(self, merged: UnitRange) -> MergedUnits:
+        """Returns these sums with one more merged contribution.
+
+        A learner's contributions to a fragment have disjoint steps, in order. So units up to `through` cannot be merged
+        again, whatever a learner declares.
+        """
+        first, last = max(merged.after, self.through) + 1, merged.upto
+        through = max(self.through, merged.after, merged.upto)
+        if first > last:
+            return MergedUnits(through, self.runs)
+        if self.runs and self.runs[-1][1] + 1 == first:
+            return MergedUnits(through, (*self.runs[:-1], (self.runs[-1][0], last)))
+        return MergedUnits(through, (*self.runs, (first, last)))
+
+    def contains(self, ordinal: int) -> bool:
+        """Returns whether the merged work contains a unit's last step."""
+        place = bisect_left(self.runs, (ordinal + 1,)) - 1
+        return place >= 0 and ordinal <= self.runs[place][1]
+
+    def as_data(self) -> list[Any]:
+        """Returns JSON values."""
+        return [self.through, [list(run) for run in self.runs]]
+
+    @classmethod
+    def from_data(cls, data: Sequence[Any]) -> MergedUnits:
+        through, runs = data
+        return cls(through, tuple((first, last) for first, last in runs))

@@ -1,0 +1,132 @@
+"""Processes train on leased units and are killed: each unit of each epoch is consumed exactly once."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from atoll.demo.processes import Child
+
+from tests.end_to_end.world import Core, core, eventually
+
+UNITS, EPOCHS, NAMES = 400, 2, ("a", "b", "c")
+TOTAL = UNITS * EPOCHS
+SILENCE = ("--limit-units-silence-s", "20")  # a learner's last call may fail on a busy machine
+
+
+class Job:
+    """Learner processes of one run. shards: its other shards. kills: how many learners were killed."""
+
+    def __init__(self, running: Core, log: Path, shards: Sequence[Core] = ()) -> None:
+        self.running, self.log = running, log
+        self.ledgers = [each.directory / "ledger.sqlite" for each in (running, *shards)]
+        self.children: dict[str, Child] = {}
+        self.lives = 0
+        self.kills = 0
+
+    def start(self, name: str) -> None:
+        self.lives += 1
+        command = [sys.executable, "-m", "tests.end_to_end.data_learner", self.running.address, name]
+        command += [str(UNITS), str(EPOCHS), str(self.log)]
+        self.children[name] = self.running.group.start(f"learner-{name}-{self.lives}", command)
+
+    def kill(self, name: str) -> None:
+        if self.children[name].process.poll() is None:
+            self.children[name].kill()
+            self.kills += 1
+        self.start(name)
+
+    def ended(self) -> bool:
+        return all(child.process.poll() == 0 for child in self.children.values())
+
+
+def merged_parts(ledgers: Sequence[Path], lengths: dict[int, int]) -> dict[tuple[int, int], int]:
+    """Returns, by lease and ordinal, the number of parameters with whose merges a unit was trained."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for ledger in ledgers:
+        with sqlite3.connect(ledger) as db:
+            rows = db.execute("SELECT fragment, units FROM contributions WHERE fate='merged'").fetchall()
+        for fragment, units in rows:
+            for lease, after, upto in json.loads(units):
+                for ordinal in range(after + 1, upto + 1):
+                    found[lease, ordinal] += lengths[fragment]
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tmp_path, seed):
+    rng, pause = random.Random(seed), threading.Event()
+    print("seed", seed)
+    with core(tmp_path, "--fragments", "4", "--inner-steps", "8", *SILENCE) as running:
+        job = Job(running, tmp_path / "begun")
+        for name in NAMES:
+            job.start(name)
+        eventually(lambda: bool(running.status().datasets), 60.0)
+        for target in ("a", "core", "b", "c", "a"):
+            pause.wait(rng.uniform(0.3, 1.2))
+            if target == "core":
+                running.kill()
+                running.start()
+            else:
+                job.kill(target)
+        account(job)
+    assert job.kills >= 3, "the learners ended before they were killed"
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "units.leased",
+        "units.decided",
+        pytest.param("merge.committed", marks=pytest.mark.slow),
+        pytest.param("contribution.committed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_core_killed_there_loses_no_unit_and_leases_none_twice(tmp_path, monkeypatch, point):
+    nth = random.Random(point).randrange(2, 6)
+    print("point", point, nth)
+    with core(tmp_path, "--fragments", "2", "--inner-steps", "4", *SILENCE) as running:
+        running.kill()
+        monkeypatch.setenv("ATOLL_CRASH_AT", f"{point}:{nth}")
+        running.start()
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        job = Job(running, tmp_path / "begun")
+        for name in NAMES[:2]:
+            job.start(name)
+        assert running.child.process.wait(60) == -9
+        running.start()
+        account(job)
+
+
+def account(job: Job) -> None:
+    """Waits until every unit is consumed. Checks that each was consumed once, and that all merges are counted."""
+    running = job.running
+    eventually(job.ended, 90.0)
+
+    def complete() -> bool:
+        (found,) = running.status().datasets
+        if found.consumed < TOTAL and not running.status().contributions.pending and job.ended() and found.returned:
+            job.start("a")  # the last work of a learner was dropped when it left
+        return found.consumed == TOTAL
+
+    eventually(complete, 90.0)
+    status = running.status()
+    (found,) = status.datasets
+    assert (found.leased, found.returned, found.epoch) == (0, 0, EPOCHS)
+    lengths = {each.fragment: each.parameters for each in status.fragments}
+    parts = merged_parts(job.ledgers, lengths)
+    assert sum(parts.values()) / status.parameters == pytest.approx(TOTAL + found.repeated - found.lost)
+    consumed: dict[tuple[int, int], int] = defaultdict(int)
+    for line in job.log.read_text().splitlines():
+        lease, ordinal, epoch, unit = map(int, line.split())
+        consumed[epoch, unit] += 2 * parts[lease, ordinal] >= status.parameters
+    assert {place: count for place, count in consumed.items() if count != 1} == {}
+    assert sorted(consumed) == [(epoch, unit) for epoch in range(EPOCHS) for unit in range(UNITS)]
+    print(f"{job.kills} learners killed, {found.repeated:.1f} units repeated, {found.lost:.1f} lost")

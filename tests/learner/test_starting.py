@@ -1,0 +1,213 @@
+"""Starting and closing a learner without a `with` block, and the ends of processes that do not close it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from atoll import LearnerError
+
+from tests.learner.loops import Loop, Two, until
+
+SCRIPT = """
+import signal, sys, torch, atoll
+model = torch.nn.Linear(24, 24)
+learner = atoll.Learner(model, torch.optim.SGD(model.parameters(), 0.1), "{address}", "a")
+{before}
+learner.start()
+learner.step(1)
+print("trains", flush=True)
+{after}
+"""
+
+
+@pytest.fixture
+def process(core):
+    """Returns a function that starts a learner in a process of its own, and waits until it trains."""
+    core.fragments = 1
+    begun = list[subprocess.Popen[str]]()
+
+    def begin(*, before: str = "", after: str = "sys.stdin.read()") -> subprocess.Popen[str]:
+        script = SCRIPT.format(address=core.address, before=before, after=after)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        begun.append(subprocess.Popen([sys.executable, "-c", script], text=True, **pipes))
+        assert begun[-1].stdout.readline() == "trains\n", begun[-1].communicate()[1]
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.kill()
+        each.communicate()
+
+
+def test_start_and_close_do_what_the_block_does(core):
+    loop = Loop(core.address)
+    loop.learner.close()  # does nothing before the start
+    assert loop.learner.start() is loop.learner
+    loop.turn(tokens=70)
+    loop.learner.close()
+    loop.learner.close()
+    assert {core.headers[key].tokens for f in (0, 1) for key in core.pending(f)} == {70}
+    assert core.left == ["a"]
+    with pytest.raises(LearnerError, match="started only once"):
+        loop.learner.start()
+
+
+def test_closing_without_draining_sends_nothing(core):
+    loop = Loop(core.address)
+    loop.learner.start()
+    loop.turn()
+    loop.learner.close(drain=False)
+    assert core.left == ["a"]
+    assert not core.headers
+
+
+def test_a_second_start_of_a_name_closes_the_first(core, said):
+    first, second = Loop(core.address), Loop(core.address)
+    first.learner.start()
+    first.turn()
+    second.learner.start()
+    assert core.left == ["a"]
+    assert any("earlier learner of the same name" in each["event"] for each in said)
+    with pytest.raises(LearnerError, match="has left the run"):
+        first.turn()
+    second.turn()
+    other = Loop(core.address, "b")
+    other.learner.start()
+    second.turn()  # another name closes nothing
+    for loop in (second, other):
+        loop.learner.close()
+    assert sorted(core.left) == ["a", "a", "b"]
+
+
+def test_a_learner_of_another_living_thread_is_not_closed(core):
+    theirs, mine = Loop(core.address), Loop(core.address)
+    started, end = threading.Event(), threading.Event()
+
+    def train() -> None:
+        with theirs.learner:
+            started.set()
+            end.wait(60)
+            theirs.turn()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert started.wait(60)
+    mine.learner.start()
+    assert not core.left
+    end.set()
+    thread.join()
+    mine.learner.close()
+    assert core.left == ["a", "a"]
+
+
+def test_after_a_failed_start_closing_does_nothing():
+    loop = Loop("127.0.0.1:1", connect_timeout_s=0.1)
+    with pytest.raises(LearnerError, match="no core answered"):
+        loop.learner.start()
+    loop.learner.close()
+
+
+def test_joining_is_one_line_that_says_whose_parameters_the_model_has(core, said):
+    with Loop(core.address).learner:
+        core.run_tokens = 12_345
+        with Loop(core.address, "b").learner:
+            pass
+    lines = [each for each in said if each["event"].startswith("joined at")]
+    assert [line["event"] for line in lines] == [
+        "joined at 0 tokens: the model gave the run its initial parameters",
+        "joined at 12,345 tokens: the model now has the run's parameters",
+    ]
+    assert {line["trainable"] for line in lines} == {"1,152 of 1,152 parameters"}
+
+
+def test_the_line_counts_frozen_parameters(core, said):
+    model = Two()
+    model.second.requires_grad_(False)
+    core.fragments = 1
+    with Loop(core.address, model=model).learner:
+        pass
+    assert [each["trainable"] for each in said if "trainable" in each] == ["576 of 1,152 parameters"]
+
+
+def test_a_step_in_another_thread_is_refused_in_one_line(core):
+    loop = Loop(core.address)
+    errors = list[str]()
+
+    def step() -> None:
+        try:
+            loop.learner.step(1)
+        except LearnerError as error:
+            errors.append(str(error))
+
+    with loop.learner:
+        thread = threading.Thread(target=step, name="loader")
+        thread.start()
+        thread.join()
+        loop.turn()
+    (line,) = errors
+    assert line.startswith("step() was called in thread loader, but thread MainThread started the learner: call step()")
+    assert loop.learner.stats().steps == 1
+
+
+# ---------------------------------------------------------------------------------- processes that end
+
+
+def test_sigterm_leaves_the_run_and_ends_the_process_as_before(core, process):
+    child = process()
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGTERM
+    assert core.left == ["a"]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_programs_own_handler_of_sigterm_is_the_only_one_that_runs(core, process, early):
+    own = "signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))"
+    still = "sys.stdin.readline(); learner.step(1); print('still', flush=True); learner.close()"
+    child = process(before=own if early else "", after=("" if early else own + "; print('set', flush=True)\n") + still)
+    if not early:
+        assert child.stdout.readline() == "set\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == "mine\n"
+    assert not core.left
+    out, errors = child.communicate("\n", timeout=30)
+    assert (out, child.returncode) == ("still\n", 0), errors
+    assert core.left == ["a"]
+
+
+def test_after_the_last_learner_sigterm_has_its_default_again(core):
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Loop(core.address).learner:
+            assert callable(signal.getsignal(signal.SIGTERM))
+            with Loop(core.address, "b").learner:
+                pass
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_child_process_ends_on_sigterm_and_leaves_the_learner_alone(core, process):
+    fork = "import os, time\nif not (child := os.fork()): print('child', flush=True); time.sleep(60)\n"
+    parent = process(
+        after=fork + "sys.stdin.readline(); os.kill(child, signal.SIGTERM)\n"
+        "print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True); learner.step(1); learner.close()"
+    )
+    assert parent.stdout.readline() == "child\n"
+    out, errors = parent.communicate("\n", timeout=30)
+    assert (out, parent.returncode) == (f"{int(signal.SIGTERM)}\n", 0), errors
+    assert core.left == ["a"]
+
+
+@pytest.mark.parametrize("end", ["", "raise ZeroDivisionError", "sys.exit(3)"])
+def test_a_process_that_ends_without_closing_leaves_the_run(core, process, end):
+    child = process(after=end)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == {"": 0, "sys.exit(3)": 3}.get(end, 1), errors
+    until(lambda: core.left == ["a"])

@@ -1,0 +1,1 @@
+"""A program of a user, whose types are checked from outside."""

@@ -1,0 +1,97 @@
+"""Deliberate defects in the accounts of data units. `defects` has those of everything else, and the search."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from atoll.data import unit_log
+from atoll_server.data import accounts, merged_units
+from atoll_server.run import datasets
+from atoll_server.shard import contributions
+from atoll_server.storage import data_ledger
+from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_wire.contract import Fate
+
+Patch = Callable[[Any, str, Any], AbstractContextManager[Any]]
+
+
+def ended_leases_do_not_wait(patch: Patch) -> Iterator[None]:
+    """Units of a lost learner are decided at once, although its pending work may still be merged."""
+    conclude = datasets.Datasets._conclude
+
+    def at_once(self: datasets.Datasets, lease: accounts.Lease, now: float) -> None:
+        conclude(self, lease, now)
+        lease.settled = bool(lease.ended)
+
+    with patch(datasets.Datasets, "_conclude", at_once):
+        yield
+
+
+def dropped_work_on_units_counts_as_merged(patch: Patch) -> Iterator[None]:
+    """All units up to the newest merged one count, although the learner dropped work in between."""
+
+    def contains(self: merged_units.MergedUnits, ordinal: int) -> bool:
+        return ordinal <= self.through
+
+    with patch(merged_units.MergedUnits, "contains", contains):
+        yield
+
+
+def refused_work_on_units_counts_as_merged(patch: Patch) -> Iterator[None]:
+    """A refused contribution's units count like those of a merged one."""
+    end = contributions.Contributions.end
+
+    def both(self: contributions.Contributions, row: ContributionRow, fate: FateRow) -> None:
+        end(self, row, fate)
+        if fate.fate is Fate.REFUSED:
+            self._merge_units(row.key, row.units)
+
+    with patch(contributions.Contributions, "end", both):
+        yield
+
+
+def leased_units_are_forgotten_at_a_restart(patch: Patch) -> Iterator[None]:
+    """A restarted registrar knows its leases, and not which units they have."""
+    restore = data_ledger.restore
+
+    def without(db: sqlite3.Connection, accounts: accounts.Accounts) -> None:
+        restore(db, accounts)
+        for lease in accounts.leases.values():
+            lease.units.clear()
+
+    with patch(data_ledger, "restore", without):
+        yield
+
+
+def decisions_about_units_are_not_stored(patch: Patch) -> Iterator[None]:
+    """Only new leases are stored. (As an early version did with a decision before a refused request.)"""
+
+    async def look(self: datasets.Datasets) -> None:
+        self._decide(accounts.Changes())
+
+    with patch(datasets.Datasets, "look", look):
+        yield
+
+
+def a_unit_is_named_by_two_contributions(patch: Patch) -> Iterator[None]:
+    """A contribution also names the last unit of the one before."""
+    ranges = unit_log.UnitLog.ranges
+
+    def more(self: unit_log.UnitLog, after: int, upto: int) -> tuple[tuple[int, int, int], ...]:
+        return tuple((lease, max(0, low - 1), high) for lease, low, high in ranges(self, after, upto))
+
+    with patch(unit_log.UnitLog, "ranges", more):
+        yield
+
+
+DATA_DEFECTS = (
+    ended_leases_do_not_wait,
+    dropped_work_on_units_counts_as_merged,
+    refused_work_on_units_counts_as_merged,
+    leased_units_are_forgotten_at_a_restart,
+    decisions_about_units_are_not_stored,
+    a_unit_is_named_by_two_contributions,
+)
