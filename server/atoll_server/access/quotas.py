@@ -109,6 +109,12 @@ class Quotas(Settings):
         method = slots_of(method)
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
+    def messages(self, method: str) -> tuple[float, float]:
+        """Returns the limits on a learner's or peer's messages to a method: per second, and in a burst."""
+        if method == "Report":
+            return self.reports_per_s, self.reports_burst
+        return self.messages_per_s, self.messages_burst
+
     def _read(self) -> dict[str, int]:
         """Returns, by method, the quotas on open calls to methods with a stream of requests."""
         return {

@@ -75,10 +75,7 @@ class _Owner:
 
     def messages(self, method: str) -> RateBucket:
         if method not in self._messages:
-            of = self.quotas
-            per_s, burst = of.messages_per_s, of.messages_burst
-            if method == "Report":
-                per_s, burst = of.reports_per_s, of.reports_burst
+            per_s, burst = self.quotas.messages(method)
             self._messages[method] = RateBucket(per_s * self.many, burst * self.many)
         return self._messages[method]
 
