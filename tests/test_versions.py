@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from atoll_server.storage.database import SCHEMA_VERSION
@@ -11,7 +12,7 @@ from atoll_wire.contract import PROTOCOL
 from atoll_wire.layout.layout import FORMAT
 from packaging.requirements import Requirement
 
-from tests.versions import ROOT, floor, needed, pythons, torches, trainers
+from tests.versions import FRAMEWORKS, ROOT, floor, needed, pythons, torches, trainers
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -57,11 +58,16 @@ def test_the_compatibility_page_has_the_versions_that_are_allowed_and_pinned():
 
 
 def test_the_compatibility_page_has_the_oldest_trainers_that_are_allowed():
-    found = re.findall(
-        r"^\| (transformers|lightning|accelerate|peft)[^|]* \| ([\d.]+) \| [\d.]+ \|", PAGE, re.MULTILINE
-    )
+    found = re.findall(r"^\| (\w+)[^|]* \| ([\d.]+) \| [\d.]+ \|", PAGE, re.MULTILINE)
     assert sorted(f"{name}=={version}" for name, version in found) == sorted(trainers("oldest"))
     assert sorted(name for name, _ in found) == sorted(trainers("newest"))
+
+
+def test_the_tests_of_integrations_are_all_that_need_the_libraries():
+    marked = [each for each in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.frameworks" in each.read_text()]
+    marked.remove(Path(__file__))
+    assert len(marked) > 4
+    assert not [each for each in marked if not any(each.is_relative_to(ROOT / known) for known in FRAMEWORKS)]
 
 
 def test_the_compatibility_page_has_the_formats_of_this_version():

@@ -26,9 +26,9 @@ GRPC = ["grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"]
 EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
 TRAINERS = ["accelerate", "lightning", "transformers"]  # extras in pyproject.toml
-PEFT = Requirement("peft>=0.17.1")  # only tests use it
-DATA = ["datasets", "torchdata"]  # only tests use them
+ONLY_TESTED = [Requirement(each) for each in ("datasets>=4.3.0", "peft>=0.17.1", "torchdata>=0.11.0")]
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
+FRAMEWORKS = ["tests/integrations", "tests/learner/test_data_libraries.py", "tests/end_to_end/test_forking.py"]
 NEED_TORCH = [
     f"tests/server/test_{name}.py" for name in ("folder_writer", "memory_budget", "parameter_source", "tensor_file")
 ]
@@ -63,10 +63,10 @@ def needed(version: str) -> Iterator[Requirement]:
 
 
 def trainers(which: str) -> list[str]:
-    """Returns the libraries to install. which: newest or oldest, for the trainers and PEFT."""
+    """Returns the trainers, and the libraries that only their tests use. which: newest or oldest."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = {each.name: each for name in TRAINERS for each in map(Requirement, extras[name]) if each.name != "atoll"}
-    return [*(floor(each) if which == "oldest" else each.name for each in (*found.values(), PEFT)), *DATA]
+    return [floor(each) if which == "oldest" else each.name for each in (*found.values(), *ONLY_TESTED)]
 
 
 def floor(requirement: Requirement) -> str:
@@ -145,8 +145,7 @@ def with_trainers(options: list[str]) -> bool:
         packages = trainers(which)
         python, _ = prepare("newest", version, Path(sys.executable), packages)
         print(f"== integrations: {', '.join(packages)}", flush=True)
-        where = ["tests/integrations", "tests/end_to_end/test_forking.py"]
-        good &= tests(python, where, ["-m", "frameworks", *options], HF_HUB_OFFLINE="1")
+        good &= tests(python, FRAMEWORKS, ["-m", "frameworks", *options], HF_HUB_OFFLINE="1")
     return good
 
 
