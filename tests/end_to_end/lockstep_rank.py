@@ -46,8 +46,10 @@ def main() -> None:
                 nn.functional.mse_loss(model(mine), torch.sin(mine @ target)).backward()
                 optimizer.step()
             learner.step(tokens=INNER_STEPS * len(mine))
+            optimizer.zero_grad()
             while learner.stats().versions != (number,):
                 breath.wait(0.01)
+                optimizer.step()  # changes nothing, but the core opens rounds only while steps are taken
                 learner.step(tokens=0)
         # Not after the block: a gloo thread frees the tensors of a collective call shortly after the call returns. If
         # the interpreter is then ending, torch aborts the process. Leaving the run takes long enough.
