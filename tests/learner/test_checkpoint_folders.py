@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,13 +71,36 @@ def names(it: Saving) -> list[str]:
 # ------------------------------------------------------------------------------ the lock
 
 
+def refusal(core: FakeCore, directory: Path) -> str:
+    """Starts a second learner in another thread, since one in this thread would close the first. Returns its error."""
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(Saving(core, directory).__enter__).exception()
+    assert isinstance(error, LearnerError), error
+    return str(error)
+
+
 def test_a_second_learner_is_refused_before_it_joins_and_the_first_goes_on(core, tmp_path, impatient):
     with Saving(core, tmp_path) as it:
         it.save()
         joins = len(core.joins)
-        with pytest.raises(LearnerError, match="/a is in use by another learner of this process: stop that learner"):
-            Saving(core, tmp_path).__enter__()
+        assert "/a is in use by another learner of this process: stop that learner" in refusal(core, tmp_path)
         assert len(core.joins) == joins, "joining would have fenced off the first"
+        it.save()
+        assert names(it) == ["checkpoint-00000001", "checkpoint-00000002"]
+
+
+def test_a_second_start_in_the_same_thread_continues_from_the_first_ones_last_checkpoint(core, tmp_path, gate, said):
+    first = Saving(core, tmp_path)
+    first.learner.start()
+    first.learner.save_checkpoint()
+    first.turn()
+    until(lambda: first.folders() or pause())
+    threading.Timer(0.5, gate.set).start()
+    with Saving(core, tmp_path) as it:
+        assert events(said, "waiting for the learner that uses checkpoint_dir")
+        assert core.left == ["a"]
+        assert names(it) == ["checkpoint-00000001"]
+        assert it.optimizer.state
         it.save()
         assert names(it) == ["checkpoint-00000001", "checkpoint-00000002"]
 
@@ -215,8 +239,7 @@ def test_a_checkpoint_that_is_being_written_is_not_removed(core, tmp_path, gate,
         it.learner.save_checkpoint()
         it.turn()
         until(lambda: it.folders() or pause())
-        with pytest.raises(LearnerError, match="is in use"):
-            Saving(core, tmp_path).__enter__()
+        assert "is in use" in refusal(core, tmp_path)
         assert names(it) == ["checkpoint-00000001.part"]
         gate.set()
         it.settle(1)
