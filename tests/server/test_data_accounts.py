@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from atoll_server.data.accounts import Accounts, Changes, Declared, Lease, LeasedUnit, Outcome, numbers_in, runs_of
-from atoll_server.data.merged_units import MergedUnits, UnitRange
+from atoll_server.data.merged_units import MAX_LEASES, MAX_RUNS, MergedUnits, UnitRange, with_merged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +134,19 @@ def test_merged_units_are_what_a_set_would_hold(steps):
     assert merged.through == at
     assert MergedUnits.from_data(merged.as_data()) == merged
     assert len(merged.runs) == len(runs_of(sorted(known)))
+
+
+def test_a_learner_that_invents_leases_and_gaps_uses_a_limited_amount_of_memory():
+    known: dict[int, MergedUnits] = {}
+    for number in range(1, 2 * MAX_RUNS):
+        gaps = [UnitRange(lease, 2 * number, 2 * number + 1) for lease in range(1, MAX_LEASES)]
+        known = with_merged(known, [*gaps, UnitRange(MAX_LEASES + number, 0, 1)])
+    assert len(known) == MAX_LEASES
+    assert max(len(each.runs) for each in known.values()) == MAX_RUNS
+    assert known[1].contains(2 * number + 1), "the newest units are kept"
+    assert not known[1].contains(3)
+    assert known[1].through == 2 * number + 1
+    assert known[MAX_LEASES + number].contains(1)
 
 
 @given(st.sets(st.integers(0, 60)))

@@ -33,6 +33,9 @@ class Service(rpc.OuterServicer):
         self.joined = request
         return pb.JoinReply(run="here")
 
+    async def LeaseUnits(self, request, _):
+        return pb.LeaseUnitsReply()
+
     async def Report(self, requests, _):
         async for _ in requests:
             self.heard += 1
@@ -214,6 +217,19 @@ def test_calls_that_would_wait_too_long_are_refused():
                     assert error.code() is EXHAUSTED
                     refused += 1
             assert refused == count("calls_per_s") == 2
+
+    asyncio.run(scene())
+
+
+def test_requests_for_data_units_have_a_rate_of_their_own():
+    async def scene():
+        async with served(leases_per_s=1.0, leases_burst=2.0, max_wait_s=0.0) as (stub, _, count):
+            for _ in range(2):
+                await stub.LeaseUnits(pb.LeaseUnitsRequest(session=session("a")))
+            with pytest.raises(grpc.aio.AioRpcError, match="requests for data units arrive faster than the limit"):
+                await stub.LeaseUnits(pb.LeaseUnitsRequest(session=session("a")))
+            await stub.LeaseUnits(pb.LeaseUnitsRequest(session=session("b")))
+            assert count("messages_per_s") == 1
 
     asyncio.run(scene())
 

@@ -266,13 +266,14 @@ def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
 
 def test_the_leases_that_the_registrar_awaits_are_those_of_its_newest_call(tmp_path):
     async def life(run: Replica, told: Told) -> None:
-        told.contributions = SimpleNamespace(units={("a", 1, 7): {}, ("a", 1, 8): {}})
+        forgotten = list[tuple[str, int, int]]()
+        told.contributions = SimpleNamespace(forget_units=lambda *place: forgotten.append(place))
         await run.welcomed(welcome())
         for lease in (7, 8):
             run.lease(sh.AwaitedLease(lease=lease, learner="a", incarnation=1))
         run.lease(sh.AwaitedLease(lease=7, learner="a", incarnation=1, over=True))
         assert run.leases == {8: ("a", 1)}
-        assert list(told.contributions.units) == [("a", 1, 8)]
+        assert forgotten == [("a", 1, 7)]
         await run.welcomed(welcome())
         assert run.leases == {}
 

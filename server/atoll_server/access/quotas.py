@@ -92,6 +92,8 @@ class Quotas(Settings):
     reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports that a learner may send in a burst.")] = (
         40.0
     )
+    leases_per_s: float = 5.0  # requests for data units per second of a learner; each asks for many units
+    leases_burst: float = 20.0
     max_wait_s: Annotated[
         float,
         Field(
@@ -113,6 +115,8 @@ class Quotas(Settings):
         """Returns the limits on a learner's or peer's messages to a method: per second, and in a burst."""
         if method == "Report":
             return self.reports_per_s, self.reports_burst
+        if method == "LeaseUnits":
+            return self.leases_per_s, self.leases_burst
         return self.messages_per_s, self.messages_burst
 
     def _read(self) -> dict[str, int]:

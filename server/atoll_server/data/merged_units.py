@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# Limits on what a fragment keeps, because a hostile learner chooses leases and gaps freely. Honest learners stay below.
+MAX_LEASES = 64  # per process: those of its newest merged contributions
+MAX_RUNS = 256  # per lease: the newest runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class MergedUnits:
     """Sums over the merged contributions of one lease to one fragment.
 
     through: the fragment's work on units up to this ordinal is decided: it was merged, or the learner dropped it.
-    runs: (first, last) ordinals of merged units, ascending, with gaps between them.
+    runs: (first, last) ordinals of merged units, ascending, with gaps between them; at most MAX_RUNS.
     """
 
     through: int = 0
@@ -40,7 +44,7 @@ class MergedUnits:
             return MergedUnits(through, self.runs)
         if self.runs and self.runs[-1][1] + 1 == first:
             return MergedUnits(through, (*self.runs[:-1], (self.runs[-1][0], last)))
-        return MergedUnits(through, (*self.runs, (first, last)))
+        return MergedUnits(through, (*self.runs, (first, last))[-MAX_RUNS:])
 
     def contains(self, ordinal: int) -> bool:
         """Returns whether the merged work contains a unit's last step."""
@@ -55,3 +59,13 @@ class MergedUnits:
     def from_data(cls, data: Sequence[Any]) -> MergedUnits:
         through, runs = data
         return cls(through, tuple((first, last) for first, last in runs))
+
+
+def with_merged(known: Mapping[int, MergedUnits], merged: Iterable[UnitRange]) -> dict[int, MergedUnits]:
+    """Returns a process's sums for one fragment, by lease, with those of one more merged contribution.
+
+    The result has at most MAX_LEASES leases. Those of the newest contributions come last.
+    """
+    added = {each.lease: known.get(each.lease, MergedUnits()).plus(each) for each in merged}
+    kept = [*(each for each in known.items() if each[0] not in added), *added.items()]
+    return dict(kept[-MAX_LEASES:])

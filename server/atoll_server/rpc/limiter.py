@@ -231,6 +231,8 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
             await self.paced(inward.owner.calls, "calls_per_s", "calls")
+        if method.name == "LeaseUnits":
+            await self.paced(inward.owner.messages(method.name), "messages_per_s", "requests for data units")
         if method.name in {"Push", "Initialise"}:  # after wrong checksums, new calls must wait
             await self.paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler

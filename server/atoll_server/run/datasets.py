@@ -27,8 +27,8 @@ MAX_DATASETS = 64
 MAX_EPOCHS = 1 << 20
 MAX_POSITIONS = 1 << 60  # units of all epochs
 MAX_FINGERPRINT = 64  # bytes
-MAX_WANTED = 4096  # units in one reply
-MAX_HELD = 1 << 16  # undecided units of one lease
+MAX_WANTED = 512  # units in one reply, which takes milliseconds to compute
+MAX_HELD = 1 << 16  # undecided units of one learner, in all its leases
 MAX_ORDINAL = 1 << 62
 LEASE_BITS = 62
 RETRY_S = 1.0
@@ -76,7 +76,7 @@ class Datasets:
         if request.lease == lease.id:
             lease.finished = max(lease.finished, request.finished)
         self._heard_at[lease.id] = self._run.clock.wall()
-        if received == lease.handed and len(lease.units) < MAX_HELD:
+        if received == lease.handed and self._held(lease.learner) < MAX_HELD:
             self._accounts.hand_out(lease, min(max(1, request.wanted), MAX_WANTED), changes)
         reply = self._reply(lease, received)
         rows = data_ledger.rows_of(changes)
@@ -84,6 +84,10 @@ class Datasets:
         crash_points.point("units.leased")
         process.check_current()
         return reply
+
+    def _held(self, learner: str) -> int:
+        """Returns the number of a learner's undecided units, also under leases of its earlier processes."""
+        return sum(len(each.units) for each in self._accounts.leases.values() if each.learner == learner)
 
     def _is_out_of(self, name: str) -> bool:
         """Returns whether no unit of a dataset is left, so that a newly decided one makes a difference."""
@@ -185,8 +189,8 @@ class Datasets:
 
     def _take_facts(self, lease: Lease) -> None:
         """Takes over the shards' sums of the merged work on a lease's units."""
-        place = (lease.learner, lease.incarnation, lease.id)
-        lease.by_fragment.update(self._run.running().contributions.units.get(place, {}))
+        here = self._run.running().contributions
+        lease.by_fragment.update(here.merged_units(lease.learner, lease.incarnation, lease.id))
         for shard in self._run.attached.all():
             if (sums := shard.leases.get(lease.id)) is not None:
                 lease.by_fragment.update(sums.by_fragment)
@@ -209,7 +213,7 @@ class Datasets:
         self._ended_at.pop(lease.id, None)
         self._run.attached.lease_over(lease.id)
         if (shard := self._run.shard) is not None:
-            shard.contributions.units.pop((lease.learner, lease.incarnation, lease.id), None)
+            shard.contributions.forget_units(lease.learner, lease.incarnation, lease.id)
 
 
 def declared_dataset(message: pb.DatasetDeclaration) -> Declared:

@@ -101,7 +101,7 @@ class Summarising:
 
     def _units(self, shard: Shard, lease: int) -> sh.LeaseSums:
         learner, incarnation = self._run.leases[lease]
-        fragments = shard.contributions.units.get((learner, incarnation, lease), {})
+        fragments = shard.contributions.merged_units(learner, incarnation, lease)
         settled = self._run.fenced(learner, incarnation) and not shard.may_merge(learner, incarnation)
         sums = sh.LeaseSums(lease=lease, settled=settled)
         for fragment, merged in sorted(fragments.items()):

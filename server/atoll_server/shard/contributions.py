@@ -8,12 +8,12 @@ previous process died.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import FATES, Fate
 
-from atoll_server.data.merged_units import MergedUnits, UnitRange
+from atoll_server.data.merged_units import MergedUnits, UnitRange, with_merged
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.syncer_events import ContributionKey
@@ -41,8 +41,8 @@ class Contributions:
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
         self.merged_at: dict[str, int] = {}  # by learner: value of `merges` when it joined or was last merged
-        # by learner, incarnation and lease, then by fragment: the data units in merged contributions
-        self.units: dict[tuple[str, int, int], dict[int, MergedUnits]] = {}
+        # by learner, incarnation and fragment, then by lease: the data units in merged contributions
+        self._units: dict[tuple[str, int, int], dict[int, MergedUnits]] = {}
         self.accepted = 0
         self.merged = 0
         self.refused = 0
@@ -67,9 +67,8 @@ class Contributions:
         current = totals_row.incarnation == self._registry.entries[totals_row.learner].incarnation
         account.accepted(self._shard, totals_row.tokens * length / self._parameters, current=current)
         self.accepted += totals_row.merged + totals_row.refused
-        for lease, merged in totals_row.units.items():
-            place = (totals_row.learner, totals_row.incarnation, lease)
-            self.units.setdefault(place, {})[totals_row.fragment] = merged
+        if totals_row.units:
+            self._units[totals_row.learner, totals_row.incarnation, totals_row.fragment] = dict(totals_row.units)
         self.merged += totals_row.merged
         self.refused += totals_row.refused
 
@@ -117,10 +116,22 @@ class Contributions:
             self._give(row.key, -row.tokens)
         entry.unsaved = True
 
-    def _merge_units(self, key: ContributionKey, units: Iterable[UnitRange]) -> None:
-        for merged in units:
-            by_fragment = self.units.setdefault((key.learner, key.incarnation, merged.lease), {})
-            by_fragment[key.fragment] = by_fragment.get(key.fragment, MergedUnits()).plus(merged)
+    def _merge_units(self, key: ContributionKey, units: Sequence[UnitRange]) -> None:
+        if units:
+            place = (key.learner, key.incarnation, key.fragment)
+            self._units[place] = with_merged(self._units.get(place, {}), units)
+
+    def merged_units(self, learner: str, incarnation: int, lease: int) -> dict[int, MergedUnits]:
+        """Returns the merged work on a lease's units, by fragment."""
+        found = ((fragment, self._units.get((learner, incarnation, fragment), {})) for fragment in self._fragments)
+        return {fragment: by_lease[lease] for fragment, by_lease in found if lease in by_lease}
+
+    def forget_units(self, learner: str, incarnation: int, lease: int) -> None:
+        """Forgets the merged work on a lease's units, which are decided."""
+        for fragment in self._fragments:
+            place = (learner, incarnation, fragment)
+            if self._units.get(place, {}).pop(lease, None) is not None and not self._units[place]:
+                del self._units[place]
 
     def joined(self, learner: str) -> None:
         """Starts to count the merges without this learner's work (see `missed`)."""

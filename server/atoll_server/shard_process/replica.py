@@ -143,7 +143,7 @@ class Replica(KnownRun):
             return
         self.leases.pop(lease.lease, None)
         if self.shard is not None:
-            self.shard.contributions.units.pop((*place, lease.lease), None)
+            self.shard.contributions.forget_units(*place, lease.lease)
 
     # ------------------------------------------------------------------------------ learners
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll_wire.contract import Fate
 
-from atoll_server.data.merged_units import MergedUnits, UnitRange
+from atoll_server.data.merged_units import MergedUnits, UnitRange, with_merged
 from atoll_server.rounds.syncer_events import ContributionKey
 
 
@@ -80,14 +79,8 @@ class TotalsRow:
             size_bytes=self.size_bytes + row.size_bytes,
             seq=max(self.seq, row.key.seq),
             cycle=max(self.cycle, row.cycle),
-            units=with_units(self.units, row.units) if merged else self.units,
+            units=with_merged(self.units, row.units) if merged else self.units,
         )
-
-
-def with_units(known: dict[int, MergedUnits], merged: Iterable[UnitRange]) -> dict[int, MergedUnits]:
-    """Returns one fragment's merged units, by lease, with those of one more merged contribution."""
-    added = {each.lease: known.get(each.lease, MergedUnits()).plus(each) for each in merged}
-    return known | added
 
 
 @dataclass(frozen=True, slots=True)

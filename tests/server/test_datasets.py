@@ -1,0 +1,47 @@
+"""What one learner can take of the run's datasets is limited, whatever it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from atoll_server.data.accounts import Accounts
+from atoll_server.run.datasets import MAX_HELD, MAX_WANTED, Datasets
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.process.clock import SYSTEM
+
+CORPUS = pb.DatasetDeclaration(name="corpus", units=1 << 30, epochs=1)
+
+
+class Leasing:
+    """Datasets of a run whose ledger and shards do nothing."""
+
+    def __init__(self) -> None:
+        async def commit(_) -> None:
+            """Stores nothing."""
+
+        nothing = lambda *_: None  # noqa: E731
+        self.accounts = Accounts({0: 8})
+        run = SimpleNamespace(
+            data=self.accounts,
+            clock=SYSTEM,
+            running=nothing,
+            attached=SimpleNamespace(await_lease=nothing),
+            writer=SimpleNamespace(commit=commit),
+        )
+        self.datasets = Datasets(run, SimpleNamespace(units_silence_s=300.0))
+
+    def ask(self, name: str, **fields: int) -> pb.LeaseUnitsReply:
+        process = SimpleNamespace(entry=SimpleNamespace(name=name), incarnation=1, check_current=lambda: None)
+        request = pb.LeaseUnitsRequest(dataset=CORPUS, **({"wanted": 1 << 20} | fields))
+        return asyncio.run(self.datasets.lease(process, request))
+
+
+def test_a_learner_that_begins_lease_after_lease_holds_a_limited_number_of_units():
+    leasing = Leasing()
+    replies = [leasing.ask("a", lease=each) for each in range(MAX_HELD // MAX_WANTED + 3)]
+    assert len({reply.lease for reply in replies}) == len(replies)
+    assert {len(reply.units) for reply in replies[:-3]} == {MAX_WANTED}
+    assert [(len(reply.units), reply.state) for reply in replies[-3:]] == [(0, pb.LeaseUnitsReply.STATE_WAIT)] * 3
+    assert sum(len(lease.units) for lease in leasing.accounts.leases.values()) == MAX_HELD
+    assert len(leasing.ask("b", wanted=4).units) == 4
