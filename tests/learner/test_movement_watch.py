@@ -162,7 +162,7 @@ def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_an
         it.ask()
         it.turn()
         it.ask()
-        with pytest.raises(LearnerError, match=r"undoes adopted updates.*masters.*copies="):
+        with pytest.raises(LearnerError, match=r"undoes adopted updates.*master weights.*copies="):
             it.turn()
         raise LearnerError("as the loop would")
     assert not it.agent.taken
