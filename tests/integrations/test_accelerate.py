@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from atoll import LearnerError
 
 from tests.end_to_end.world import core, eventually
 from tests.integrations.world import REAL_TOKENS, Sentences, gpt, learner_status
@@ -101,6 +102,18 @@ def test_the_schedule_follows_the_runs_tokens_and_the_loop_ends_at_their_target(
         with second.learner:
             assert second.train(1000) == 12
             assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("given", ["scheduler", "schedule_steps"])
+def test_a_scheduler_without_its_number_of_steps_is_refused(running, given):
+    from atoll.integrations.accelerate import AcceleratedLearner
+
+    loop = Loop(running.address)
+    with pytest.raises(LearnerError, match="only one of scheduler= and schedule_steps="):
+        AcceleratedLearner(
+            loop.accelerator, loop.model, loop.optimizer, running.address,
+            **{given: {"scheduler": loop.scheduler, "schedule_steps": 5}[given]},
+        )  # fmt: skip
 
 
 def test_an_error_leaves_and_comes_through(running):

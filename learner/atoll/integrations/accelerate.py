@@ -10,11 +10,17 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from atoll.errors import LearnerError
 from atoll.integrations.batch_tokens import CountTokens
 from atoll.integrations.loop_session import LoopSession, run_metrics
 from atoll.learner import Learner
 
 __all__ = ["AcceleratedLearner"]
+
+SCHEDULE = (
+    "AcceleratedLearner got only one of scheduler= and schedule_steps=: pass the prepared scheduler and the number of "
+    "steps that it was made for, or neither"
+)
 
 
 class AcceleratedLearner:
@@ -37,7 +43,7 @@ class AcceleratedLearner:
         options: Further arguments of `atoll.Learner`, such as `tls`.
 
     Raises:
-        LearnerError: If the learner cannot join or continue.
+        LearnerError: If only one of `scheduler` and `schedule_steps` is given, or the learner cannot join or continue.
 
     Example:
         ```python
@@ -69,6 +75,8 @@ class AcceleratedLearner:
         tokens: CountTokens | None = None,
         **options: Any,  # noqa: ANN401 - arguments of Learner
     ) -> None:
+        if (scheduler is None) != (schedule_steps is None):
+            raise LearnerError(SCHEDULE)
         self._accelerator = accelerator
         self._model = model
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
