@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
+.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test-oldest: $(READY) ## run the same tests with the oldest versions that pyproj
 
 test-integrations: $(READY) ## test the integrations with the newest and the oldest supported trainers (ten minutes)
 	@$(BIN)/python -m tests.versions integrations $(ARGS)
+
+test-examples: $(READY) ## run each example at its smallest setting, with the newest trainers (five minutes)
+	@$(BIN)/python -m tests.versions examples $(ARGS)
 
 test-newest-grpc: $(READY) ## test gRPC calls with the newest grpcio and protobuf (a minute)
 	@$(BIN)/python -m tests.versions grpc $(ARGS)

@@ -1,10 +1,11 @@
 """Tests with other versions than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
-test-newest-grpc`, `make test-integrations`.
+test-newest-grpc`, `make test-integrations`, `make test-examples`.
 
 newest: what pip installs today. oldest: the floors in pyproject.toml. Both run for each installed Python from 3.11 on,
 in separate environments under build/versions. Without a CPU build of torch, only tests that do not need torch run.
 grpc: the newest grpcio and protobuf over this environment. integrations: the trainers of atoll.integrations, first in
-their newest versions, then in the oldest that pyproject.toml allows, with this Python.
+their newest versions, then in the oldest that pyproject.toml allows, with this Python. examples: all examples, with the
+newest trainers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "pa
 TRAINERS = ["accelerate", "lightning", "transformers"]  # extras in pyproject.toml
 ONLY_TESTED = [Requirement(each) for each in ("datasets>=4.3.0", "peft>=0.17.1", "torchdata>=0.11.0")]
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
-FRAMEWORKS = ["tests/integrations", "tests/learner/test_data_libraries.py", "tests/end_to_end/test_forking.py"]
+FRAMEWORKS = [
+    "tests/integrations",
+    "tests/examples",
+    "tests/learner/test_data_libraries.py",
+    "tests/end_to_end/test_forking.py",
+]
 NEED_TORCH = [
     f"tests/server/test_{name}.py" for name in ("folder_writer", "memory_budget", "parameter_source", "tensor_file")
 ]
@@ -149,10 +155,17 @@ def with_trainers(options: list[str]) -> bool:
     return good
 
 
+def with_examples(options: list[str]) -> bool:
+    """Runs all examples with the newest trainers."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python, _ = prepare("newest", version, Path(sys.executable), trainers("newest"))
+    return tests(python, ["tests/examples"], options, HF_HUB_OFFLINE="1")
+
+
 def main() -> None:
     """Runs the tests. Exits with 1 if a test fails, or no Python is found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=["newest", "oldest", "grpc", "integrations"])
+    parser.add_argument("which", choices=["newest", "oldest", "grpc", "integrations", "examples"])
     parser.add_argument("--only", help="one Python, as 3.12")
     known, options = parser.parse_known_args()
     match known.which:
@@ -160,6 +173,8 @@ def main() -> None:
             good = with_newest_grpc(options)
         case "integrations":
             good = with_trainers(options)
+        case "examples":
+            good = with_examples(options)
         case _:
             good = with_each(known.which, known.only, options)
     sys.exit(not good)

@@ -1,6 +1,6 @@
 """Trains a small transformer, sharded with FSDP2, as one learner of a run.
 
-torchrun --standalone --nproc-per-node 4 examples/fsdp2/train.py --server 127.0.0.1:7070 --name eu-west
+torchrun --standalone --nproc-per-node 4 examples/torchrun_fsdp2.py --server 127.0.0.1:7070 --name eu-west
 
 Start one such job on each island, with its own name and data. The text here is random, so that the example needs no
 download: each token determines the next.

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs examples/fsdp2/train.py on 2 nodes with 8 GPUs each, as one learner of a run:
-#   sbatch --export=ALL,SERVER=core.example.org:7070,NAME=eu-west examples/fsdp2/slurm.sh
+# Runs examples/torchrun_fsdp2.py on 2 nodes with 8 GPUs each, as one learner of a run:
+#   sbatch --export=ALL,SERVER=core.example.org:7070,NAME=eu-west examples/slurm.sh
 # All ranks must reach SERVER. If a rank dies, torchrun restarts all of them. They join again under the same name,
 # and continue with their optimizer's state from the folder "checkpoints", which must be on a shared file system.
 #SBATCH --nodes=2
@@ -14,5 +14,5 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise, restarts fail: pytorch
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" --max-restarts 3 \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:29500" \
-    examples/fsdp2/train.py --server "$SERVER" --name "$NAME" --tls certs/learner-"$NAME" \
+    examples/torchrun_fsdp2.py --server "$SERVER" --name "$NAME" --tls certs/learner-"$NAME" \
     --checkpoints checkpoints
