@@ -1,6 +1,8 @@
-"""A learner process that trains on leased units: python -m tests.end_to_end.data_learner SERVER NAME UNITS EPOCHS LOG.
+"""A learner process that trains on leased units: python -m tests.end_to_end.data_learner SERVER NAME UNITS EPOCHS LOG
+PACE.
 
-It appends one line to LOG for each unit that it begins: lease, ordinal, unit, epoch.
+PACE: seconds of pause in each step. The process appends one line to LOG for each unit that it begins: lease, ordinal,
+epoch, unit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from torch.utils.data import DataLoader
 from tests.end_to_end.world import small_model
 
 ROWS = 3  # rows of a unit, so that units end in the middle of batches
-PACE_S = 0.004
 
 
 class Noted(atoll.data.Rows):
@@ -44,7 +45,7 @@ class Units(atoll.data.Units):
         self._source.place = f"{leases[id(place.leased.log)]} {place.leased.ordinal} {place.leased.epoch}"
 
 
-def main(server: str, name: str, units: int, epochs: int, log: Path) -> None:
+def main(server: str, name: str, units: int, epochs: int, log: Path, pace_s: float) -> None:
     torch.set_num_threads(1)
     model, breath = small_model(), threading.Event()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
@@ -58,9 +59,9 @@ def main(server: str, name: str, units: int, epochs: int, log: Path) -> None:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), (x * 7 + 3) % 32).backward()
                 optimizer.step()
-                breath.wait(PACE_S)
+                breath.wait(pace_s)
                 learner.step(tokens=len(rows))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), float(sys.argv[6]))

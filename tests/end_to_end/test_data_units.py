@@ -16,16 +16,22 @@ from atoll.demo.processes import Child
 
 from tests.end_to_end.world import Core, core, eventually
 
-UNITS, EPOCHS, NAMES = 400, 2, ("a", "b", "c")
-TOTAL = UNITS * EPOCHS
+NAMES = ("a", "b", "c")
 SILENCE = ("--limit-units-silence-s", "20")  # a learner's last call may fail on a busy machine
 
 
 class Job:
-    """Learner processes of one run. shards: its other shards. kills: how many learners were killed."""
+    """Learner processes of one run. shards: its other shards. kills: how many learners were killed.
 
-    def __init__(self, running: Core, log: Path, shards: Sequence[Core] = ()) -> None:
+    pace_s: pause in each step.
+    """
+
+    def __init__(
+        self, running: Core, log: Path, shards: Sequence[Core] = (), *, units: int = 400, epochs: int = 2,
+        pace_s: float = 0.004,
+    ) -> None:  # fmt: skip
         self.running, self.log = running, log
+        self.units, self.epochs, self.pace_s = units, epochs, pace_s
         self.ledgers = [each.directory / "ledger.sqlite" for each in (running, *shards)]
         self.children: dict[str, Child] = {}
         self.lives = 0
@@ -34,7 +40,7 @@ class Job:
     def start(self, name: str) -> None:
         self.lives += 1
         command = [sys.executable, "-m", "tests.end_to_end.data_learner", self.running.address, name]
-        command += [str(UNITS), str(EPOCHS), str(self.log)]
+        command += [str(self.units), str(self.epochs), str(self.log), str(self.pace_s)]
         self.children[name] = self.running.group.start(f"learner-{name}-{self.lives}", command)
 
     def kill(self, name: str) -> None:
@@ -80,6 +86,24 @@ def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tm
     assert job.kills >= 3, "the learners ended before they were killed"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tmp_path):
+    rng, pause, inner_steps = random.Random(4), threading.Event(), 8
+    with core(tmp_path, "--fragments", "4", "--inner-steps", str(inner_steps), *SILENCE) as running:
+        job = Job(running, tmp_path / "begun", units=10_000, epochs=1, pace_s=0.12)
+        for name in (*NAMES, "d"):
+            job.start(name)
+        eventually(lambda: bool(running.status().datasets), 60.0)
+        while not (pause.wait(30.0) or any(child.process.poll() == 0 for child in job.children.values())):
+            job.kill(rng.choice(list(job.children)))
+        account(job)
+        (found,) = running.status().datasets
+    assert job.kills >= 5
+    unit_steps = 3 / 4  # data_learner's batches have 4 rows, and units have 3
+    assert found.repeated <= job.kills * 2 * inner_steps / unit_steps, "a loss repeats the work since its last merges"
+
+
 @pytest.mark.parametrize(
     "point",
     [
@@ -107,26 +131,26 @@ def test_a_core_killed_there_loses_no_unit_and_leases_none_twice(tmp_path, monke
 
 def account(job: Job) -> None:
     """Waits until every unit is consumed. Checks that each was consumed once, and that all merges are counted."""
-    running = job.running
-    eventually(job.ended, 90.0)
+    running, total = job.running, job.units * job.epochs
+    eventually(job.ended, 180.0)
 
     def complete() -> bool:
         (found,) = running.status().datasets
-        if found.consumed < TOTAL and not running.status().contributions.pending and job.ended() and found.returned:
+        if found.consumed < total and not running.status().contributions.pending and job.ended() and found.returned:
             job.start("a")  # the last work of a learner was dropped when it left
-        return found.consumed == TOTAL
+        return found.consumed == total
 
     eventually(complete, 90.0)
     status = running.status()
     (found,) = status.datasets
-    assert (found.leased, found.returned, found.epoch) == (0, 0, EPOCHS)
+    assert (found.leased, found.returned, found.epoch) == (0, 0, job.epochs)
     lengths = {each.fragment: each.parameters for each in status.fragments}
     parts = merged_parts(job.ledgers, lengths)
-    assert sum(parts.values()) / status.parameters == pytest.approx(TOTAL + found.repeated - found.lost)
+    assert sum(parts.values()) / status.parameters == pytest.approx(total + found.repeated - found.lost)
     consumed: dict[tuple[int, int], int] = defaultdict(int)
     for line in job.log.read_text().splitlines():
         lease, ordinal, epoch, unit = map(int, line.split())
         consumed[epoch, unit] += 2 * parts[lease, ordinal] >= status.parameters
     assert {place: count for place, count in consumed.items() if count != 1} == {}
-    assert sorted(consumed) == [(epoch, unit) for epoch in range(EPOCHS) for unit in range(UNITS)]
+    assert sorted(consumed) == [(epoch, unit) for epoch in range(job.epochs) for unit in range(job.units)]
     print(f"{job.kills} learners killed, {found.repeated:.1f} units repeated, {found.lost:.1f} lost")
