@@ -374,14 +374,21 @@ class ShardedWorld:
             self._let_in.add(name)  # the answer was received, so it is durable
         self.counts["answers that name late shards"] += bool(late)
         if reason and number == self._asked[name]:
-            for home in self.homes:
-                if self._place(home) not in late:
-                    self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
-                    self.checks.told_eviction[home.number, name] = reason
+            for home in self._confirming(core, late):
+                self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
+                self.checks.told_eviction[home.number, name] = reason
+
+    def _confirming(self, core: Core, late: list[int]) -> list[Home]:
+        """Returns the processes that confirmed a change. late: the shards that did not.
+
+        A registrar knows no shard before the first one is attached, so it cannot name those shards as late.
+        """
+        confirmed = {core.run.number, *core.run.attached.remote} - set(late)
+        return [home for home in self.homes if self._place(home, core) in confirmed]
 
     @staticmethod
-    def _place(home: Home) -> int:
-        return home.shard.number if home.shard is not None else -1
+    def _place(home: Home, core: Core) -> int:
+        return home.shard.number if home.shard is not None else core.run.number
 
     def _pause(self) -> None:
         """Pauses the run, and resumes it later, however often the registrar dies meanwhile."""
@@ -408,7 +415,7 @@ class ShardedWorld:
         self.checks.note(f"pause {reason!r}, late {late}")
         if number == self._pauses:
             self._resumed = not reason
-            self.checks.told_pause = {h.number: reason for h in self.homes if self._place(h) not in late}
+            self.checks.told_pause = {home.number: reason for home in self._confirming(core, late)}
 
     # ------------------------------------------------------------------------------ calm
 
