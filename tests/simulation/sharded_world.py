@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from unittest import mock
 
-import structlog
-from atoll_server.merging import merge
-from atoll_server.rounds.liveness import LiveLearners
-from atoll_server.rounds.round_state import CloseNow
-from atoll_server.rounds.syncer import Syncer
-from atoll_server.rounds.syncer_events import Effect
 from atoll_server.run.core import Core
 from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
@@ -41,7 +31,7 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Stub, Weather
-from tests.simulation.seed import determinism
+from tests.simulation.seed import simulating
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
 NAMES = ("a", "b", "c")
@@ -49,7 +39,6 @@ LATE = "late"  # joins while the registrar is unavailable
 FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
-TURNS_TO_END = 10
 AWAY_S = 25.0  # longest outage of the registrar in the calm period
 
 
@@ -553,6 +542,10 @@ class ShardedWorld:
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
         }  # fmt: skip
 
+    @property
+    def disks(self) -> list[Platter]:
+        return [home.platter for home in self.homes]
+
     def processes(self) -> list[Process]:
         """Returns all processes that may still run."""
         homes = [home.process for home in self.homes if home.process is not None]
@@ -562,40 +555,7 @@ class ShardedWorld:
 
 def simulate_sharded(seed: int) -> ShardedWorld:
     """Runs one seed to its end. Raises Violation, with the world as `world`."""
-    merge.warm_up()
     loop = VirtualLoop(random.Random(f"{seed} sharded"))
-    with determinism(loop), ExitStack() as stack:
-        stack.callback(structlog.configure, **structlog.get_config())
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-        asyncio.set_event_loop(loop)
-        collects = gc.isenabled()
-        gc.disable()
-        world = ShardedWorld(seed, loop)
-        close = Syncer._close
-
-        def closing(syncer: Syncer, fragment: int, reason: CloseNow, present: LiveLearners) -> list[Effect]:
-            world.checks.closing(syncer, fragment, reason.cause, present.now)
-            return close(syncer, fragment, reason, present)
-
-        stack.enter_context(mock.patch.object(Syncer, "_close", closing))
-        try:
-            loop.run_until_complete(world.run())
-        except Violation as violation:
-            violation.world = world  # type: ignore[attr-defined]
-            raise
-        finally:
-            for process in world.processes():
-                process.on_death.clear()
-                process.kill()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            for _ in range(TURNS_TO_END):  # an agent waits for the ends of its sessions at all shards
-                loop.run_until_complete(asyncio.sleep(0))
-            for home in world.homes:
-                for end in home.platter.at_end:
-                    end()
-            loop.close()
-            asyncio.set_event_loop(None)
-            if collects:
-                gc.enable()
+    with simulating(loop, lambda: ShardedWorld(seed, loop)) as world:
+        loop.run_until_complete(world.run())
     return world

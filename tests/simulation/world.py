@@ -328,6 +328,10 @@ class World:
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
         }  # fmt: skip
 
+    @property
+    def disks(self) -> list[Platter]:
+        return [self.platter]
+
     def processes(self) -> list[Process]:
         """Returns all processes that may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]
