@@ -436,6 +436,14 @@ class ShardedWorld:
         )
         return free and all(name in self.islands and self.islands[name].counters.connected for name in names)
 
+    def _attached(self) -> bool:
+        core = self._asked_core()
+        shards = [home.core for home in self.homes if home.number]
+        return core is not None and all(
+            isinstance(shard, ShardCore) and shard.run.attached and shard.run.sessions.start == core.run.sessions.start
+            for shard in shards
+        )
+
     async def _train(self, names: tuple[str, ...]) -> None:
         """Waits until all learners are connected, and all fragments have two more versions."""
         deadline = self.loop.now + PEACE_S
@@ -446,7 +454,12 @@ class ShardedWorld:
         )
 
     async def _without_registrar(self) -> None:
-        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards."""
+        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards.
+
+        The shards must know the registrar's present sessions, since a learner that is joining could not go on.
+        """
+        deadline = self.loop.now + PEACE_S
+        await self._guarded(lambda: self._attached() and self._connected(NAMES), deadline, "attach")
         self.counts["registrars away in the calm"] += 1
         before = self._versions()
         remote = [index for index, number in self.checks.owners.items() if number]
