@@ -1,0 +1,18 @@
+"""Waits for several asyncio tasks in a fixed order, so that a simulated run can be repeated exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+
+async def first_ended(tasks: Sequence[asyncio.Task[Any]], until: str = asyncio.FIRST_COMPLETED) -> None:
+    """Waits until a task has ended. Raises the error of the first such task in `tasks`, if any has an error.
+
+    until: asyncio.FIRST_COMPLETED or asyncio.FIRST_EXCEPTION. The sets that `asyncio.wait` returns have no fixed order.
+    """
+    await asyncio.wait(tasks, return_when=until)
+    for task in tasks:
+        if task.done():
+            task.result()
