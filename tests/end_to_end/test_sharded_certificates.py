@@ -56,6 +56,12 @@ def attach(run: Sharded, certificate: Path) -> sh.FromRegistrar:
         return next(iter(call))
 
 
+def fetch_initial(run: Sharded, certificate: Path) -> sh.FetchInitialReply:
+    with TransportSecurity(certificate).dial_and_wait(run.address) as channel:
+        request = sh.FetchInitialRequest(shard=1, sha256=b"unknown")
+        return next(iter(shards_pb2_grpc.RegistryStub(channel).FetchInitial(request, timeout=20)))
+
+
 def test_learners_train_over_certified_shards_with_and_without_a_front(tmp_path, papers):
     with certified(tmp_path, papers) as run, front(tmp_path, run.address, "--tls", str(papers.front)) as eu:
         far = Trainee(eu.address, "far", lambda t: len(t.losses) >= 120, tls=papers.learner("far"))
@@ -73,14 +79,15 @@ def test_only_cores_attach(tmp_path_factory, papers, role):
     with certified(tmp_path_factory.mktemp(role), papers) as run:
         train(run.address, "a", steps=10, tls=papers.learner("a"))
         certificate = papers.learner("a") if role == "learner" else getattr(papers, role)
-        with pytest.raises(grpc.RpcError) as caught:
-            attach(run, certificate)
-        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert "only a shard of the run may make this call" in caught.value.details()
-        assert "use a core's certificate" in caught.value.details()
-        with pytest.raises(grpc.RpcError) as caught:
-            attach(run, papers.core)
-        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS, "the same call with a core's certificate"
+        for call, core_gets in ((attach, grpc.StatusCode.ALREADY_EXISTS), (fetch_initial, grpc.StatusCode.UNAVAILABLE)):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(run, certificate)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "only a shard of the run may make this call" in caught.value.details()
+            assert "use a core's certificate" in caught.value.details()
+            with pytest.raises(grpc.RpcError) as caught:
+                call(run, papers.core)
+            assert caught.value.code() is core_gets, "the same call with a core's certificate"
 
 
 def test_a_shard_with_another_hosts_certificate_is_not_called(tmp_path, papers):

@@ -288,6 +288,22 @@ def test_a_late_answer_updates_a_learners_usual_time():
     assert answers == pytest.approx([took + 1.0, took + 3.0])
 
 
+@pytest.mark.parametrize("cycle", [0, 9])
+def test_an_answer_after_a_restart_does_not_measure_its_learner(cycle):
+    """The time since the last merge includes the restart, and if there was no merge, all time since 1970."""
+    world = World({"a": 1, "b": 1}, quorum=Quorum(learners=2))
+    world.syncer.fragments[0].resume(cycle, -1.8e9, {0: 0.0}, [])
+    world.contribute("a", cycle=cycle, base=0)
+    assert world.syncer.liveness["a"].answer_s is None
+    world.finish()
+    world.open()
+    opened = world.syncer.fragments[0].opened_at
+    world.contribute("b")
+    while world.syncer.fragments[0].phase is Phase.OPEN:
+        world.step(0.5)
+        assert world.now < opened + 30, "the round waits for a"
+
+
 def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
     rounds = RoundState()
     run = RunSettings(staleness_exponent=0.0, max_staleness=4)

@@ -10,6 +10,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Protocol, TypeVar
 from unittest import mock
 
 import psutil
@@ -27,9 +28,13 @@ from atoll_wire.process import allocator
 from atoll_wire.process.clock import SystemClock
 
 from tests.simulation.bookkeeping import Violation
-from tests.simulation.loop import VirtualLoop, here
+from tests.simulation.checks import Checks
+from tests.simulation.disk import Platter
+from tests.simulation.loop import Process, VirtualLoop, here
 from tests.simulation.storm import Storm
 from tests.simulation.world import World
+
+TURNS_TO_END = 10  # turns of the loop in which cancelled tasks end, such as a learner's sessions at all shards
 
 
 class _Birth:
@@ -69,15 +74,48 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
 def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
     """Runs one seed to its end. Raises Violation, with the world as `world`. storm: replaces the seed's own storm."""
-    merge.warm_up()
     loop = VirtualLoop(random.Random(seed))
+    with ExitStack() as stack:
+        world = stack.enter_context(simulating(loop, lambda: World(seed, loop, storm)))
+        came = Uploads.came
+
+        def frames_came(uploads: Uploads, upload: Upload, now: float, *, new: bool) -> bool:
+            whole = came(uploads, upload, now, new=new)
+            world.rank_faults.frames_came(upload)
+            return whole
+
+        stack.enter_context(mock.patch.object(Uploads, "came", frames_came))
+        loop.run_until_complete(world.run())
+    return world
+
+
+class SimulatedWorld(Protocol):
+    """What a simulation runs. disks: of all processes that have one."""
+
+    checks: Checks
+
+    @property
+    def disks(self) -> list[Platter]: ...
+
+    def processes(self) -> list[Process]:
+        """Returns all processes that may still run."""
+        ...
+
+
+Simulated = TypeVar("Simulated", bound=SimulatedWorld)
+
+
+@contextmanager
+def simulating(loop: VirtualLoop, make: Callable[[], Simulated]) -> Iterator[Simulated]:
+    """Yields a world whose runs are repeatable. A Violation gets the world as `world`. Ends all its processes."""
+    merge.warm_up()
     with determinism(loop), ExitStack() as stack:
         stack.callback(structlog.configure, **structlog.get_config())
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
         collects = gc.isenabled()
         gc.disable()
-        world = World(seed, loop, storm)
+        world = make()
         close = Syncer._close
 
         def closing(syncer: Syncer, fragment: int, reason: CloseNow, present: LiveLearners) -> list[Effect]:
@@ -91,16 +129,8 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
             return effects
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))
-        came = Uploads.came
-
-        def frames_came(uploads: Uploads, upload: Upload, now: float, *, new: bool) -> bool:
-            whole = came(uploads, upload, now, new=new)
-            world.rank_faults.frames_came(upload)
-            return whole
-
-        stack.enter_context(mock.patch.object(Uploads, "came", frames_came))
         try:
-            loop.run_until_complete(world.run())
+            yield world
         except Violation as violation:
             violation.world = world  # type: ignore[attr-defined]
             raise
@@ -110,11 +140,12 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
                 process.kill()
             for task in asyncio.all_tasks(loop):
                 task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-            for end in world.platter.at_end:
-                end()
+            for _ in range(TURNS_TO_END):
+                loop.run_until_complete(asyncio.sleep(0))
+            for disk in world.disks:
+                for end in disk.at_end:
+                    end()
             loop.close()
             asyncio.set_event_loop(None)
             if collects:
                 gc.enable()
-    return world

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from unittest import mock
 
-import structlog
-from atoll_server.merging import merge
-from atoll_server.rounds.liveness import LiveLearners
-from atoll_server.rounds.round_state import CloseNow
-from atoll_server.rounds.syncer import Syncer
-from atoll_server.rounds.syncer_events import Effect
 from atoll_server.run.core import Core
 from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
@@ -42,7 +32,7 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Stub, Weather
-from tests.simulation.seed import determinism
+from tests.simulation.seed import simulating
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
 NAMES = ("a", "b", "c")
@@ -51,7 +41,6 @@ FRONT = "localhost:99"  # its address, which learners also call for the shards b
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
 DATA = 0.4  # share of seeds with a dataset
-TURNS_TO_END = 10
 AWAY_S = 25.0  # longest outage of the registrar in the calm period
 
 
@@ -383,14 +372,21 @@ class ShardedWorld:
             self._let_in.add(name)  # the answer was received, so it is durable
         self.counts["answers that name late shards"] += bool(late)
         if reason and number == self._asked[name]:
-            for home in self.homes:
-                if self._place(home) not in late:
-                    self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
-                    self.checks.told_eviction[home.number, name] = reason
+            for home in self._confirming(core, late):
+                self.checks.shut_out.setdefault((home.number, name, incarnation), self.loop.now)
+                self.checks.told_eviction[home.number, name] = reason
+
+    def _confirming(self, core: Core, late: list[int]) -> list[Home]:
+        """Returns the processes that confirmed a change. late: the shards that did not.
+
+        A registrar knows no shard before the first one is attached, so it cannot name those shards as late.
+        """
+        confirmed = {core.run.number, *core.run.attached.remote} - set(late)
+        return [home for home in self.homes if self._place(home, core) in confirmed]
 
     @staticmethod
-    def _place(home: Home) -> int:
-        return home.shard.number if home.shard is not None else -1
+    def _place(home: Home, core: Core) -> int:
+        return home.shard.number if home.shard is not None else core.run.number
 
     def _pause(self) -> None:
         """Pauses the run, and resumes it later, however often the registrar dies meanwhile."""
@@ -417,7 +413,7 @@ class ShardedWorld:
         self.checks.note(f"pause {reason!r}, late {late}")
         if number == self._pauses:
             self._resumed = not reason
-            self.checks.told_pause = {h.number: reason for h in self.homes if self._place(h) not in late}
+            self.checks.told_pause = {home.number: reason for home in self._confirming(core, late)}
 
     # ------------------------------------------------------------------------------ calm
 
@@ -449,6 +445,14 @@ class ShardedWorld:
         )
         return free and all(name in self.islands and self.islands[name].counters.connected for name in names)
 
+    def _attached(self) -> bool:
+        core = self._asked_core()
+        shards = [home.core for home in self.homes if home.number]
+        return core is not None and all(
+            isinstance(shard, ShardCore) and shard.run.attached and shard.run.sessions.start == core.run.sessions.start
+            for shard in shards
+        )
+
     async def _train(self, names: tuple[str, ...]) -> None:
         """Waits until all learners are connected, and all fragments have two more versions."""
         deadline = self.loop.now + PEACE_S
@@ -459,7 +463,12 @@ class ShardedWorld:
         )
 
     async def _without_registrar(self) -> None:
-        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards."""
+        """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards.
+
+        The shards must know the registrar's present sessions, since a learner that is joining could not go on.
+        """
+        deadline = self.loop.now + PEACE_S
+        await self._guarded(lambda: self._attached() and self._connected(NAMES), deadline, "attach")
         self.counts["registrars away in the calm"] += 1
         before = self._versions()
         remote = [index for index, number in self.checks.owners.items() if number]
@@ -571,6 +580,10 @@ class ShardedWorld:
             **self.data.counts,
         }  # fmt: skip
 
+    @property
+    def disks(self) -> list[Platter]:
+        return [home.platter for home in self.homes]
+
     def processes(self) -> list[Process]:
         """Returns all processes that may still run."""
         homes = [home.process for home in self.homes if home.process is not None]
@@ -580,40 +593,7 @@ class ShardedWorld:
 
 def simulate_sharded(seed: int) -> ShardedWorld:
     """Runs one seed to its end. Raises Violation, with the world as `world`."""
-    merge.warm_up()
     loop = VirtualLoop(random.Random(f"{seed} sharded"))
-    with determinism(loop), ExitStack() as stack:
-        stack.callback(structlog.configure, **structlog.get_config())
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-        asyncio.set_event_loop(loop)
-        collects = gc.isenabled()
-        gc.disable()
-        world = ShardedWorld(seed, loop)
-        close = Syncer._close
-
-        def closing(syncer: Syncer, fragment: int, reason: CloseNow, present: LiveLearners) -> list[Effect]:
-            world.checks.closing(syncer, fragment, reason.cause, present.now)
-            return close(syncer, fragment, reason, present)
-
-        stack.enter_context(mock.patch.object(Syncer, "_close", closing))
-        try:
-            loop.run_until_complete(world.run())
-        except Violation as violation:
-            violation.world = world  # type: ignore[attr-defined]
-            raise
-        finally:
-            for process in world.processes():
-                process.on_death.clear()
-                process.kill()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            for _ in range(TURNS_TO_END):  # an agent waits for the ends of its sessions at all shards
-                loop.run_until_complete(asyncio.sleep(0))
-            for home in world.homes:
-                for end in home.platter.at_end:
-                    end()
-            loop.close()
-            asyncio.set_event_loop(None)
-            if collects:
-                gc.enable()
+    with simulating(loop, lambda: ShardedWorld(seed, loop)) as world:
+        loop.run_until_complete(world.run())
     return world

@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from tests.simulation.find_defects import find_again
 from tests.simulation.loop import Dead, VirtualLoop
 from tests.simulation.run import Found, main, run
 from tests.simulation.seed import simulate
+from tests.simulation.sharded_world import simulate_sharded
 from tests.simulation.world import World
 
 SEEDS = 60  # .ci/run uses other seeds
@@ -120,19 +122,26 @@ def test_a_deliberate_defect_fits_the_code(name):
             pass
 
 
-def digest(seed: int) -> str:
-    return hashlib.sha256("\n".join(simulate(seed).checks.trace).encode()).hexdigest()
+def digest(seed: int, world: Callable[[int], Any] = simulate) -> str:
+    return hashlib.sha256("\n".join(world(seed).checks.trace).encode()).hexdigest()
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_run_in_another_process_too():
-    script = "import sys; from tests.simulation.test_simulation import digest; print(digest(int(sys.argv[1])))"
-    for seed, hashing in ((3, "1"), (4, "2")):
+@pytest.mark.parametrize(
+    ("world", "seed"), [(simulate, 3), (simulate, 4), (simulate_sharded, 3), (simulate_sharded, 7)]
+)
+def test_the_same_seed_gives_the_same_run_in_another_process_and_after_other_seeds_too(world, seed):
+    script = f"""
+from tests.simulation.test_simulation import digest, {world.__name__} as world
+world({seed + 1}), world({seed + 2})  # objects then have other addresses, on which nothing may depend
+print(digest({seed}, world))
+"""
+    for hashing in ("1", "2"):
         other = subprocess.run(
-            [sys.executable, "-c", script, str(seed)], capture_output=True, text=True, check=True, timeout=120,
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120,
             env=dict(os.environ, PYTHONHASHSEED=hashing),
         )  # fmt: skip
-        assert other.stdout.strip() == digest(seed)
+        assert other.stdout.strip() == digest(seed, world)
 
 
 COVERED = """

@@ -337,6 +337,10 @@ class World:
             **self.data.counts,
         }  # fmt: skip
 
+    @property
+    def disks(self) -> list[Platter]:
+        return [self.platter]
+
     def processes(self) -> list[Process]:
         """Returns all processes that may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.process.tasks import first_ended
 
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight
@@ -101,9 +102,7 @@ class Fetcher:
     async def all_here(self) -> None:
         """Waits until all fetches have ended. Raises a fetch's error. Cancelling this does not stop the fetches."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
+            await first_ended(running, asyncio.FIRST_EXCEPTION)
 
     async def _bring(self, track: FragmentTrack) -> None:
         once, failed, came = partial(self._once, track), partial(self._failed, track), partial(_came, track)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll_wire import ranks_pb2 as rk
+from atoll_wire.process.tasks import first_ended
 
 from atoll.agent.coordination import Coordination, Following, receive_on_loop, rows_of
 from atoll.agent.run_session import RunSession
@@ -25,17 +26,14 @@ class MemberSession(RunSession):
 
     async def live(self) -> None:
         """Transfers frames until cancelled."""
-        works = {asyncio.ensure_future(work) for work in (self._handle_messages(), self._report())}
+        works = [asyncio.ensure_future(work) for work in (self._handle_messages(), self._report())]
         try:
-            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await first_ended(works)
         finally:
             self.core.leaving = True
             for task in works:
                 task.cancel()
-            for link in {*self._links, *(shard.link for shard in self.core.shards)}:
-                await link.close()
+            await self._close_links()
 
     async def say_goodbye(self) -> None:
         """Does nothing, because rank 0 leaves the run for all ranks."""

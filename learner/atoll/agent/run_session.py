@@ -18,6 +18,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import Link, close_gracefully
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
+from atoll_wire.process.tasks import first_ended
 from atoll_wire.security.transport import TransportSecurity
 
 from atoll.agent.coordination import Coordination, Leading, receive_on_loop
@@ -129,8 +130,7 @@ class RunSession:
         finally:
             self.core.leaving = True
             await self._leave(self.core.shards)
-            for link in {*self._links, *(shard.link for shard in self.core.shards)}:
-                await link.close()
+            await self._close_links()
             for task in self._retired:
                 task.cancel()
 
@@ -276,9 +276,7 @@ class RunSession:
                 task.add_done_callback(self._ended)
         entering = asyncio.create_task(self._enter())
         try:
-            done, _ = await asyncio.wait({entering, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await first_ended([entering, *self._running.values()])
         finally:
             entering.cancel()
             ended = [shard for shard, task in self._running.items() if task.done()]
@@ -328,6 +326,10 @@ class RunSession:
         self._links = [new if link is old else link for link in self._links]
         self._retire(old)
         return new
+
+    async def _close_links(self) -> None:
+        for link in dict.fromkeys([*self._links, *(shard.link for shard in self.core.shards)]):
+            await link.close()
 
     def _retire(self, link: Link) -> None:
         self._retired.add(retired := asyncio.create_task(close_gracefully(link)))

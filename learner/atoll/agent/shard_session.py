@@ -15,6 +15,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call, unary_reply
 from atoll_wire.contract import REPORT_S, REPORTED
 from atoll_wire.process.clock import Clock
+from atoll_wire.process.tasks import run_until_first_ends
 
 from atoll.agent.core_view import CoreView, ShardView
 from atoll.agent.fetching import Fetcher
@@ -94,16 +95,7 @@ class ShardSession:
 
     async def _stay(self) -> None:
         """Runs the Follow and Report calls until one of them ends, or the shard does not know the session."""
-        works = (self.follow(), self._report(), self._shard.lost.wait(), self._watch())
-        tasks = {asyncio.ensure_future(work) for work in works}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_until_first_ends(self.follow(), self._report(), self._shard.lost.wait(), self._watch())
 
     async def _watch(self) -> None:
         """Connects again and returns if the shard has been silent for so long that its connections must be dead.

@@ -23,6 +23,7 @@ from atoll_wire.layout.layout import Layout, LayoutError, plan
 from atoll_wire.model_file.fixed_values import FixedValues
 from atoll_wire.model_file.model_file import RunId
 from atoll_wire.process.clock import Clock
+from atoll_wire.process.tasks import run_until_first_ends
 from atoll_wire.security.certificate import CertificateError, Role, check_role
 from atoll_wire.security.transport import LOCAL, TransportSecurity, TransportSecurityError
 
@@ -211,16 +212,10 @@ class FollowSession:
 
     async def _stay(self) -> None:
         """Watches all addresses until the run must be described again. Raises AioRpcError and LinkLost."""
-        works = [self._restart.wait(), *(self._keep_watching(each) for each in self._upstreams.values())]
-        tasks = {asyncio.ensure_future(work) for work in works}
+        watches = [self._keep_watching(each) for each in self._upstreams.values()]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await run_until_first_ends(self._restart.wait(), *watches)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for upstream in self._upstreams.values():
                 upstream.connected.clear()
 
@@ -253,15 +248,7 @@ class FollowSession:
 
     async def _watch(self, upstream: Upstream) -> None:
         """Watches one address until the call ends or the server is silent. Raises AioRpcError and LinkLost."""
-        tasks = {asyncio.ensure_future(work) for work in (self._receive(upstream), self._silence(upstream))}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_until_first_ends(self._receive(upstream), self._silence(upstream))
 
     async def _receive(self, upstream: Upstream) -> None:
         request = pb.WatchRequest(run=upstream.session.run, generation=upstream.session.generation)

@@ -51,7 +51,7 @@ class RoundState:
     usual: dict[str, float] = field(default_factory=dict)
     # by version: its age, which is the number of outer steps from version 0 to this version (see `age`)
     ages: dict[int, float] = field(default_factory=dict)
-    asked: int = 0  # the newest cycle for which learners were asked to contribute
+    asked: int | None = None  # the newest cycle for which this process asked learners to contribute
 
     def __post_init__(self) -> None:
         self.ages = self.ages or {self.version: float(self.version)}
@@ -67,7 +67,7 @@ class RoundState:
 
         synced_at: time of the last merge, in monotonic seconds. ages: by version, in outer steps, oldest first.
         """
-        self.cycle = self.asked = cycle
+        self.cycle = cycle  # `asked` stays None: the time until an answer that arrives now includes the restart
         self.opened_at = synced_at
         self.ages = ages
         self.pending = dict(pending)

@@ -131,7 +131,7 @@ class Syncer:
         rounds, observed = self.fragments[event.key.fragment], self.liveness[event.key.learner]
         rounds.pending[event.key] = PendingContribution(event.cycle, event.base_version, event.tokens, event.steps)
         observed.uploading.pop(event.key.fragment, None)
-        if rounds.asked == event.cycle and rounds.opened_at:
+        if rounds.asked == event.cycle:
             observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
         return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted meanwhile, if there is a reason
 
