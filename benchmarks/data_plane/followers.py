@@ -1,0 +1,168 @@
+"""Measures what followers cost a region's link: python -m benchmarks.data_plane.followers [--many 50] [--json PATH].
+
+A learner trains beside a core. One front serves a single follower, and another front serves many. All followers start
+before the first version and end at the same one. Their models must then have the same values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import atoll
+import grpc
+import torch
+from atoll.demo.processes import Child, Children, children, free_port
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from torch import nn
+
+WIDTH = 1024
+VERSIONS = 20
+OPTIONS = ["--fragments", "4", "--inner-steps", "8"]
+KINDS = ("update", "whole", "fixed")
+WAN = 'atoll_front_wan_bytes_total{direction="down",'
+MAX_WAIT_S = 60.0
+MAX_BYTES, MAX_MORE = 0.4, 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A front process. metrics: the port of its metrics."""
+
+    child: Child
+    address: str
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What one front received. wan_bytes: from the core, by kind. served_bytes: to its followers."""
+
+    followers: int
+    wan_bytes: dict[str, float]
+    served_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The figures of two regions. versions: number of updates of each fragment, the mean over fragments."""
+
+    parameters: int
+    versions: float
+    regions: list[Region]
+
+    def per_parameter(self, region: Region) -> float:
+        """Returns a region's bytes of updates per parameter and version."""
+        return region.wan_bytes["update"] / self.parameters / self.versions
+
+
+def model() -> nn.Module:
+    """Returns a model with two million parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+
+def cost(many: int) -> Cost:
+    """Trains until every fragment has VERSIONS versions, and waits until all followers have the newest ones."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        core, address = group.start_core(Path(directory) / "run", "127.0.0.1:0", OPTIONS)
+        fronts = {name: started(group, name, address) for name in ("one", "many")}
+        with contextlib.ExitStack() as stack:
+            trained = model()
+            optimizer = torch.optim.AdamW(trained.parameters(), 1e-3)
+            learner = stack.enter_context(atoll.Learner(trained, optimizer, address, "trainer"))
+            near = [fronts["one"].address, *[fronts["many"].address] * many]
+            models = [model() for _ in near]
+            pairs = zip(models, near, strict=True)
+            followers = [stack.enter_context(atoll.Follower(each, front)) for each, front in pairs]
+            first = followers[0].versions
+            while min(learner.stats().versions) < VERSIONS:
+                batch = torch.randn(8, WIDTH)
+                optimizer.zero_grad()
+                (trained(batch) - batch).square().mean().backward()
+                optimizer.step()
+                learner.step(tokens=len(batch))
+            learner.close()
+            newest = settled(address)
+            for follower in followers:
+                follower.wait(version=max(newest), timeout_s=1.0)
+                while follower.versions != newest:
+                    if not follower.wait(timeout_s=60.0):
+                        raise SystemExit(f"a follower stays at {follower.versions}, and the core is at {newest}")
+            if not all(same(models[0], each) for each in models):
+                raise SystemExit("followers of the same versions have different values")
+            found = [Region(count, *figures(fronts[name].metrics)) for name, count in (("one", 1), ("many", many))]
+        for front in fronts.values():
+            group.stop(front.child)
+        group.stop(core)
+    parameters = sum(each.numel() for each in trained.parameters())
+    return Cost(parameters, sum(newest) / len(newest) - sum(first) / len(first), found)
+
+
+def started(group: Children, name: str, core: str) -> Front:
+    """Starts a front."""
+    port = free_port()
+    child, address = group.start_front(name, "127.0.0.1:0", core, ["--metrics-listen", f"127.0.0.1:{port}"])
+    return Front(child, address, port)
+
+
+def settled(address: str) -> tuple[int, ...]:
+    """Waits until the core has merged everything. Returns the version of each fragment."""
+    deadline = time.monotonic() + MAX_WAIT_S
+    with grpc.insecure_channel(address) as channel:
+        while time.monotonic() < deadline:
+            status = rpc.OperatorStub(channel).Status(pb.StatusRequest(), timeout=MAX_WAIT_S)
+            if not status.contributions.pending:
+                return tuple(each.version for each in status.fragments)
+            time.sleep(0.2)
+    raise SystemExit(f"contributions still wait after {MAX_WAIT_S:.0f} s")
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Returns whether two models have the same bits."""
+    return all(torch.equal(mine, its) for mine, its in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def figures(port: int) -> tuple[dict[str, float], float]:
+    """Returns the payload bytes that a front received, by kind, and those that it served to followers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=MAX_WAIT_S) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    values = {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
+    received = {
+        kind: sum(v for s, v in values.items() if s.startswith(WAN) and f'kind="{kind}"' in s) for kind in KINDS
+    }
+    return received, values["atoll_front_reader_bytes_total"]
+
+
+def main() -> None:
+    """Measures, prints the figures, and exits with an error if many followers cost the link more than one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--many", type=int, default=50)
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    found = cost(arguments.many)
+    for region in found.regions:
+        received = ", ".join(f"{kind} {region.wan_bytes[kind] / 1e6:.2f} MB" for kind in KINDS)
+        print(
+            f"{region.followers} followers: {received} over the link; {region.served_bytes / 1e6:.1f} MB served;",
+            end=" ",
+        )
+        print(f"{found.per_parameter(region):.3f} bytes per parameter and version (limit {MAX_BYTES})")
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    one, beside = found.regions
+    if any(found.per_parameter(each) > MAX_BYTES for each in found.regions):
+        raise SystemExit("an update has too many bytes: see the figures above")
+    if sum(beside.wan_bytes.values()) > MAX_MORE * sum(one.wan_bytes.values()):
+        raise SystemExit("more followers cost the link more: see the figures above")
+
+
+if __name__ == "__main__":
+    main()
