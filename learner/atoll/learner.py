@@ -432,13 +432,13 @@ class Learner:
     def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
         """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
 
-        One learner of the run trains each unit of each epoch (see `atoll.data`).
+        In each epoch, one learner of the run trains on each unit (see `atoll.data`).
 
         Args:
             source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
             name: The dataset's name. All learners need the same source, seed and epochs for it.
             seed: Decides the order of units, which differs between epochs.
-            epochs: How often each unit is trained.
+            epochs: How many times each unit is trained.
             lag: Number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
 
         Raises:

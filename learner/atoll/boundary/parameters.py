@@ -32,7 +32,7 @@ AVERAGES = (
 )
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 CHANGED = (
-    "buffers changed during training, but learners do not share them, and an exported model has the initial values: "
+    "buffers changed during training, but learners do not share them and exports contain the initial values: "
     "save these buffers with the learner's own model"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]

@@ -44,9 +44,9 @@ class Source(Protocol):
 class Rows:
     """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
 
-    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Choose a
-    unit that trains in a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
-    identifies the data's content, since only the number of rows is compared otherwise.
+    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Training
+    on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
+    identifies the data's content; otherwise, only the number of rows is compared.
 
     >>> source = Rows(["a", "b", "c"], unit=2)
     >>> source.units, source.samples(1), source.sample(1, 0)
@@ -104,7 +104,7 @@ class TokenFile:
         try:
             self._length = self._path.stat().st_size // self._dtype.itemsize
         except OSError as error:
-            raise LearnerError(f"{path} cannot be read ({error.strerror}): pass a file of tokens") from error
+            raise LearnerError(f"{path} cannot be read ({error.strerror}): pass a readable file of tokens") from error
         self._samples = max(0, (self._length - overlap) // (tokens - overlap))
         if not self._samples:
             raise LearnerError(
