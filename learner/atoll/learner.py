@@ -387,8 +387,8 @@ class Learner:
 
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
         the next actions with a small all-reduce, which runs while the model trains. If no optimizer took a step since
-        the last call, as when a gradient scaler skips it, the call counts no step, and its tokens count with the next
-        step. For a fused optimizer with a scaler, the call waits for the GPU.
+        the last call, for example because a gradient scaler skipped it, the call counts no step. Its tokens count with
+        the next step. For a fused optimizer with a scaler, the call waits for the GPU.
 
         A loop may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the
         work. With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError.

@@ -105,8 +105,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} became trainable after the learner was started, and will not be "
-                "shared: give the optimizer all parameters before you start the learner, or name them in unshared="
+                f"{_listed(names)} became trainable after the learner was started and will not be shared: "
+                "give the optimizer all parameters first, or name them in unshared="
             )
         self._size = self._optimizers_size()
 

@@ -110,7 +110,7 @@ class Datasets:
             if known != other:
                 text = (
                     f'dataset "{declared.name}" of the run has {what} {known}, but this learner declares {other}: use '
-                    "the same data and arguments as the other learners, or another name"
+                    "the other learners' data and arguments, or another name"
                 )
                 raise Refused(Status.FAILED_PRECONDITION, text)
         lease = self._living(dataset, process)

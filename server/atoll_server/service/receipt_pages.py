@@ -27,7 +27,7 @@ POSITION = re.compile(r"(\d{1,4}:\d{1,19}(,\d{1,4}:\d{1,19})*)?")
 
 
 def parse_position(text: str) -> dict[int, int]:
-    """Returns a position's numbers by shard. Raises Refused if the text is not a position."""
+    """Returns the number of the last receipt read, by shard. Raises Refused if the text is invalid."""
     if not POSITION.fullmatch(text):
         text = "the position of the receipts is invalid: use the `next` of an earlier reply"
         raise Refused(Status.INVALID_ARGUMENT, text)
