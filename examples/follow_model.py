@@ -1,4 +1,4 @@
-"""Answers queries with a model that improves meanwhile. Run it while examples/plain_loop.py trains.
+"""Answers queries with a model that is still training. Run it while examples/plain_loop.py trains.
 
 python examples/follow_model.py
 

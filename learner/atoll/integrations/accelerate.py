@@ -24,7 +24,7 @@ SCHEDULE = (
 
 
 class AcceleratedLearner:
-    """Makes a loop with Accelerate a learner of a run. Entering the `with` block joins, and leaving it leaves.
+    """Turns an Accelerate loop into a learner of a run. Entering the `with` block joins, and leaving it leaves.
 
     `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
     synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that

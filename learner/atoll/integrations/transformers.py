@@ -23,7 +23,7 @@ __all__ = ["AtollCallback"]
 
 
 class AtollCallback(TrainerCallback):
-    """Makes a Trainer a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
+    """Turns a Trainer into a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
 
     - Tokens are counted from the batches of all micro-batches and ranks.
     - If the run has a token target, the Trainer's schedule follows the run's tokens, and training stops there.

@@ -119,7 +119,8 @@ class Datasets:
         received = request.received if request.lease == lease.id else 0
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
-                request, f"says that {received} of {lease.handed} units were received, but an earlier request had more"
+                request,
+                f"says that {received} of {lease.handed} units were received, but an earlier request reported more",
             )
         return lease
 

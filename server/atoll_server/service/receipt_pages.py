@@ -40,7 +40,7 @@ def format_position(position: Mapping[int, int]) -> str:
 
 
 def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListReceiptsReply:
-    """Returns a page of this process's shard. Reads the ledger over a connection of its own, so call it in a thread.
+    """Returns a page of this process's shard. Reads the ledger over a separate connection, so call it in a thread.
 
     Raises Refused for an invalid position.
     """
