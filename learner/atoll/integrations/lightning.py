@@ -15,7 +15,7 @@ __all__ = ["AtollCallback"]
 
 
 class AtollCallback(Callback):
-    """Turns a Lightning Trainer into a learner of a run. The learner joins when fitting begins, and leaves when it ends.
+    """Turns a Lightning Trainer into a learner of a run. The learner joins when fitting begins and leaves when it ends.
 
     - Tokens are counted from all batches of all ranks. All of the Trainer's optimizers belong to the learner.
     - If the run has a token target, schedulers follow the run's tokens, and training stops there. `max_steps` or

@@ -275,7 +275,7 @@ class TorchRanks:
 def rank_group(*, counts: bool = True) -> RankGroup:
     """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        # Agreements and values in host memory need gloo. The default group may have another backend only.
+        # Agreements and values in host memory need gloo. The default group may have only another backend.
         group = dist.new_group(backend="gloo", timeout=WAIT)
         return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()
