@@ -45,7 +45,7 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             if learner.step(batch, loss=loss.item()):
-                break  # the run has reached its target of tokens (`atoll core --total-tokens`)
+                break  # the run has reached its token target (`atoll core --total-tokens`)
             if number % (options.steps // 5 * 2) == 0:
                 print(f"step {number // 2}: loss {loss.item():.5f}, {learner.metrics()}", flush=True)
 

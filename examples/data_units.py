@@ -3,7 +3,7 @@
 python examples/data_units.py --name eu-west
 python examples/data_units.py --name us-east      # at the same time; stop it with kill -9, and start it again
 
-`atoll status` shows how many units are consumed, leased and returned. Both learners end when all units are consumed.
+`atoll status` shows how many units are consumed, leased and returned. Both learners end when all units are trained.
 """
 
 from __future__ import annotations

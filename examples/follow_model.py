@@ -1,4 +1,4 @@
-"""Answers queries with a model that improves meanwhile. Run it beside examples/plain_loop.py.
+"""Answers queries with a model that is still training. Run it while examples/plain_loop.py trains.
 
 python examples/follow_model.py
 

@@ -2,9 +2,9 @@
 
 python examples/gpt.py --name eu-west --curve loss.png
 
-The text is the source code of Python's standard library, or the file --text. Rotary positions, RMSNorm without
-parameters, normalised queries and keys, squared ReLU. Needs torch 2.9 or later for `torch.optim.Muon`; --curve needs
-matplotlib.
+The text is the source code of Python's standard library, or the file --text. The model has rotary positions, RMSNorm
+without parameters, normalised queries and keys, and squared ReLU. Needs torch 2.9 or later for `torch.optim.Muon`;
+--curve needs matplotlib.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One learner of several processes with DistributedDataParallel. Only two lines belong to Atoll.
+"""One learner with several processes and DistributedDataParallel. Only two lines belong to Atoll.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --name eu-west
 

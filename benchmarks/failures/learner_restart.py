@@ -1,8 +1,8 @@
 """Kills a learner, restarts it with or without its checkpoint, and compares the loss with an undisturbed learner.
 
-Each seed has one learner, and the same batches in all runs. The learner sends itself SIGKILL after a step. The core is
-stopped, and its directory copied. From both copies, a new process continues with the next batch, once with the
-checkpoint and once without. Also measures the copy that a saving `step()` waits for.
+Each seed has one learner, and the same batches in all runs. The learner sends itself SIGKILL after a step. Then the
+core is stopped and its directory is copied. A new process continues from each copy with the next batch: once with the
+checkpoint and once without. This program also measures the copy that a saving `step()` waits for.
 
 With --schedule, the learning rate follows a torch scheduler, which the checkpoint includes. Otherwise, it is constant.
 

@@ -83,7 +83,7 @@ def delay_ms(step_s: float) -> float:
 
 
 def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str, bucket: float, save: bool) -> Run:
-    """Trains `steps` steps with DistributedDataParallel. save: whether to evaluate the resulting model."""
+    """Trains for `steps` steps with DistributedDataParallel. save: whether to evaluate the resulting model."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
@@ -105,7 +105,7 @@ def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str
 
 
 def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
-    """Trains `steps` steps of each learner with Atoll.
+    """Trains each learner for `steps` steps with Atoll.
 
     exports: whether to evaluate the published model every EXPORT_S seconds.
     """

@@ -1,4 +1,4 @@
-"""One learner of Atoll's side, which takes the same steps with Atoll's three lines."""
+"""A learner for the Atoll side of the comparison: the same steps as the other side, with three lines added."""
 
 from __future__ import annotations
 

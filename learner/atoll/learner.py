@@ -387,8 +387,8 @@ class Learner:
 
         `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
         the next actions with a small all-reduce, which runs while the model trains. If no optimizer took a step since
-        the last call, as when a gradient scaler skips it, the call counts no step, and its tokens count with the next
-        step. For a fused optimizer with a scaler, the call waits for the GPU.
+        the last call, for example because a gradient scaler skipped it, the call counts no step. Its tokens count with
+        the next step. For a fused optimizer with a scaler, the call waits for the GPU.
 
         A loop may catch an exception that a signal handler raises in `step`, and continue: the next call finishes the
         work. With several ranks, or if the exception interrupted an adoption, the next call raises LearnerError.
@@ -432,13 +432,13 @@ class Learner:
     def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
         """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
 
-        One learner of the run trains each unit of each epoch (see `atoll.data`).
+        In each epoch, one learner of the run trains on each unit (see `atoll.data`).
 
         Args:
             source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
             name: The dataset's name. All learners need the same source, seed and epochs for it.
             seed: Decides the order of units, which differs between epochs.
-            epochs: How often each unit is trained.
+            epochs: How many times each unit is trained.
             lag: Number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
 
         Raises:

@@ -1,7 +1,7 @@
 """PURE: the order in which a dataset's units are trained. Each process can compute it, and no process stores it.
 
-The order of each epoch is a permutation of the units: a Feistel network over a power of four, keyed by the seed and the
-epoch. A result that is not a unit goes through the network again, until it is one.
+The order of each epoch is a permutation of the units. A Feistel network over a power of four, keyed by
+the seed and the epoch, computes it. A result that is not a unit goes through the network again, until it is one.
 """
 
 from __future__ import annotations

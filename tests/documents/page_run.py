@@ -1,8 +1,8 @@
 """Runs a page's fences as a reader would: in order, in one directory, with terminals for those that keep running.
 
-The text before a fence may name its terminal ("Terminal 2 runs a learner"), and may say "press Ctrl-C in terminal 1". A
-fence whose last command serves or trains until Ctrl-C keeps its terminal, and the page continues when this command
-reports that it runs. At the end of the page, each terminal gets Ctrl-C, and each command must exit without an error.
+The text before a fence may name its terminal ("Terminal 2 runs a learner"), and may say "press Ctrl-C in terminal 1".
+If the last command of a fence serves or trains until Ctrl-C, it keeps the terminal. The page continues when this
+command reports that it is running. At the end of the page, each terminal gets Ctrl-C, and no command may fail.
 
 `python -m tests.documents.page_run PAGE COPY` runs a page in a copy of this checkout. It must run in its own network
 and mount namespace: the pages' ports are then free, and their host names lead to this machine.
@@ -69,7 +69,7 @@ class Terminal:
         return "".join(self.output)
 
     def reports(self) -> bool:
-        """Waits until the command reports that it runs. Returns False if it ends or takes too long."""
+        """Waits until the command reports that it is running. Returns False if it ends or takes too long."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or THERE.search(self.text()), WAIT_S)
             return THERE.search(self.text()) is not None
@@ -142,7 +142,7 @@ class PageRun:
             number = terminal_of(fence)
             if number:
                 self.numbered[number] = terminal
-            assert terminal.reports(), f"{fence} does not report that it runs:\n{terminal.text()}"
+            assert terminal.reports(), f"{fence} does not report that it is running:\n{terminal.text()}"
         else:
             code = process.wait(WAIT_S)
             assert code == 0, f"{fence} ended with {code}:\n{fence.text}\n{terminal.text()}"

@@ -53,7 +53,7 @@ def test_what_runs_stays_in_one_directory():
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_as_written(page: str, tmp_path: Path):
     if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode:
-        pytest.fail("a page needs ports and host names of its own, but unshare is refused: allow user namespaces")
+        pytest.fail("a page needs its own ports and host names, but unshare is refused: allow user namespaces")
     checkout = copied(tmp_path / "atoll")
     command = [*NAMESPACES, sys.executable, "-m", "tests.documents.page_run", page, str(checkout)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

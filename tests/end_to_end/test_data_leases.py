@@ -86,7 +86,7 @@ def test_another_dataset_under_the_same_name_is_refused(running, change):
         ({"dataset": corpus(units=0)}, "0 units"),
         ({"dataset": corpus(units=1 << 50)}, "units"),
         ({"dataset": corpus(fingerprint=bytes(65))}, "too long"),
-        ({"received": 1, "finished": 2}, "not possible"),
+        ({"received": 1, "finished": 2}, "impossible numbers"),
     ],
     ids=lambda value: str(value)[:20].replace("\n", " "),
 )

@@ -1,4 +1,4 @@
-"""Learners of several ranks, in one run with a learner of one process: sharded, replicated and tensor-parallel."""
+"""Learners with several ranks, in one run with a single-process learner: sharded, replicated and tensor-parallel."""
 
 from __future__ import annotations
 

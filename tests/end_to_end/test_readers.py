@@ -29,7 +29,7 @@ UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Yields certificates, and the addresses of a core and of a front of a run with parameters."""
+    """Yields certificates and the addresses of a core and a front, whose run has parameters."""
     directory = tmp_path_factory.mktemp("readers")
     papers = Papers(directory / "certs")
     reader = issue(papers.place, Role.READER, "eval", (), 1)

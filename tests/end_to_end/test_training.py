@@ -83,7 +83,7 @@ def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_comes(tmp_path):
     fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "8", "--quorum", "1", "--grace-ratio", "0")
     counts = status.contributions
-    assert counts.merged < 1.3 * status.merges, "nearly every contribution is a merge of its own"
+    assert counts.merged < 1.3 * status.merges, "nearly every contribution is a separate merge"
     assert counts.refused == counts.turned_away == 0
     assert counts.merged > len(fast) * 1.3, "the slow one's are among them"
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as db:

@@ -83,7 +83,7 @@ def test_a_second_learner_is_refused_before_it_joins_and_the_first_goes_on(core,
     with Saving(core, tmp_path) as it:
         it.save()
         joins = len(core.joins)
-        assert "/a is in use by another learner of this process: stop that learner" in refusal(core, tmp_path)
+        assert "/a is in use by another learner in this process: stop that learner" in refusal(core, tmp_path)
         assert len(core.joins) == joins, "joining would have fenced off the first"
         it.save()
         assert names(it) == ["checkpoint-00000001", "checkpoint-00000002"]

@@ -25,14 +25,14 @@ from tests.learner.saving import anchors
 
 
 def lived(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: str) -> list[dict[str, Any]]:
-    """Runs a learner of several ranks. Returns the reports of all ranks. end: "die" if they kill themselves."""
+    """Runs a learner with several ranks. Returns the reports of all ranks. end: "die" if they kill themselves."""
     statuses, said = ended(kind, size, core, folder, name, *end)
     assert statuses == [-signal.SIGKILL if end else 0] * size, "".join(said)[-6000:]
     return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(size)]
 
 
 def ended(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: str) -> tuple[list[int], list[str]]:
-    """Runs a learner of several ranks. Returns the exit status and the log of each rank."""
+    """Runs a learner with several ranks. Returns the exit status and the log of each rank."""
     command = [sys.executable, "-m", "tests.learner.checkpoint_rank", kind]
     commands = [[*command, str(rank), str(size), core.address, str(folder), name, *end] for rank in range(size)]
     env = os.environ | {"MASTER_ADDR": "127.0.0.1"}
@@ -46,7 +46,7 @@ def ended(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: s
 
 
 def lived_here(core: FakeCore, folder: Path, kind: str = "one") -> list[dict[str, Any]]:
-    """Runs a learner of one process in this process."""
+    """Runs a single-process learner in this process."""
     found: list[dict[str, Any]] = []
     live(kind, 0, 1, core.address, folder, found.append)
     return found

@@ -69,7 +69,7 @@ def restarted_rate() -> Case:
 
 
 def clipped_weights() -> Case:
-    """Weight clipping, as in a WGAN's critic. The first clip moves far."""
+    """Weight clipping, as in a WGAN's critic. The first clip moves the weights far."""
     model = mlp()
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
 

@@ -1,4 +1,4 @@
-"""Learners of several ranks lose and duplicate no work, and adopt the same bits as a learner of one process."""
+"""Learners with several ranks lose and duplicate no work, and adopt the same bits as a single-process learner."""
 
 from __future__ import annotations
 

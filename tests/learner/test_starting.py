@@ -26,7 +26,7 @@ print("trains", flush=True)
 
 @pytest.fixture
 def process(core):
-    """Returns a function that starts a learner in a process of its own, and waits until it trains."""
+    """Returns a function that starts a learner in a separate process and waits until it trains."""
     core.fragments = 1
     begun = list[subprocess.Popen[str]]()
 

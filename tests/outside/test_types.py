@@ -27,7 +27,7 @@ follow_imports = skip
 
 
 def checked(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Checks a program in a folder of its own, as a user would."""
+    """Checks a program in its own folder, as a user would."""
     paths = ":".join(str(ROOT / part) for part in ("learner", "proto"))
     (folder / "mypy.ini").write_text(SETTINGS.format(paths=paths, cache=ROOT / ".mypy_cache/outside"))
     (folder / "program.py").write_text(program)

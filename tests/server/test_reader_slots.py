@@ -1,4 +1,4 @@
-"""All readers of a process share slots of their own, and wait for each other, not for learners."""
+"""All readers of a process share separate slots: they wait for each other, not for learners."""
 
 from __future__ import annotations
 

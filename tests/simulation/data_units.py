@@ -49,7 +49,7 @@ class DataTruth:
         self.counts: Counter[str] = Counter()
 
     def feed(self, island: Island) -> UnitFeed | None:
-        """Returns what a learner of one rank trains on; None in a world without a dataset."""
+        """Returns what a learner with one rank trains on; None in a world without a dataset."""
         return UnitFeed(self, island, self._rng.random()) if self.wanted and len(island.ranks) == 1 else None
 
     def begun(self, lease: int, unit: LeasedUnit) -> None:

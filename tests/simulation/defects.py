@@ -219,7 +219,7 @@ def _early(entered: Callable[..., Any], by_s: float) -> Any:
 
 @defect
 def acknowledged_before_it_is_durable() -> Iterator[None]:
-    """A contribution's commit is reported before it was made."""
+    """A contribution's commit is reported before it is durable."""
     with _early(shard_ledger.add_contribution, 0.0):
         yield
 

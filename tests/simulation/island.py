@@ -97,7 +97,7 @@ class Boundary(StepBoundary):
 
 
 class Island:
-    """A learner of one or several processes, and its name. process, counters, session, tracks: of rank 0.
+    """A learner with one or several processes, and its name. process, counters, session, tracks: of rank 0.
 
     error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`. size: number of ranks.
     slow: number of the rank whose messages are all late, if any.

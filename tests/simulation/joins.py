@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tests.simulation.network import Call, Context, Half
 
-QUICK = Quotas(first_message_s=2.0, stalled_s=3.0)  # a storm does not last a minute
+QUICK = Quotas(first_message_s=2.0, stalled_s=3.0)  # a storm ends within a minute
 REPLIES = {
     method.name: frame_messages.fetch_reply
     if method.name == "Fetch"

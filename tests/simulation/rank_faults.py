@@ -21,14 +21,14 @@ from tests.simulation.network import Call
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-FAULTY = 0.4  # share of the seeds with such faults, if they have a learner of several ranks
+FAULTY = 0.4  # share of the seeds with such faults, if they have a learner with several ranks
 SLOW, DIES, FAILS = 0.6, 0.9, 0.8  # share of these with each fault
 LATEST_S = 10.0  # end of the storm, if no learner has died between two uploads
 FAILING = 0.3  # share of the fetches that fail there
 
 
 class RankFaults:
-    """The faults of one world, and its counts of what happens to learners of several ranks."""
+    """The faults of one world, and its counts of what happens to learners with several ranks."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._rng = world, random.Random(f"{seed} rank faults")

@@ -76,7 +76,7 @@ class SimulatedRanks:
 
     def finish(self, carry_out: CarryOut) -> None:
         """See RankGroup."""
-        raise AssertionError("a simulated learner of several ranks leaves without sending more")
+        raise AssertionError("a simulated learner with several ranks leaves without sending more")
 
     def agree(self, decide: Decide, failed: Callable[[], bool]) -> Agreed:
         """See RankGroup."""

@@ -27,7 +27,7 @@ def test_epochs_and_seeds_have_different_orders():
     ("units", "first"), [(10, [8, 3, 1, 6]), (10**9, [679422667, 927662952, 576450703, 342423954])]
 )
 def test_a_resumed_run_has_the_same_order(units, first):
-    """Values from the first version. Another order would train units twice that older versions handed out."""
+    """Values from the first version. Another order would repeat units that older versions handed out."""
     assert [unit_at(each, units, seed=7, epoch=2) for each in range(4)] == first
 
 

@@ -60,7 +60,7 @@ def _seen() -> list[Panel]:
               least=None),
         lines("Inner steps per second", "Inner steps that the learner takes per second.", "none",
               {"{{learner}}": rate.format("inner_steps")}),
-        lines("Tokens per second", "Tokens that the learner trains per second.", "none",
+        lines("Tokens per second", "Tokens that the learner trains on per second.", "none",
               {"{{learner}}": rate.format("tokens")}),
         lines("Lost time", "Share of the learner's time that is lost.", "percentunit",
               {"{{learner}}": lost}, most=1),

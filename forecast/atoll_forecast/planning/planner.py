@@ -167,8 +167,8 @@ def _warnings(
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
-            f"H = {settings.inner_steps}: losses were measured only up to {KNOWN_INNER_STEPS}, and an H above 24 "
-            "raised them in short runs (docs/benchmarks/paper.md): test this H first, or use faster links"
+            f"H = {settings.inner_steps}: losses were measured only up to {KNOWN_INNER_STEPS}, and are higher above "
+            "24 in short runs (docs/benchmarks/paper.md): test this H, or use faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
         yield f"goodput is {atoll.goodput:.1%}, below {MIN_GOODPUT:.0%}: make failures rarer or repairs faster"

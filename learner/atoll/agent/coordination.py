@@ -33,7 +33,7 @@ Rows: TypeAlias = tuple[tuple[int, int], ...]  # length and CRC-32C of each payl
 
 
 class Coordination:
-    """Exchanges information with the agents of the other ranks. This base class is for a learner of one process.
+    """Exchanges information with the agents of the other ranks. This base class is for a single-process learner.
 
     owners: the assignment of frames to ranks.
     """

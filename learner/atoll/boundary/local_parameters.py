@@ -2,7 +2,7 @@
 
 Only the training thread uses this module. To take a pseudo-gradient, it copies this rank's parameters and sends them to
 the owners of the frames. A worker thread encodes the pseudo-gradient later. To adopt an anchor, the owners send changes
-to the ranks that hold the parameters, and these ranks add the changes. A learner of one process sends nothing, because
+to the ranks that hold the parameters, and these ranks add the changes. A single-process learner sends nothing, because
 it holds all parameters and owns all frames.
 
 The values are in host memory, or on the device of the parameters if a coder for that device is given.

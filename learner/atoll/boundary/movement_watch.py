@@ -17,11 +17,11 @@ from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
     Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
-    "before starting the learner, swap weights only between two steps, and restore the best weights after leaving",
+    "outside the learner's block, or replace them temporarily between two steps",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
     "the parameters: name copies with Learner(copies=...) if this recurs",
     Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters, such "
-    "as float32 master weights or averaged weights: pass the copies with "
+    "as float32 master weights: pass the copies with "
     "Learner(copies=lambda: [(parameter, copy), ...])",
 }
 

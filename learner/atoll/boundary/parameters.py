@@ -32,7 +32,7 @@ AVERAGES = (
 )
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 CHANGED = (
-    "buffers changed during training, but learners do not share them, and an exported model has the initial values: "
+    "buffers changed during training, but learners do not share them and exports contain the initial values: "
     "save these buffers with the learner's own model"
 )
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -105,8 +105,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)} became trainable after the learner was started, and will not be "
-                "shared: give the optimizer all parameters before you start the learner, or name them in unshared="
+                f"{_listed(names)} became trainable after the learner was started and will not be shared: "
+                "give the optimizer all parameters first, or name them in unshared="
             )
         self._size = self._optimizers_size()
 

@@ -19,8 +19,8 @@ LOOKED_AT = 8  # number of parameters whose version counters are compared
 class SkippedSteps:
     """Watches the optimizers of these parameters until `end`.
 
-    A call counts as skipped only if this learner's optimizer steps are visible: an optimizer of torch calls hooks, but
-    a replayed CUDA graph does not.
+    A call counts as skipped only if this learner's optimizer steps are visible. A torch optimizer calls hooks, but a
+    replayed CUDA graph does not.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -1,7 +1,7 @@
 """A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer anchors.
 
 Rank 0 decides, and all ranks carry out the same decisions in the same order, because this work needs collective calls.
-Each rank therefore has the same counters and tracks. In a learner of one process, a signal handler may raise at any
+Each rank therefore has the same counters and tracks. In a single-process learner, a signal handler may raise at any
 line, and the next boundary completes the work.
 """
 

@@ -53,7 +53,7 @@ class ChaosSettings(Settings):
     batch: Annotated[int, Field(ge=1, description="Text windows per step."), WHAT] = 8
     total_tokens: Annotated[
         int,
-        Field(ge=1, description="Length of the learning rate schedule in tokens. The run trains at most this many."),
+        Field(ge=1, description="Length of the learning rate schedule in tokens. The run stops at this number."),
         WHAT,
     ] = 20_000_000
     core_options: Annotated[

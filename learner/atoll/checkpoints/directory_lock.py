@@ -59,7 +59,7 @@ class DirectoryLock:
             waits = True
             time.sleep(RETRY_S)
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # the text only explains, so a full disk must not stop the learner
+            with contextlib.suppress(OSError):  # the text is only informational: a full disk must not stop the learner
                 self._lock.write(_this_process().encode())
 
     def share(self) -> None:
@@ -111,7 +111,7 @@ class DirectoryLock:
         except OSError:
             found = ""
         if found == _this_process():
-            return "another learner of this process"
+            return "another learner in this process"
         return found if USER.fullmatch(found) else "another process"
 
 

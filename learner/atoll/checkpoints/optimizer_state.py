@@ -65,7 +65,7 @@ def load(optimizer: torch.optim.Optimizer, saved: Any, names: Sequence[Sequence[
 
 
 def _is_standard(state: Any) -> bool:  # noqa: ANN401
-    """Returns whether a state_dict has the form of torch's."""
+    """Returns whether a state_dict has the structure that torch optimizers use."""
     if not isinstance(state, dict) or not isinstance(state.get(STATE), dict) or not isinstance(state.get(GROUPS), list):
         return False
     return all(isinstance(group, dict) and isinstance(group.get(PARAMS), list) for group in state[GROUPS])

@@ -23,7 +23,7 @@ LONGEST_RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LeasedUnit:
-    """A unit to train. ordinal: its number in its lease, from 1. log: of its lease."""
+    """A leased unit. ordinal: its number in its lease, from 1. log: of its lease."""
 
     unit: int
     epoch: int
@@ -32,7 +32,7 @@ class LeasedUnit:
 
 
 class Leasing(Protocol):
-    """The agent, as this module uses it."""
+    """The part of the agent that this module uses."""
 
     @property
     def run(self) -> tuple[str, int]:
@@ -77,7 +77,7 @@ class LeasedUnits:
         self.finished = False
 
     def next(self) -> LeasedUnit | None:
-        """Returns the next unit to train, or None if none can be leased now. Waits for the core's answer.
+        """Returns the next unit, or None if none can be leased now. Waits for the core's answer.
 
         Raises LearnerError if the learner cannot continue.
         """
@@ -98,7 +98,7 @@ class LeasedUnits:
     def wait(self) -> bool:
         """Waits until a unit can be leased. Returns False if every unit of the dataset is trained.
 
-        All handed-out samples must be trained. Raises LearnerError as `next`.
+        All handed-out samples must be trained. Raises the same errors as `next`.
         """
         self._log.settle()
         self.finished = False

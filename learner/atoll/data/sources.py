@@ -44,9 +44,9 @@ class Source(Protocol):
 class Rows:
     """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
 
-    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Choose a
-    unit that trains in a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
-    identifies the data's content, since only the number of rows is compared otherwise.
+    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Training
+    on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
+    identifies the data's content; otherwise, only the number of rows is compared.
 
     >>> source = Rows(["a", "b", "c"], unit=2)
     >>> source.units, source.samples(1), source.sample(1, 0)
@@ -56,8 +56,8 @@ class Rows:
     def __init__(self, rows: Any, unit: int, *, tokens: int = 0, version: str = "") -> None:  # noqa: ANN401 - see above
         if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or not len(rows):
             raise LearnerError(
-                f"Rows got a {type(rows).__name__} without rows or without indexing: pass a map-style dataset, such as "
-                "a list or a Hugging Face dataset that is not streamed"
+                f"Rows got a {type(rows).__name__} that is empty or cannot be indexed: pass a map-style dataset, "
+                "such as a list or a non-streamed Hugging Face dataset"
             )
         if unit < 1:
             raise LearnerError(f"Rows got unit={unit}: pass the number of rows in a unit, at least 1")
@@ -99,12 +99,12 @@ class TokenFile:
         if unit < 1 or not 0 <= overlap < tokens:
             raise LearnerError(
                 f"TokenFile got unit={unit}, tokens={tokens} and overlap={overlap}: pass at least one sample per unit, "
-                "and an overlap below the tokens of a sample"
+                "and an overlap smaller than a sample"
             )
         try:
             self._length = self._path.stat().st_size // self._dtype.itemsize
         except OSError as error:
-            raise LearnerError(f"{path} cannot be read ({error.strerror}): pass a file of tokens") from error
+            raise LearnerError(f"{path} cannot be read ({error.strerror}): pass a readable file of tokens") from error
         self._samples = max(0, (self._length - overlap) // (tokens - overlap))
         if not self._samples:
             raise LearnerError(

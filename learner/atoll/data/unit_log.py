@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 class LeaseLog:
     """The units of one lease, which are trained in the order of their ordinals.
 
-    lag: number of steps that pass before a handed-out sample is trained. handed: number of units whose last sample was
+    lag: number of steps between handing out a sample and training on it. handed: number of units whose last sample was
     handed out. recent: `handed` at each of the last `lag` steps. forgotten: number of trained units without a step in
     `steps`. steps: the step that trained each later unit, ascending.
     """

@@ -53,7 +53,7 @@ class Units(IterableDataset[Any]):
         self.epoch = 0
 
     def more(self) -> bool:
-        """Waits until there are samples to train. Returns False when every unit of all epochs is trained.
+        """Waits until the loop can get samples. Returns False when every unit of all epochs is trained.
 
         Call it between `for` loops, after the last `Learner.step`: all samples so far then count as trained. Raises
         LearnerError if the learner cannot continue.
@@ -104,7 +104,7 @@ class Units(IterableDataset[Any]):
     # ------------------------------------------------------------------------------ samples in order
 
     def places(self) -> Iterator[Place]:
-        """Yields the places of the samples to train next, until no unit can be leased."""
+        """Yields the places of the next samples, until no unit can be leased."""
         while self._put_back or self._next or self._begin():
             if self._put_back:
                 yield self._put_back.popleft()
@@ -137,10 +137,10 @@ class Units(IterableDataset[Any]):
 
 
 def check_single(ranks: int) -> None:
-    """Raises LearnerError for a learner of several ranks, which would all have to train the same units."""
+    """Raises LearnerError for a learner with several ranks, which would all have to train on the same units."""
     if ranks > 1:
         raise LearnerError(
-            f"this learner has {ranks} ranks, and only a learner of one process can lease units: start one learner per "
+            f"this learner has {ranks} ranks, and only a single-process learner can lease units: start one learner per "
             "process, or divide the data yourself"
         )
 

@@ -24,8 +24,8 @@ class BlockLayout:
     segments: number of values in each segment, in the order of the run's vector.
     values: sizes that split the flat matrix into each segment's values and the space after them, alternately.
     codes: sizes that split the flat matrix of codes in the same way, in bytes.
-    contents: sizes that split the contents of all frames: for each frame, the codes of its segments, the scales, and
-    the space before the next frame, in bytes. code_parts, scale_parts: the numbers of these parts.
+    contents: sizes in bytes that split the contents of all frames. Each frame has its segments' codes, the scales, and
+    the space before the next frame. code_parts, scale_parts: the numbers of these parts.
     scales: number of blocks in each frame.
     """
 

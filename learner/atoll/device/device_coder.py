@@ -7,7 +7,7 @@ and copy the coded bytes to the host. To adopt an update, they copy coded bytes 
 The parameters are copied on training's own stream. The next optimizer step may then change them immediately. If this
 module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
 
-Several ranks exchange values on the device. Each rank codes the frames that it owns, as a learner of one process does.
+Several ranks exchange values on the device. Each rank codes the frames that it owns, as a single-process learner does.
 
 torch has streams and events for each kind of device, and stand-ins for the CPU that do nothing. The same code therefore
 runs on CPU tensors.

@@ -1,7 +1,7 @@
 """Consistent cuts of the published model, and their exchange between the follower's thread and the user's thread.
 
 Any vector of fragment versions is consistent, but all fragments of a shard must have the same history. A cut therefore
-names one generation of the run, and has no fragment from before a restore.
+belongs to one generation of the run and contains no fragment from before a restore.
 """
 
 from __future__ import annotations

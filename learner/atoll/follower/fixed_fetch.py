@@ -30,7 +30,7 @@ class FixedFetch:
         except UnsoundError:
             sound = False
         if not sound or self._missing:
-            raise FollowerError(f"the server sent other fixed values than it declared: {NONSENSE}")
+            raise FollowerError(f"the server sent fixed values that differ from its declaration: {NONSENSE}")
         return FixedValues.read(self._content)
 
     def _took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:

@@ -151,7 +151,7 @@ class FollowSession:
             )
         if not self._said_away:
             self._said_away = True
-            log.warning("waiting for the server: the model stays as it is", server=address, error=one_line(error))
+            log.warning("waiting for the server: the model stays unchanged", server=address, error=one_line(error))
 
     # ------------------------------------------------------------------------------ describing
 

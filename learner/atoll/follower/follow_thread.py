@@ -21,7 +21,7 @@ from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
 log = structlog.get_logger()
 
 ENDING_S = 5.0  # longest wait for the thread's end
-ENDED = "the follower was left: create a new Follower"
+ENDED = "the follower was closed: create a new Follower"
 
 
 class FollowThread:

@@ -16,7 +16,7 @@ from atoll.follower.follow_session import Source
 from atoll.follower.follow_thread import FollowThread
 from atoll.follower.model_tensors import ModelTensors
 
-NOT_ENTERED = "the follower was not entered: use it as `with atoll.Follower(...) as follower`"
+NOT_ENTERED = "the Follower is not in a `with` block: use it as `with atoll.Follower(...) as follower`"
 NO_FORKS = (
     "this process cannot fork while it follows a run: grpc was imported before atoll, so gRPC's fork handlers would "
     f"crash the process or its children; import atoll before grpc, or start the process with {forking.SETTING}=0"
@@ -50,7 +50,7 @@ class Follower:
         with atoll.Follower(model, server="127.0.0.1:7070") as follower:
             while True:
                 serve(model)  # your evaluation or inference
-                follower.update()  # applies what arrived meanwhile
+                follower.update()  # applies new versions
         ```
     """
 
@@ -106,7 +106,7 @@ class Follower:
             Whether the model changed.
 
         Raises:
-            FollowerError: If the follower was not entered, or following has failed for good.
+            FollowerError: If the block was not entered, or the follower failed permanently.
 
         Example:
             ```python
@@ -120,7 +120,7 @@ class Follower:
         return cut is not None and self._apply(cut)
 
     def wait(self, version: int | None = None, timeout_s: float | None = None) -> bool:
-        """Waits until something new has arrived, and writes it into the model.
+        """Waits for a new version and writes it into the model.
 
         Args:
             version: Waits until every fragment has at least this version.
@@ -130,7 +130,7 @@ class Follower:
             False after the timeout.
 
         Raises:
-            FollowerError: If the follower was not entered, or following has failed for good.
+            FollowerError: If the block was not entered, or the follower failed permanently.
 
         Example:
             ```python

@@ -71,7 +71,7 @@ def check(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
     owners = owners_of(cut.layout)
     shapes = {name: entry.shape for name, entry in cut.fixed.entries.items()}
     shapes |= {name: cut.layout.tensors[index].shape for name, index in owners.items()}
-    fix = "build the model of the run"
+    fix = "use the model that the run trains"
     for name, shape in shapes.items():
         if name not in state:
             raise FollowerError(f'the model lacks "{name}", which the run has: {fix}')

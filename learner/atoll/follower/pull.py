@@ -20,7 +20,7 @@ from atoll.follower.follow_thread import FollowThread
 def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: Callable[[str], None]) -> None:
     """Writes the published model to a safetensors file.
 
-    every_s: shortest time between two files in seconds, which replace each other; None to write only one file.
+    every_s: shortest time in seconds before the file is replaced; None to write only one file.
     tell: called with a line for each file. Raises FollowerError.
     """
     thread = FollowThread(source, clock)

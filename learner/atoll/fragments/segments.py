@@ -43,8 +43,8 @@ class FragmentShape:
     """The positions of a run's segments, in the run's vector and in the contents of its frames.
 
     length: number of values in the run.
-    rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and the offsets of the segment's
-    codes and scales in that frame's content, in bytes.
+    rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and the byte offsets of codes and
+    scales in that frame's content.
     sizes: bytes of each frame's content. levels: largest code; 0 for float32, which stores values instead of codes.
     """
 

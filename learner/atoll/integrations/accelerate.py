@@ -18,13 +18,13 @@ from atoll.learner import Learner
 __all__ = ["AcceleratedLearner"]
 
 SCHEDULE = (
-    "AcceleratedLearner got only one of scheduler= and schedule_steps=: pass the prepared scheduler and the number of "
-    "steps that it was made for, or neither"
+    "AcceleratedLearner got only one of scheduler= and schedule_steps=: pass the prepared scheduler and its number of "
+    "steps, or neither"
 )
 
 
 class AcceleratedLearner:
-    """Makes a loop with Accelerate a learner of a run. Entering the `with` block joins, and leaving it leaves.
+    """Turns an Accelerate loop into a learner of a run. Entering the `with` block joins, and leaving it leaves.
 
     `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
     synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that
@@ -36,8 +36,8 @@ class AcceleratedLearner:
         optimizer: The optimizer, as `prepare` returned it, or a list of all optimizers.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
-        scheduler: A scheduler that shall follow the run's tokens, as `prepare` returned it. Needs `schedule_steps`.
-        schedule_steps: The number of steps that the scheduler was made for.
+        scheduler: A scheduler to follow the run's tokens, as `prepare` returned it. Needs `schedule_steps`.
+        schedule_steps: The scheduler's number of steps.
         tokens: A function that returns the number of tokens in a batch. Default: see
             `atoll.integrations.batch_tokens.count_tokens`.
         options: Further arguments of `atoll.Learner`, such as `tls`.
@@ -58,7 +58,7 @@ class AcceleratedLearner:
                     optimizer.step()
                     optimizer.zero_grad()
                 if learner.step(batch):
-                    break  # the run has reached its target of tokens
+                    break  # the run has reached its token target
         ```
     """
 
@@ -124,7 +124,7 @@ class AcceleratedLearner:
             loss: The training loss, shown in status and metrics.
 
         Returns:
-            Whether the run has reached its target of tokens.
+            Whether the run has reached its token target.
 
         Raises:
             LearnerError: If the tokens cannot be counted, or the learner cannot continue.

@@ -45,7 +45,7 @@ def count_tokens(batch: object) -> int | torch.Tensor:
     if found is None:
         raise LearnerError(
             f"cannot count the tokens of a batch of type {type(batch).__name__}, which has no attention_mask, labels "
-            "or input_ids: pass tokens=, a function that returns the number of tokens in a batch"
+            "or input_ids: pass tokens=, a function that counts them"
         )
     return found
 

@@ -15,11 +15,11 @@ __all__ = ["AtollCallback"]
 
 
 class AtollCallback(Callback):
-    """Makes a Lightning Trainer a learner of a run. The learner joins when fitting begins, and leaves when it ends.
+    """Turns a Lightning Trainer into a learner of a run. The learner joins when fitting begins and leaves when it ends.
 
     - Tokens are counted from all batches of all ranks. All of the Trainer's optimizers belong to the learner.
-    - If the run has a target of tokens, schedulers follow the run's tokens, and training stops there. `max_steps` or
-      `max_epochs` is then the length of the schedule, and the most steps of this process.
+    - If the run has a token target, schedulers follow the run's tokens, and training stops there. `max_steps` or
+      `max_epochs` then sets the length of the schedule and the maximum steps of this process.
     - Validation does not count as lost time. After an error or Ctrl-C in `fit()`, the learner leaves.
     - Lightning's loggers get figures of the run, such as `atoll/run_tokens`.
     - After `fit(ckpt_path=...)`, the optimizer continues from Lightning's checkpoint, and the parameters are the run's.

@@ -50,9 +50,9 @@ class LoopSession:
         schedulers: Sequence[object],
         steps: float,
     ) -> None:
-        """Joins the run. steps: number of steps that the schedulers were made for. Raises LearnerError."""
+        """Joins the run. steps: the schedulers' number of steps. Raises LearnerError."""
         self.end(drain=False)
-        self._tokens.take()  # of a step that an error interrupted
+        self._tokens.take()  # from a step that an error interrupted
         learner = self.learner = Learner(model, list(optimizers), **self._options)
         self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
         learner.start()
@@ -65,7 +65,7 @@ class LoopSession:
             self._tokens.add(batch)
 
     def step(self, loss: float | None = None) -> bool:
-        """Ends an optimizer step. Returns whether the run has reached its target of tokens."""
+        """Ends an optimizer step. Returns whether the run has reached its token target."""
         learner = self.learner
         if learner is None or not self._training:
             return False

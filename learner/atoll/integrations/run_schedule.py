@@ -21,7 +21,7 @@ UNKNOWN = (
 
 
 class RunSchedule:
-    """A scheduler that follows the run's tokens. steps: number of steps that the schedule was made for."""
+    """A scheduler that follows the run's tokens. steps: the schedule's number of steps."""
 
     def __init__(self, scheduler: Any, steps: float) -> None:  # noqa: ANN401 - Accelerate wraps schedulers
         self._scheduler = scheduler if hasattr(scheduler, "base_lrs") else getattr(scheduler, "scheduler", scheduler)
@@ -29,7 +29,7 @@ class RunSchedule:
         self._warned = False
 
     def follow(self, run_tokens: int, total_tokens: int) -> None:
-        """Sets the learning rates for the run's current tokens. Does nothing if the run has no target of tokens."""
+        """Sets the learning rates for the run's current tokens. Does nothing if the run has no token target."""
         if not total_tokens or not math.isfinite(self._steps):
             return
         scheduler, step = self._scheduler, math.ceil(min(1.0, run_tokens / total_tokens) * self._steps)

@@ -23,11 +23,11 @@ __all__ = ["AtollCallback"]
 
 
 class AtollCallback(TrainerCallback):
-    """Makes a Trainer a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
+    """Turns a Trainer into a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
 
     - Tokens are counted from the batches of all micro-batches and ranks.
-    - If the run has a target of tokens, the Trainer's schedule follows the run's tokens, and training stops there.
-      `max_steps` is then the length of the schedule, and the most steps of this process.
+    - If the run has a token target, the Trainer's schedule follows the run's tokens, and training stops there.
+      `max_steps` then sets the length of the schedule and the maximum steps of this process.
     - Evaluation and saving do not count as lost time. The learner leaves before the Trainer loads its best model, and
       after an error in `train()`.
     - The Trainer's log contains figures of the run, such as `atoll/run_tokens`.
@@ -40,7 +40,7 @@ class AtollCallback(TrainerCallback):
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
         tokens: A function that returns the number of tokens in a batch, which is a mapping of the model's inputs.
-            Default: the attention mask, else the labels except -100, else the input ids.
+            Default: the attention mask, else the labels except -100, else the input IDs.
         schedule: Whether the schedule follows the run's tokens.
         options: Further arguments of `atoll.Learner`, such as `tls`.
 

@@ -150,7 +150,7 @@ class Owners:
 
 
 def undivided(layout: Layout) -> list[Division]:
-    """Returns the divisions for a learner of one process, which holds all parameters and owns all frames."""
+    """Returns the divisions for a single-process learner, which holds all parameters and owns all frames."""
     whole = [[TensorPart.whole(tensor.shape) for tensor in layout.tensors]]
     return [divide(fragment, whole, 0) for fragment in layout.fragments]
 

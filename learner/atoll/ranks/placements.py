@@ -81,9 +81,8 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
             dimensions = parameter.device_mesh.mesh_dim_names or ("the mesh",)
             raise LearnerError(
-                f'"{name}" is a DTensor on the mesh {dimensions}, but fully_shard manages {data} of its dimensions, '
-                "so several ranks may train on the same batch: pass their mesh, "
-                f'such as same_batch=mesh["{dimensions[-1]}"]'
+                f'"{name}" is a DTensor on the mesh {dimensions}, of which fully_shard manages {data}, '
+                f'so several ranks may train on the same batch: pass same_batch=mesh["{dimensions[-1]}"]'
             )
     return True
 

@@ -2,7 +2,7 @@
 
 Under torchrun, every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce
 sums the ranks' tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary
-and ends at a later one, where all ranks carry out the decision. A learner of one process makes no collective calls.
+and ends at a later one, where all ranks carry out the decision. A single-process learner makes no collective calls.
 
 Agreements use a gloo group. Values are exchanged over gloo in host memory, or over another group on their device.
 """
@@ -128,7 +128,7 @@ class RankGroup(Protocol):
 
 
 class SingleRank:
-    """A learner of one process."""
+    """A single-process learner."""
 
     is_leader = True
     rank = 0
@@ -275,7 +275,7 @@ class TorchRanks:
 def rank_group(*, counts: bool = True) -> RankGroup:
     """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        # Agreements and values in host memory need gloo. The default group may have another backend only.
+        # Agreements and values in host memory need gloo. The default group may have only another backend.
         group = dist.new_group(backend="gloo", timeout=WAIT)
         return TorchRanks(group, dist.get_rank(), dist.get_world_size(), counts=counts)
     return SingleRank()

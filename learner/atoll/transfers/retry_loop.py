@@ -17,7 +17,7 @@ from atoll.transfers.call_errors import Remedy, backoff_s, detail, remedy
 
 
 class Shard(Protocol):
-    """A shard, as this module needs it."""
+    """The part of a shard that this module uses."""
 
     @property
     def connected(self) -> asyncio.Event:
@@ -29,7 +29,7 @@ class Shard(Protocol):
 
 
 class Track(Protocol):
-    """A fragment, as this module needs it."""
+    """The part of a fragment that this module uses."""
 
     @property
     def shard(self) -> Shard:
@@ -37,7 +37,7 @@ class Track(Protocol):
 
 
 class Party(Protocol):
-    """A learner or follower, as this module needs it."""
+    """The part of a learner or follower that this module uses."""
 
     @property
     def leaving(self) -> bool:

@@ -287,7 +287,7 @@ class _Move:
         return meta
 
     def _shard_meta(self, target: _Target, initial_sha256: str) -> dict[str, Any]:
-        """Returns the run's values for a shard in a process of its own. initial_sha256: of its part, in hex."""
+        """Returns the run's values for a shard in a separate process. initial_sha256: of its part, in hex."""
         kept = ("protocol", "run", "generation", "session_key", "settings", "tensors", "fragments", "fingerprint")
         meta = {key: self._meta[key] for key in (*kept, lineage.META) if key in self._meta}
         return meta | self._owned(target) | {

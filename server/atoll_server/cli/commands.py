@@ -336,7 +336,7 @@ def replay_command(
         )
     if changes:
         print(
-            f"{done.merges:,} merges repeated with {', '.join(changes)}: the result differs from the recorded one by {100 * done.apart:.3g} % of the recorded run's change of the parameters"
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the parameters differ from the recorded ones by {100 * done.apart:.3g} % of their recorded change"
         )
         if out is None:
             print("to evaluate the result, write the model with --out PATH")

@@ -32,7 +32,7 @@ from atoll_server.data.merged_units import MergedUnits
 class Declared:
     """A dataset as its first learner declared it. tokens: per unit; 0 if unknown. fingerprint: of the data's content.
 
-    epochs: how often each unit is trained.
+    epochs: number of times that each unit is trained.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Declared:
 
 
 class Outcome(StrEnum):
-    """What became of a unit under one lease."""
+    """The state of a unit under one lease."""
 
     LEASED = "leased"  # not decided yet
     CONSUMED = "consumed"  # decided early: the rest of its work may still be merged

@@ -55,7 +55,7 @@ class RegionFetches:
         self._metrics = metrics
         self.cache = FetchCache(limit_bytes)
         self._versions = ReaderLimits()
-        # Readers that are not learners have limits of their own, so that they cannot end a learner's fetch.
+        # Readers that are not learners have separate limits, so that they cannot end a learner's fetch.
         self._followed = {False: ReaderLimits(OLD_UPDATES), True: ReaderLimits(OLD_WHOLES)}
         self._bringing: set[asyncio.Task[None]] = set()
 

@@ -159,7 +159,7 @@ class TimeAccount:
         """Records the counters of a report. Limits the reported times to the time since the incarnation joined.
 
         now: wall-clock seconds. seen: the reported counters, which this method changes in place.
-        most: limits on the steps and tokens that count per second; None for no limit.
+        most: limits on the counted steps and tokens per second; None for no limit.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -240,16 +240,16 @@ class TimeAccount:
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Returns the number of tokens that count: those that were neither voided nor discarded by a restore."""
+        """Returns the number of counted tokens: those neither voided nor discarded by a restore."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
     def void_tokens(self, tokens: int) -> None:
-        """Reduces the number of tokens that count to at most `tokens`. The other tokens are voided permanently."""
+        """Limits the number of counted tokens to `tokens`. The other tokens are voided permanently."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
-        """Reduces the number of tokens that count to the number at a restored checkpoint.
+        """Reduces the number of counted tokens to that at a restored checkpoint.
 
         tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
         that the rollback undid, as a mean over fragments weighted by their number of parameters.

@@ -36,7 +36,7 @@ MIXED = 4.0  # multiple of the usual tokens per step, up to which a contribution
 
 @dataclass(frozen=True, slots=True)
 class MaxRates:
-    """The largest numbers of reported steps and tokens that count per second."""
+    """The limits on counted steps and tokens per second."""
 
     steps_s: float = MAX_STEPS_S
     tokens_s: float = MAX_TOKENS_S

@@ -32,7 +32,10 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
         ("grpc.so_reuseport", 0),  # otherwise, two servers could listen on the same port
-        ("grpc.keepalive_time_ms", 30_000),  # for idle connections; on others, missing messages are noticed earlier
+        (
+            "grpc.keepalive_time_ms",
+            30_000,
+        ),  # for idle connections; busy ones detect a lost peer earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # long, since a ping waits behind frames on a slow link
         ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that applies while frames are in flight
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

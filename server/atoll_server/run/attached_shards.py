@@ -151,8 +151,8 @@ class AttachedShards:
             raise Refused(Status.FAILED_PRECONDITION, text)
         if (hello.generation, hello.epoch) > (generation, epoch):
             text = (
-                f"the shard has seen generation {hello.generation} and epoch {hello.epoch}, but this registrar is at "
-                f"{generation} and {epoch}: restore a newer backup of the registrar, or a checkpoint"
+                f"the shard is at generation {hello.generation} and epoch {hello.epoch}, ahead of this registrar "
+                f"({generation} and {epoch}): restore a newer backup of the registrar, or a checkpoint"
             )
             raise Refused(Status.FAILED_PRECONDITION, text)
         shard = self.shards.setdefault(hello.shard, AttachedShard(hello.shard))

@@ -120,7 +120,7 @@ class Core(CoreProcess):
             started = "--registrar-only" if stored["alone"] else f"--shard 0/{count}" if count > 1 else "one shard"
             raise SettingsError(
                 f"the run was started with {started}, not with these options: use the same ones, "
-                "or stop all cores and change the number of shards with atoll reshard"
+                "or stop all cores and run atoll reshard"
             )
 
     # ------------------------------------------------------------------------------ attached shards

@@ -172,7 +172,7 @@ class CoreProcess:
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def troubles(self) -> list[str]:
-        """Returns the current troubles of this process and its shard, one line each."""
+        """Returns the current problems of this process and its shard, one line each."""
         return [each.text for each in shard_troubles(self.run, self._damage, self.clock.monotonic())]
 
     def damaged(self, what: str) -> None:

@@ -32,7 +32,7 @@ MAX_HELD = 1 << 16  # undecided units of one learner, in all its leases
 MAX_ORDINAL = 1 << 62
 LEASE_BITS = 62
 RETRY_S = 1.0
-LOOK_S = 0.25  # shortest time between two looks at all leases because of requests; housekeeping looks once per second
+LOOK_S = 0.25  # seconds between checks of all leases because of requests; housekeeping checks them once per second
 SILENT = "silent"
 
 
@@ -56,14 +56,14 @@ class Datasets:
     # ------------------------------------------------------------------------------ leasing
 
     async def lease(self, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> pb.LeaseUnitsReply:
-        """Leases units to a learner. Sends those again that it has not received.
+        """Leases units to a learner, and resends units that it has not received.
 
         Raises Refused if the request is invalid, or declares another dataset than the run has under this name.
         """
         self._run.running()
         declared = declared_dataset(request.dataset)
         if max(request.lease, request.received, request.finished) > MAX_ORDINAL or request.finished > request.received:
-            raise _invalid(request, "has numbers that are not possible")
+            raise _invalid(request, "has impossible numbers")
         if self._is_out_of(declared.name) and self._run.clock.monotonic() - self._looked_at >= LOOK_S:
             await self.look()
             process.check_current()
@@ -110,7 +110,7 @@ class Datasets:
             if known != other:
                 text = (
                     f'dataset "{declared.name}" of the run has {what} {known}, but this learner declares {other}: use '
-                    "the same data and arguments as the other learners, or another name"
+                    "the other learners' data and arguments, or another name"
                 )
                 raise Refused(Status.FAILED_PRECONDITION, text)
         lease = self._living(dataset, process)
@@ -119,7 +119,8 @@ class Datasets:
         received = request.received if request.lease == lease.id else 0
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
-                request, f"says that {received} of {lease.handed} units were received, but knew of more before"
+                request,
+                f"says that {received} of {lease.handed} units were received, but an earlier request reported more",
             )
         return lease
 

@@ -73,7 +73,7 @@ class Summarising:
         self._told: dict[str | int, bytes] = {}  # by learner or lease: the sums in the last summary that had them
 
     def next(self, troubles: list[str], now: float) -> sh.Summary:
-        """Returns the next summary. troubles: this process's troubles. now: monotonic seconds."""
+        """Returns the next summary. troubles: this process's problems. now: monotonic seconds."""
         summary = sh.Summary(contributions=contribution_counts(self._run), troubles=troubles)
         if (shard := self._run.shard) is None:
             return summary

@@ -1,4 +1,4 @@
-"""Finds a run's current troubles, which an operator should fix."""
+"""Finds a run's current problems, which an operator should fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records changes of learners' states, and new troubles, in the journal."""
+"""Records changes of learners' states, and new problems, in the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_of(run: KnownRun, entry: RegistryEntry, now: float) -> LearnerState:
 
 
 class Watch:
-    """Records changes and troubles. since: by learner, when its state began, in seconds on the run's clock."""
+    """Records changes and problems. since: by learner, when its state began, in seconds on the run's clock."""
 
     def __init__(self, run: KnownRun) -> None:
         self.since: dict[str, float] = {}
@@ -37,7 +37,7 @@ class Watch:
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
         """Records the changes since the last call. Returns each learner's current state.
 
-        A learner's first state does not count as a change. troubles: the current troubles. Each trouble is recorded
+        A learner's first state does not count as a change. troubles: the current problems. Each problem is recorded
         once, when it begins. now: monotonic seconds.
         """
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}

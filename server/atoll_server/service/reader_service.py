@@ -1,7 +1,7 @@
 """The gRPC service for readers, which follow the published model. It changes nothing in the run.
 
-Readers are not members: they have no sessions, accounts or rounds. Their calls use slots of their own, so that they
-cannot use up what learners need.
+Readers are not members: they have no sessions, accounts or rounds. Their calls use separate slots, so that
+they cannot use up the slots of learners.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from atoll_server.shard.shard import Shard
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
-ENCODED_AT_ONCE = 2  # frames of whole fragments and of fixed values that are read for readers at the same time
+ENCODED_AT_ONCE = 2  # limit on frames of whole fragments and fixed values that are read for readers simultaneously
 
 
 class ReaderService(rpc.ReaderServicer):
@@ -116,7 +116,7 @@ class ReaderService(rpc.ReaderServicer):
                     replies = self._fixed_values(shard, request)
                 else:
                     fragment = self._run.owner(request.fragment)[1]
-                    # Fronts pass updates on to learners, which need the receipts. Without TLS, a front is not known.
+                    # Fronts pass updates on to learners, which need the receipts. Without TLS, fronts are unknown.
                     receipts = who.role in {None, Role.FRONT}
                     read = self._whole if request.whole else self._update
                     replies = read(shard, fragment, request, receipts=receipts)

@@ -27,7 +27,7 @@ POSITION = re.compile(r"(\d{1,4}:\d{1,19}(,\d{1,4}:\d{1,19})*)?")
 
 
 def parse_position(text: str) -> dict[int, int]:
-    """Returns a position's numbers by shard. Raises Refused if the text is not a position."""
+    """Returns the number of the last receipt read, by shard. Raises Refused if the text is invalid."""
     if not POSITION.fullmatch(text):
         text = "the position of the receipts is invalid: use the `next` of an earlier reply"
         raise Refused(Status.INVALID_ARGUMENT, text)
@@ -40,7 +40,7 @@ def format_position(position: Mapping[int, int]) -> str:
 
 
 def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListReceiptsReply:
-    """Returns a page of this process's shard. Reads the ledger over a connection of its own, so call it in a thread.
+    """Returns a page of this process's shard. Reads the ledger over a separate connection, so call it in a thread.
 
     Raises Refused for an invalid position.
     """

@@ -124,7 +124,7 @@ class RunCheckpoints:
                 run.attached.keep(number, named, through)
 
     def due(self) -> bool:
-        """Returns whether a checkpoint must be taken now, because of the interval and merges since the newest one."""
+        """Returns whether the interval has passed and versions have changed since the newest checkpoint."""
         run = self._run
         if run.shard is None or not run.attached.remote or self._taking.locked() or run.attached.missing():
             return False

@@ -22,14 +22,14 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
-            f"declares {header.frames} frames and {header.size_bytes} bytes, but the fragment has "
+            f"declares {header.frames} frames and {header.size_bytes} bytes instead of "
             f"{len(fragment.frames)} frames and at most {most} bytes: use the same version of Atoll on both sides",
         )
     if not (0 < header.tokens <= MAX_TOKENS and 0 < header.steps <= MAX_STEPS) or len(header.digest) != 32:
         raise _malformed(
             header,
             f"declares {header.tokens} tokens, {header.steps} steps and a digest of {len(header.digest)} bytes: "
-            f"send 1 to {MAX_TOKENS} tokens, 1 to {MAX_STEPS} steps and a digest of 32 bytes",
+            f"send 1 to {MAX_TOKENS} tokens, 1 to {MAX_STEPS} steps and a 32-byte digest",
         )
     if header.seq > MAX_NUMBER:
         raise _malformed(header, f"has a seq above {MAX_NUMBER}: use a smaller seq")
@@ -54,8 +54,8 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is based on version {header.base_version}, but this shard's newest is "
-            f"{version} (perhaps restored from a backup): fetch the whole fragment and drop the work",
+            f"contribution {_name(header)} is based on version {header.base_version}, but the newest is "
+            f"{version} (perhaps from a backup): fetch the whole fragment and drop the work",
         )
     if staleness > max_staleness:
         raise Refused(

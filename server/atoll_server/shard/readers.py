@@ -24,7 +24,7 @@ class Readers:
         """work: the shard's. If a task has failed, fragments may be half-changed, so they must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
-        # Readers that are not learners have limits of their own, so that they cannot end a learner's read.
+        # Readers that are not learners have separate limits, so that they cannot end a learner's read.
         self._followed = ReaderLimits(MAX_OLD_OF_READERS)
 
     @contextlib.asynccontextmanager

@@ -96,7 +96,7 @@ class SnapshotFailed(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """A trouble that an operator should fix. about: identifies the trouble, since figures in the text may change."""
+    """A problem that an operator should fix. about: identifies the problem, since figures in the text may change."""
 
     about: str
     text: str
