@@ -1,6 +1,6 @@
 """Measures what followers cost a region's link: python -m benchmarks.data_plane.followers [--many 50] [--json PATH].
 
-A learner trains beside a core. One front serves a single follower, and another front serves many. All followers start
+A learner trains. One front serves a single follower, and another front serves many. All followers start
 before the first version and end at the same one. Their models must then have the same values.
 """
 
