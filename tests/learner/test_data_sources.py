@@ -52,7 +52,7 @@ def test_rows_are_compared_by_number_and_version():
 def test_wrong_arguments_are_refused_in_one_line(tmp_path):
     (tmp_path / "short").write_bytes(bytes(10))
     for make, words in (
-        (lambda: Rows([], 1), "without rows"),
+        (lambda: Rows([], 1), "is empty or cannot be indexed"),
         (lambda: Rows(iter([1]), 1), "map-style dataset"),
         (lambda: Rows([1], 0), "unit=0"),
         (lambda: TokenFile(tmp_path / "missing", 4, 1), "cannot be read"),

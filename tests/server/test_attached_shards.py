@@ -79,7 +79,7 @@ REFUSED = [
     (hello(shard=0), "shard 0 of 3 cannot be attached here"),
     (hello(run="other"), "is run r: correct --registrar or --dir"),
     (hello(run="r", generation=3), "restore a newer backup of the registrar"),
-    (hello(run="r", generation=2, epoch=6), "seen generation 2 and epoch 6"),
+    (hello(run="r", generation=2, epoch=6), "generation 2 and epoch 6, ahead of this registrar"),
 ]
 
 
