@@ -146,6 +146,28 @@ def test_units_of_an_ended_lease_are_dropped_unless_they_were_begun():
     assert loop.log.ranges(0, 1) == ((5, 0, 1), (6, 0, 2))
 
 
+def test_a_lease_that_ends_while_the_next_units_are_asked_for_is_followed_by_a_new_one():
+    """The reply names a new lease and has no units, so it empties the queue just when a unit is wanted."""
+    registrar = Registrar(list(range(10)), most=2)
+    loop = Loop(registrar)
+    answer = registrar.lease_units
+
+    def ends_once(request: Callable[[], pb.LeaseUnitsRequest], after_s: float) -> Future[Any]:
+        if len(registrar.requests) == 1:
+            registrar.requests.append(request())
+            registrar.lease, registrar.handed = 6, 0
+            future: Future[Any] = Future()
+            future.set_result((REPLY(lease=6, state=REPLY.STATE_WAIT, retry_s=1.0), 1))
+            return future
+        return answer(request, after_s)
+
+    registrar.lease_units = ends_once  # type: ignore[method-assign]
+    while loop.units.more():
+        for batch in batches(loop, "plain", 1):
+            loop.step(batch)
+    assert loop.samples() == rows_of([0, *range(2, 10)]), "unit 1 was leased and not begun, so others get it"
+
+
 def test_a_learner_that_fails_stops_waiting():
     registrar = Registrar([0])
     registrar.failure = LearnerError("evicted")

@@ -433,7 +433,6 @@ class ShardedWorld:
         await self._train(NAMES)
         if self.rng.random() < 0.5:
             await self._without_registrar()
-        await self._rest()
         await self._last_account()
 
     def _connected(self, names: tuple[str, ...]) -> bool:
@@ -505,28 +504,42 @@ class ShardedWorld:
                  for h in self.homes]  # fmt: skip
         return f"{self._versions()}, {homes}, {islands}"
 
-    async def _rest(self) -> None:
-        def at_rest() -> bool:
-            for island in self.islands.values():
-                island.training = False
-            shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
-            versions = self._versions()
-            return (
-                len(versions) == FRAGMENTS
-                and not any(shard.pending() for shard in shards)
-                and all(island.idle() and len(island.tracks) == FRAGMENTS for island in self.islands.values())
-                and all(i.tracks[index].version == v for i in self.islands.values() for index, v in versions.items())
-            )
+    def _at_rest(self) -> bool:
+        """Ends all training. Returns whether no work is on its way, and all learners have the newest versions."""
+        for island in self.islands.values():
+            island.training = False
+        shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
+        versions = self._versions()
+        return (
+            len(versions) == FRAGMENTS
+            and not any(shard.pending() for shard in shards)
+            and all(island.idle() and len(island.tracks) == FRAGMENTS for island in self.islands.values())
+            and all(i.tracks[index].version == v for i in self.islands.values() for index, v in versions.items())
+        )
 
-        await self._guarded(at_rest, self.loop.now + PEACE_S, "come to rest")
-
-    async def _last_account(self) -> None:
-        """Checks that every acknowledged contribution has one fate, and that the disks alone give the same state."""
+    def _fates(self) -> dict[Any, Any]:
         fates: dict[Any, Any] = {}
         for home in self.homes:
             core, shard = home.core, shard_of(home.core)
             assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
             fates |= self.checks.in_ledger_of(core, shard)
+        return fates
+
+    async def _last_account(self) -> None:
+        """Checks that every acknowledged contribution has one fate, and that the disks alone give the same state."""
+
+        def complete() -> bool:
+            if not self._at_rest():
+                return False
+            core = self._asked_core()
+            return core is not None and len(set(self.data.counted(core, self._fates()))) == 1
+
+        await self._guarded(self._at_rest, self.loop.now + PEACE_S, "come to rest")
+        await self._guarded(complete, self.loop.now + PEACE_S, "count all merged units")
+        fates = self._fates()
+        for home in self.homes:
+            core, shard = home.core, shard_of(home.core)
+            assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
             made_once(core)
             self.checks.work_counted_once(core, (*NAMES, LATE))  # type: ignore[arg-type]
             counts = shard.contributions
@@ -534,7 +547,7 @@ class ShardedWorld:
                 raise Violation(2, f"{home.name}: {counts.accepted} accepted, {counts.merged}, {counts.refused}")
         if missing := [name for name in self.checks.acknowledged if name not in fates]:
             raise Violation(2, f"{missing} have no fate at the end")
-        await self._count_units(fates)
+        self.data.last_account(self._asked_core(), fates)
         before, datasets = self._checksums(), self._asked_core().datasets.as_data()
         for island in self.islands.values():
             island.check_conservation()
@@ -555,16 +568,6 @@ class ShardedWorld:
             lambda: (core := self._asked_core()) is not None and core.datasets.as_data() == datasets,
             self.loop.now + PEACE_S, f"restore the datasets' accounts {datasets}",
         )  # fmt: skip
-
-    async def _count_units(self, fates: dict[Any, Any]) -> None:
-        """Waits until the registrar has all shards' sums of merged units, and checks its accounts."""
-
-        def complete() -> bool:
-            core = self._asked_core()
-            return core is not None and len(set(self.data.counted(core, fates))) == 1
-
-        await self._guarded(complete, self.loop.now + PEACE_S, "count all merged units")
-        self.data.last_account(self._asked_core(), fates)
 
     def _checksums(self) -> dict[int, tuple[int, int, int]]:
         shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]

@@ -81,6 +81,8 @@ class LeasedUnits:
 
         Raises LearnerError if the learner cannot continue.
         """
+        if self._asked is not None and self._asked.done():
+            self._receive()  # before the queue is used, since a reply with a new lease empties it
         while not self._valid():
             if self._asked is None:
                 self._ask()
@@ -89,11 +91,10 @@ class LeasedUnits:
                 self._wanted = min(2 * self._wanted, MOST_UNITS)
             elif self.finished or self._retry_s:
                 return None
-        if self._asked is None and len(self._queue) <= self._wanted // 2:
+        unit = self._queue.popleft()
+        if self._asked is None and len(self._queue) < self._wanted // 2:
             self._ask()
-        elif self._asked is not None and self._asked.done():
-            self._receive()
-        return self._queue.popleft()
+        return unit
 
     def wait(self) -> bool:
         """Waits until a unit can be leased. Returns False if every unit of the dataset is trained.
