@@ -29,12 +29,13 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
     assert not rare, "a situation that hardly occurs is not tested"
 
 
-@pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388])
+@pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024])
 def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     """Each seed once found one of these faults.
 
     7100000216, 7100000291: a restarted registrar forgot the shards of a run that had not begun.
     8100000388: a contribution before the first round, after a restart, gave its learner an answer time since 1970.
+    8400000024: the reply that ended a lease of data units took the units that the training loop was about to use.
     """
     simulate_sharded(seed)
 
