@@ -11,6 +11,8 @@ from atoll_wire.unit_order import unit_at
 from tests.end_to_end.test_refusals import Hand, refused, request, taken_over
 from tests.end_to_end.world import Core, core, eventually, train
 
+pytestmark = pytest.mark.slow  # leases end only after some seconds
+
 UNITS = 10
 STATES = pb.LeaseUnitsReply
 

@@ -16,6 +16,8 @@ from atoll.demo.processes import Child
 
 from tests.end_to_end.world import Core, core, eventually
 
+pytestmark = pytest.mark.slow  # each test starts and kills several processes
+
 NAMES = ("a", "b", "c")
 SILENCE = ("--limit-units-silence-s", "20")  # a learner's last call may fail on a busy machine
 
@@ -66,7 +68,7 @@ def merged_parts(ledgers: Sequence[Path], lengths: dict[int, int]) -> dict[tuple
     return found
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tmp_path, seed):
     rng, pause = random.Random(seed), threading.Event()
     print("seed", seed)
@@ -86,7 +88,6 @@ def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tm
     assert job.kills >= 3, "the learners ended before they were killed"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tmp_path):
     rng, pause, inner_steps = random.Random(4), threading.Event(), 8
@@ -109,8 +110,8 @@ def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tm
     [
         "units.leased",
         "units.decided",
-        pytest.param("merge.committed", marks=pytest.mark.slow),
-        pytest.param("contribution.committed", marks=pytest.mark.slow),
+        "merge.committed",
+        "contribution.committed",
     ],
 )
 def test_a_core_killed_there_loses_no_unit_and_leases_none_twice(tmp_path, monkeypatch, point):
