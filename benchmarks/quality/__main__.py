@@ -123,7 +123,7 @@ inner rate that was tried with the first seed. Comparisons pair the runs by seed
 
 PRESETS_HEAD = f"""### {presets.TITLE}
 
-The base model has 180k parameters, and was trained with one process for 1,000 steps on the usual text. Each run
+The base model has 40k parameters, and was trained with one process for 1,000 steps on the usual text. Each run
 fine-tunes it on the standard library's tests (`Lib/test`), with the first 8 MB of files. Four learners use batches of
 4 x 64 tokens each. One process uses the four batches in one step, so all methods read the same text. Each method uses
 the best inner rate that was tried with the first seed. The percentages pair the runs by seed. Learners with momentum

@@ -18,11 +18,11 @@ ONE_PROCESS = "one process, data-parallel"
 DEFAULT = "0.5, 0.85 (default)"
 KINDS: dict[Literal["all", "lora"], str] = {"all": "all parameters", "lora": "LoRA adapters, rank 8"}
 STEPS = (150, 50, 400)  # per learner, in the order in which they are measured
-RATES = {"all": (2e-3, 4e-3, 8e-3), "lora": (4e-3, 8e-3, 1.6e-2)}
-FLEET = Recipe("decoupled", batch=16)
-UNTUNED = Recipe("data-parallel", batch=16, steps=0, fine_tuning="all")  # its loss is the base model's
+RATES = {"all": (3e-3, 6e-3, 1.2e-2), "lora": (6e-3, 1.2e-2, 2.4e-2)}
+FLEET = Recipe("decoupled", size="40k", batch=16)
+UNTUNED = Recipe("data-parallel", size="40k", batch=16, steps=0, fine_tuning="all")  # its loss is the base model's
 METHODS = {
-    ONE_PROCESS: Recipe("data-parallel", batch=16),
+    ONE_PROCESS: Recipe("data-parallel", size="40k", batch=16),
     DEFAULT: FLEET,
     "1, none": run(FLEET, outer_lr=1.0, outer_momentum=0.0),
     "0.7, 0.5": run(FLEET, outer_lr=0.7, outer_momentum=0.5),

@@ -78,7 +78,7 @@ class Recipe:
     @property
     def base(self) -> Recipe:
         """The recipe of the model that fine-tuning begins with."""
-        return Recipe("data-parallel", size=self.size, learning_rate=1e-2)
+        return Recipe("data-parallel", size=self.size, learning_rate=1.5e-2)
 
     @property
     def text(self) -> Path | None:
