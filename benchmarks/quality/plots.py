@@ -79,7 +79,7 @@ def presets(records: Records, path: Path) -> None:
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
-        axes.set_xticks(sorted(STEPS), [str(steps) for steps in sorted(STEPS)], minor=False)
+        axes.set_xticks(STEPS, [str(steps) for steps in STEPS], minor=False)
         axes.minorticks_off()
         axes.set_xlabel("inner steps per learner")
         axes.spines[["top", "right"]].set_visible(False)
