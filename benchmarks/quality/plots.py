@@ -74,12 +74,12 @@ def presets(records: Records, path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, len(KINDS), sharey=True)
     for (kind, title), axes in zip(KINDS.items(), panels, strict=True):
-        for (method, steps, means), colour in zip(curves(kind, records), mpl.colormaps["tab10"].colors, strict=False):
-            axes.plot(steps, means, "o-", color=colour, label=method)
+        for number, (method, steps, means) in enumerate(curves(kind, records)):
+            axes.plot(steps, means, "o-", color=f"C{number}", label=method)
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
-        axes.set_xticks(STEPS, [str(steps) for steps in STEPS], minor=False)
+        axes.set_xticks(STEPS, map(str, STEPS))
         axes.minorticks_off()
         axes.set_xlabel("inner steps per learner")
         axes.spines[["top", "right"]].set_visible(False)

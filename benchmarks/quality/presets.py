@@ -18,7 +18,7 @@ ONE_PROCESS = "one process, data-parallel"
 DEFAULT = "0.5, 0.85 (default)"
 KINDS: dict[Literal["all", "lora"], str] = {"all": "all parameters", "lora": "LoRA adapters, rank 8"}
 STEPS = (50, 150, 400)  # per learner
-RATES = {"all": (3e-3, 6e-3, 1.2e-2), "lora": (6e-3, 1.2e-2, 2.4e-2)}
+RATES = {"all": (3e-3, 6e-3, 1.2e-2, 2.4e-2), "lora": (6e-3, 1.2e-2, 2.4e-2, 4.8e-2)}
 FLEET = Recipe("decoupled", size="40k", batch=16)
 UNTUNED = Recipe("data-parallel", size="40k", batch=16, steps=0, fine_tuning="all")  # its loss is the base model's
 METHODS = {
@@ -72,11 +72,10 @@ def table(records: Records) -> str:
 
 
 def _table(kind: Literal["all", "lora"], records: Records) -> str:
-    budgets = STEPS
-    heads = "".join(f" {steps} steps (inner rate) | vs. one process |" for steps in budgets)
-    rows = [f"**{KINDS[kind]}**", "", f"| outer rate, momentum |{heads}", "|---|" + "---|---|" * len(budgets)]
+    heads = "".join(f" {steps} steps (inner rate) | vs. one process |" for steps in STEPS)
+    rows = [f"**{KINDS[kind]}**", "", f"| outer rate, momentum |{heads}", "|---|" + "---|---|" * len(STEPS)]
     for method in METHODS:
-        texts = [text for steps in budgets for text in _texts(Cell(kind, steps, method), records)]
+        texts = [text for steps in STEPS for text in _texts(Cell(kind, steps, method), records)]
         rows.append(f"| {method} | {' | '.join(texts)} |")
     return "\n".join([*rows, ""])
 
