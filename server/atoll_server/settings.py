@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
@@ -151,6 +151,13 @@ class RunSettings(Settings):
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
+FINETUNE = {"outer_lr": 1.0, "outer_momentum": 0.0}  # plain means: few outer steps leave momentum no time to act
+PRESETS: dict[str, dict[str, Any]] = {
+    "pretrain": {name: RunSettings.model_fields[name].default for name in FINETUNE},
+    "finetune": FINETUNE,
+}
+
+
 class Serving(Certificates, Metrics):
     """Settings of a process that serves gRPC: a core or a front."""
 
@@ -295,6 +302,14 @@ class CoreSettings(Serving):
             "with an index. Without it, the first learner sends them."
         ),
     ] = None
+    preset: Annotated[
+        Literal["pretrain", "finetune"] | None,
+        Field(
+            description="Outer rate and momentum for long training (the defaults), or for short runs and adapters. "
+            "--outer-lr and --outer-momentum override it."
+        ),
+        Option(panel=RunSettings.panel),
+    ] = None
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
     snapshot_every_s: Annotated[
         float,
@@ -350,6 +365,11 @@ class CoreSettings(Serving):
     def shards(self) -> int:
         """The number of shards of the run; 0 if this process does not know it."""
         return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
+
+    def run_settings(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the run settings that this start sets: those of the preset, and those given, which win."""
+        preset = PRESETS[self.preset] if self.preset else {}
+        return preset | {name: value for name, value in given.items() if value is not None}
 
     @field_validator("shard", mode="before")
     @classmethod
