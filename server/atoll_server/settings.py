@@ -302,14 +302,6 @@ class CoreSettings(Serving):
             "with an index. Without it, the first learner sends them."
         ),
     ] = None
-    preset: Annotated[
-        Literal["pretrain", "finetune"] | None,
-        Field(
-            description="Outer rate and momentum for long training (the defaults), or for short runs and adapters. "
-            "--outer-lr and --outer-momentum override it."
-        ),
-        Option(panel=RunSettings.panel),
-    ] = None
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
     snapshot_every_s: Annotated[
         float,
@@ -358,6 +350,14 @@ class CoreSettings(Serving):
         Field(description="Address at which learners and fronts reach this shard (default: the first --listen)."),
         Option(metavar="HOST:PORT", panel="One run on several cores"),
     ] = ""
+    preset: Annotated[
+        Literal["pretrain", "finetune"] | None,
+        Field(
+            description="Outer rate and momentum for long training (the defaults), or for short runs and adapters. "
+            "--outer-lr and --outer-momentum override it."
+        ),
+        Option(panel=RunSettings.panel),
+    ] = None
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
 
