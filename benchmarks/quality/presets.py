@@ -28,8 +28,8 @@ METHODS = {
     "1, none": run(FLEET, outer_lr=1.0, outer_momentum=0.0),
     "0.7, 0.5": run(FLEET, outer_lr=0.7, outer_momentum=0.5),
     "0.7, 0.9, no warm-up: DiLoCo's": run(FLEET, outer_lr=0.7, outer_momentum=0.9, outer_warm_up=0),
+    "0.5, 0.85, H = 12": run(FLEET, inner_steps=12),
     "0.5, 0.85, H = 6": run(FLEET, inner_steps=6),
-    "0.5, none, H = 6": run(FLEET, inner_steps=6, outer_momentum=0.0),
     "1, none, H = 6": run(FLEET, inner_steps=6, outer_lr=1.0, outer_momentum=0.0),
 }
 
