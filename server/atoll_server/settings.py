@@ -151,7 +151,7 @@ class RunSettings(Settings):
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
-FINETUNE = {"outer_lr": 1.0, "outer_momentum": 0.0}  # plain means: few outer steps leave momentum no time to act
+FINETUNE = {"inner_steps": 6}  # the default H leaves a short run few outer steps; see docs/guides/tune.md#presets
 PRESETS: dict[str, dict[str, Any]] = {
     "pretrain": {name: RunSettings.model_fields[name].default for name in FINETUNE},
     "finetune": FINETUNE,
@@ -353,8 +353,8 @@ class CoreSettings(Serving):
     preset: Annotated[
         Literal["pretrain", "finetune"] | None,
         Field(
-            description="Outer rate and momentum for long training (the defaults), or for short runs and adapters. "
-            "--outer-lr and --outer-momentum override it."
+            description="pretrain: the default H. finetune: a smaller H, for short runs and adapters. "
+            "--inner-steps overrides it."
         ),
         Option(panel=RunSettings.panel),
     ] = None

@@ -29,17 +29,14 @@ def started(**given: Any) -> dict[str, Any]:
     return core.run_settings(run)
 
 
-def test_pretrain_has_the_defaults_and_finetune_has_plain_means():
+def test_pretrain_has_the_defaults_and_finetune_has_a_small_interval():
     assert settings_of(preset="pretrain") == settings_of() == RunSettings()
-    assert settings_of(preset="finetune") == RunSettings(outer_lr=1.0, outer_momentum=0.0)
-    assert settings_of(preset="finetune").outer_at(age=100, heat=1.0) == (1.0, 0.0)
+    assert settings_of(preset="finetune") == RunSettings(inner_steps=6)
 
 
 def test_an_option_wins_over_the_preset():
-    chosen = settings_of(preset="finetune", outer_momentum="0.3", inner_steps="12")
-    assert chosen == RunSettings(outer_lr=1.0, outer_momentum=0.3, inner_steps=12)
-    default = str(RunSettings().outer_lr)
-    assert settings_of(preset="finetune", outer_lr=default).outer_lr == RunSettings().outer_lr
+    assert settings_of(preset="finetune", inner_steps="12", outer_lr="0.7") == RunSettings(inner_steps=12, outer_lr=0.7)
+    assert settings_of(preset="finetune", inner_steps=str(RunSettings().inner_steps)) == RunSettings()
 
 
 def test_presets_set_the_same_settings():
@@ -62,10 +59,10 @@ def test_a_restart_changes_only_what_its_preset_and_its_options_name(tmp_path):
 
         return asyncio.run(start())
 
-    assert stored_after("finetune", inner_steps=12) == RunSettings(inner_steps=12, **FINETUNE)
-    assert stored_after(None) == RunSettings(inner_steps=12, **FINETUNE)
-    assert stored_after(None, outer_lr=0.9) == RunSettings(inner_steps=12, **FINETUNE | {"outer_lr": 0.9})
-    assert stored_after("pretrain") == RunSettings(inner_steps=12)
+    assert stored_after("finetune", outer_lr=0.7) == RunSettings(outer_lr=0.7, **FINETUNE)
+    assert stored_after(None) == RunSettings(outer_lr=0.7, **FINETUNE)
+    assert stored_after(None, inner_steps=12) == RunSettings(outer_lr=0.7, inner_steps=12)
+    assert stored_after("pretrain") == RunSettings(outer_lr=0.7)
 
 
 def test_a_shard_that_is_not_the_registrar_takes_no_preset():
