@@ -127,7 +127,8 @@ The base model has 40k parameters, and was trained with one process for 1,000 st
 fine-tunes it on the standard library's tests (`Lib/test`), with the first 8 MB of files. Four learners use batches of
 4 x 64 tokens each. One process uses the four batches in one step, so all methods read the same text. Each method uses
 the best inner rate that was tried with the first seed. The percentages pair the runs by seed. Learners with momentum
-use the warm-up of 25 outer steps, unless a row says otherwise. H is 24 unless a row says otherwise.
+use the warm-up of 25 outer steps, unless a row says otherwise. H is 24 unless a row says otherwise. A dash means that
+no run was made.
 """
 
 
