@@ -151,7 +151,7 @@ class RunSettings(Settings):
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
-FINETUNE = {"inner_steps": 6}  # the default H leaves a short run few outer steps; see docs/guides/tune.md#presets
+FINETUNE = {"inner_steps": 12}  # the default H leaves a short run few outer steps; see docs/guides/tune.md#presets
 PRESETS: dict[str, dict[str, Any]] = {
     "pretrain": {name: RunSettings.model_fields[name].default for name in FINETUNE},
     "finetune": FINETUNE,

@@ -31,11 +31,11 @@ def started(**given: Any) -> dict[str, Any]:
 
 def test_pretrain_has_the_defaults_and_finetune_has_a_small_interval():
     assert settings_of(preset="pretrain") == settings_of() == RunSettings()
-    assert settings_of(preset="finetune") == RunSettings(inner_steps=6)
+    assert settings_of(preset="finetune") == RunSettings(inner_steps=12)
 
 
 def test_an_option_wins_over_the_preset():
-    assert settings_of(preset="finetune", inner_steps="12", outer_lr="0.7") == RunSettings(inner_steps=12, outer_lr=0.7)
+    assert settings_of(preset="finetune", inner_steps="8", outer_lr="0.7") == RunSettings(inner_steps=8, outer_lr=0.7)
     assert settings_of(preset="finetune", inner_steps=str(RunSettings().inner_steps)) == RunSettings()
 
 
@@ -61,7 +61,7 @@ def test_a_restart_changes_only_what_its_preset_and_its_options_name(tmp_path):
 
     assert stored_after("finetune", outer_lr=0.7) == RunSettings(outer_lr=0.7, **FINETUNE)
     assert stored_after(None) == RunSettings(outer_lr=0.7, **FINETUNE)
-    assert stored_after(None, inner_steps=12) == RunSettings(outer_lr=0.7, inner_steps=12)
+    assert stored_after(None, inner_steps=8) == RunSettings(outer_lr=0.7, inner_steps=8)
     assert stored_after("pretrain") == RunSettings(outer_lr=0.7)
 
 
