@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +11,7 @@ from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.records import Records
 from benchmarks.quality.report import NOTHING, best, spread
 
-TITLE = "Presets: outer settings of fine-tuning"
+TITLE = "Presets: settings for fine-tuning"
 FINDING = "Fine-tuning with four learners vs. one process on the same tokens"
 ONE_PROCESS = "one process, data-parallel"
 DEFAULT = "0.5, 0.85 (default)"
@@ -90,7 +89,7 @@ def _texts(cell: Cell, records: Records) -> tuple[str, str]:
     return f"{spread(losses, '.4f')} ({chosen.learning_rate:g}{seeds})", f"{spread(behind, '+.2f')} %"
 
 
-def curves(kind: Literal["all", "lora"], records: Records) -> list[tuple[str, list[int], Sequence[float]]]:
+def curves(kind: Literal["all", "lora"], records: Records) -> list[tuple[str, list[int], list[float]]]:
     """Returns a method's name, budgets and mean percentages above one process, for each method with records."""
     found = []
     for method in METHODS:
