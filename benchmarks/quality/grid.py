@@ -11,6 +11,7 @@ from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
 REST = "budgets"  # the series of runs that no table of variants contains
+FINE_TUNING = "presets"  # the series of runs that begin with a base model
 MIXED = (0.5, 0.8, 1.2, 1.5)
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
@@ -220,6 +221,8 @@ BUDGETS = (
 
 def series(recipe: Recipe) -> str:
     """Returns the file name for a recipe's record: the first table that contains the recipe with any seed."""
+    if recipe.fine_tuning:
+        return FINE_TUNING
     first = replace(recipe, seed=0)
     holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
     return next(holding, REST)

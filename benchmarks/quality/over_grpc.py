@@ -37,7 +37,7 @@ def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
     """Returns the final published model's validation loss, and the learners' own counters."""
     same = {
         name: getattr(BASE, name)
-        for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy", "shards")
+        for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy", "shards", "fine_tuning")
     }
     assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:

@@ -10,6 +10,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.quality.grid import Group
+from benchmarks.quality.presets import FINDING, KINDS, STEPS, curves
+from benchmarks.quality.records import Records
 from benchmarks.quality.report import Gap, Line
 
 COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
@@ -60,4 +62,28 @@ def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_xlabel(f"loss, % above {group.variants[0].name}")
     axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def presets(records: Records, path: Path) -> None:
+    """Plots the loss of fine-tuning, in percent above one process, over steps. A panel per kind of fine-tuning.
+
+    path: the SVG file.
+    """
+    mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, len(KINDS), sharey=True)
+    for (kind, title), axes in zip(KINDS.items(), panels, strict=True):
+        for number, (method, steps, means) in enumerate(curves(kind, records)):
+            axes.plot(steps, means, "o-", color=f"C{number}", label=method)
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xscale("log")
+        axes.set_xticks(STEPS, map(str, STEPS))
+        axes.minorticks_off()
+        axes.set_xlabel("inner steps per learner")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(FINDING, fontsize=11)
+    panels[0].set_ylabel("loss, % above one process")
+    panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

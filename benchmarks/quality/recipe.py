@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from atoll.reference.model import SIZES, ModelSize
@@ -29,7 +31,8 @@ class Recipe:
     method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
     "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
     delay: one way, in steps. failures: mean steps of a learner between failures, or 0 for none. repair: in steps.
-    policy: see `policies`. shards: number of shards.
+    policy: see `policies`. shards: number of shards. fine_tuning: begin with the base model instead of random
+    parameters, and train "all" of them, or only adapters ("lora"), on the text of the standard library's tests.
     """
 
     method: Literal["data-parallel", "synchronous", "decoupled"]
@@ -48,6 +51,7 @@ class Recipe:
     repair: float = 0.0
     policy: str = ""
     shards: int = 1
+    fine_tuning: Literal["", "all", "lora"] = ""
     seed: int = 0
 
     def label(self) -> str:
@@ -70,6 +74,16 @@ class Recipe:
     def model(self) -> ModelSize:
         """The size of the model."""
         return SMALL[self.size] if self.size in SMALL else SIZES[self.size]
+
+    @property
+    def base(self) -> Recipe:
+        """The recipe of the model that fine-tuning begins with."""
+        return Recipe("data-parallel", size=self.size, learning_rate=1.5e-2)
+
+    @property
+    def text(self) -> Path | None:
+        """The argument of `data.load` for the run's text."""
+        return Path(sysconfig.get_path("stdlib"), "test") if self.fine_tuning else None
 
     @property
     def settings(self) -> RunSettings:

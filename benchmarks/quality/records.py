@@ -18,13 +18,14 @@ from rich.console import Console
 
 from benchmarks.quality.grid import series
 from benchmarks.quality.recipe import Recipe
-from benchmarks.quality.train import train
+from benchmarks.quality.train import make_base, train
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "records" / "quality"
 RUNS = RECORDS / "runs"
 CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # code that decides a run's result
 CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # CPython 3.11.7's own library
+TESTS = "720f6c952347263ee2d6d688daca8463db83d77d07955506977d9948b63a1066"  # its tests, for fine-tuning
 
 
 class RecordError(UserError):
@@ -87,6 +88,8 @@ def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Rec
     console.print(f"{len(set(recipes)) - len(missing)} of {len(set(recipes))} records exist")
     of, began = commit(), time.monotonic()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for base in {recipe.base for recipe in missing if recipe.fine_tuning}:
+            pool.submit(_make_base, base).result()
         running = {pool.submit(_run, recipe): recipe for recipe in missing}
         for number, done in enumerate(as_completed(running), start=1):
             recipe, result = running[done], done.result()
@@ -96,13 +99,23 @@ def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Rec
 
 
 def _run(recipe: Recipe) -> dict[str, Any]:
-    corpus = data.load(None, recipe.model.context)
-    if corpus.sha256 != CORPUS:
+    corpus = _text_of(recipe)
+    return {"corpus": corpus.sha256, **train(recipe, corpus)}
+
+
+def _make_base(base: Recipe) -> None:
+    make_base(base, _text_of(base))
+
+
+def _text_of(recipe: Recipe) -> data.Corpus:
+    corpus = data.load(recipe.text, recipe.model.context)
+    used = TESTS if recipe.fine_tuning else CORPUS
+    if corpus.sha256 != used:
         raise RecordError(
-            f"this Python's standard library has SHA-256 {corpus.sha256[:12]}, but the records used {CORPUS[:12]}: "
+            f"this Python's standard library has SHA-256 {corpus.sha256[:12]}, but the records used {used[:12]}: "
             "use CPython 3.11.7"
         )
-    return {"corpus": corpus.sha256, **train(recipe, corpus)}
+    return corpus
 
 
 def commit() -> str:

@@ -28,6 +28,7 @@ from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from atoll_wire.layout.layout import MergeKind, TensorSpec
 from numpy.typing import NDArray
 
+from benchmarks.quality import base_model, lora
 from benchmarks.quality.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -176,7 +177,12 @@ class Training:
 
 def new_model(recipe: Recipe) -> Transformer:
     """Returns the first model of a run, which is the same for all learners of a seed."""
-    return build(recipe.model, recipe.seed)
+    if not recipe.fine_tuning:
+        return build(recipe.model, recipe.seed)
+    model = base_model.read(recipe.base)
+    if recipe.fine_tuning == "lora":
+        lora.adapt(model, recipe.seed)
+    return model
 
 
 def batches(recipe: Recipe, corpus: data.Corpus, learner: str) -> Iterator[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
@@ -149,6 +149,13 @@ class RunSettings(Settings):
         Raises SettingsError for an invalid value.
         """
         return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
+
+
+FINETUNE = {"inner_steps": 12}  # the default H leaves a short run few outer steps; see docs/guides/tune.md#presets
+PRESETS: dict[str, dict[str, Any]] = {
+    "pretrain": {name: RunSettings.model_fields[name].default for name in FINETUNE},
+    "finetune": FINETUNE,
+}
 
 
 class Serving(Certificates, Metrics):
@@ -343,6 +350,14 @@ class CoreSettings(Serving):
         Field(description="Address at which learners and fronts reach this shard (default: the first --listen)."),
         Option(metavar="HOST:PORT", panel="One run on several cores"),
     ] = ""
+    preset: Annotated[
+        Literal["pretrain", "finetune"] | None,
+        Field(
+            description="pretrain: the default H. finetune: a smaller H, for short runs and adapters. "
+            "--inner-steps overrides it."
+        ),
+        Option(panel=RunSettings.panel),
+    ] = None
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
 
@@ -350,6 +365,11 @@ class CoreSettings(Serving):
     def shards(self) -> int:
         """The number of shards of the run; 0 if this process does not know it."""
         return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
+
+    def run_settings(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the run settings that this start sets: those of the preset, and those given, which win."""
+        preset = PRESETS[self.preset] if self.preset else {}
+        return preset | {name: value for name, value in given.items() if value is not None}
 
     @field_validator("shard", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 from atoll_server.quorum import Quorum
-from atoll_server.settings import RunSettings
+from atoll_server.settings import PRESETS, RunSettings
 
 from tests.k8s import engine
 from tests.k8s.cases import (
@@ -69,6 +69,9 @@ def test_the_schema_has_the_settings_of_a_run_with_their_limits():
     fields = {"overlap": "overlap_steps"}
     for name, limits in settings.items():
         option = re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name)
+        if name == "preset":
+            assert set(limits["enum"]) == PRESETS.keys()
+            continue
         said = RunSettings.model_json_schema()["properties"][fields.get(option, option)]
         for limit in {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} - (
             {"minimum"} & {name == "quorum"}

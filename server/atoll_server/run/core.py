@@ -79,7 +79,7 @@ class Core(CoreProcess):
         meta = run_ledger.get_meta(db)
         check_startable(meta)
         stored = RunSettings.model_validate(meta.get("settings", {}))
-        settled = stored.changed(**self._given)
+        settled = stored.changed(**self.settings.run_settings(self._given))
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
                 f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; "

@@ -171,6 +171,7 @@ def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
     """Returns the core that these settings ask for. Raises SettingsError for run settings of a shard."""
     if settings.registrar is None:
         return Core(settings, given)
+    given = {"preset": settings.preset} | given
     if named := [name.replace("_", "-") for name, value in given.items() if value is not None]:
         raise SettingsError(f"--{named[0]} belongs to the run: give it to the registrar, not to shard {settings.shard}")
     return ShardCore(settings)
