@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.quality.grid import Group
-from benchmarks.quality.presets import FINDING, KINDS, STEPS, curves
+from benchmarks.quality.presets import FINDING, KINDS, METHODS, curves
 from benchmarks.quality.records import Records
 from benchmarks.quality.report import Gap, Line
 
@@ -73,13 +73,15 @@ def presets(records: Records, path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, len(KINDS), sharey=True)
+    measured = set[int]()
     for (kind, title), axes in zip(KINDS.items(), panels, strict=True):
-        for number, (method, steps, means) in enumerate(curves(kind, records)):
-            axes.plot(steps, means, "o-", color=f"C{number}", label=method)
+        for method, steps, means in curves(kind, records):
+            axes.plot(steps, means, "o-", color=f"C{list(METHODS).index(method)}", label=method)
+            measured.update(steps)
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
-        axes.set_xticks(STEPS, map(str, STEPS))
+        axes.set_xticks(sorted(measured), map(str, sorted(measured)))
         axes.minorticks_off()
         axes.set_xlabel("inner steps per learner")
         axes.spines[["top", "right"]].set_visible(False)

@@ -12,7 +12,7 @@ from benchmarks.quality.records import Records
 from benchmarks.quality.report import NOTHING, best, spread
 
 TITLE = "Presets: settings for fine-tuning"
-FINDING = "Fine-tuning with four learners vs. one process on the same tokens"
+FINDING = "Fine-tuning: H = 12 lowers the loss in all four comparisons with the default, H = 24"
 ONE_PROCESS = "one process, data-parallel"
 DEFAULT = "0.5, 0.85 (default)"
 KINDS: dict[Literal["all", "lora"], str] = {"all": "all parameters", "lora": "LoRA adapters, rank 8"}
@@ -90,11 +90,11 @@ def _texts(cell: Cell, records: Records) -> tuple[str, str]:
 
 
 def curves(kind: Literal["all", "lora"], records: Records) -> list[tuple[str, list[int], list[float]]]:
-    """Returns a method's name, budgets and mean percentages above one process, for each method with records."""
+    """Returns a method's name, budgets and mean percentages above one process, for each method with all seeds."""
     found = []
     for method in METHODS:
         of = [(steps, Cell(kind, steps, method).behind(records)) for steps in STEPS]
-        there = [(steps, statistics.mean(behind)) for steps, behind in of if behind]
+        there = [(steps, statistics.mean(behind)) for steps, behind in of if len(behind) == len(SEEDS)]
         if there and method != ONE_PROCESS:
             found.append((method, [steps for steps, _ in there], [mean for _, mean in there]))
     return found
