@@ -109,6 +109,9 @@ def test_a_method_is_compared_at_its_best_rate_of_the_first_seed(tmp_path):
         add(replace(recipe, seed=1), loss)
     assert other.behind(records) == pytest.approx([10.0, 20.0])
     assert "2.3000 ± 0.1000 (0.024, 2 seeds) | +15.00 ± 5.00 %" in presets.table(records)
+    assert not presets.curves("lora", records), "a plot has methods with all seeds only"
+    for recipe, loss in zip(best, (2.0, 2.3), strict=True):
+        add(replace(recipe, seed=2), loss)
     assert presets.curves("lora", records) == [(presets.DEFAULT, [50], [pytest.approx(15.0)])]
     assert [path.name for path in tmp_path.iterdir()] == [f"{grid.FINE_TUNING}.json"]
 
