@@ -180,17 +180,18 @@ def test_the_programs_own_handler_of_sigterm_is_the_only_one_that_runs(core, pro
     assert core.left == ["a"]
 
 
-def test_after_the_last_learner_sigterm_has_its_default_again(core):
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with Loop(core.address).learner:
-            assert callable(signal.getsignal(signal.SIGTERM))
-            with Loop(core.address, "b").learner:
-                pass
-            assert callable(signal.getsignal(signal.SIGTERM))
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_after_the_last_learner_sigterm_has_its_default_again(core, process):
+    """In a process of its own, because another test's learner may still be open in this one."""
+    child = process(
+        after="other = torch.nn.Linear(24, 24)\n"
+        f"second = atoll.Learner(other, torch.optim.SGD(other.parameters(), 0.1), '{core.address}', 'b').start()\n"
+        "handlers = [signal.getsignal(signal.SIGTERM)]\n"
+        "for each in (second, learner):\n"
+        "    each.close(); handlers.append(signal.getsignal(signal.SIGTERM))\n"
+        "print([each is signal.SIG_DFL for each in handlers])"
+    )
+    out, errors = child.communicate(timeout=60)
+    assert (out, child.returncode) == ("[False, False, True]\n", 0), errors
 
 
 def test_a_child_process_ends_on_sigterm_and_leaves_the_learner_alone(core, process):
