@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
-FAST := not slow and not root and not k8s and not compose and not observe and not frameworks
+FAST := not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean

@@ -28,7 +28,7 @@ EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
 TRAINERS = ["accelerate", "lightning", "transformers"]  # extras in pyproject.toml
 ONLY_TESTED = [Requirement(each) for each in ("datasets>=4.3.0", "peft>=0.17.1", "torchdata>=0.11.0")]
-FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
+FAST = "not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks"
 FRAMEWORKS = [
     "tests/integrations",
     "tests/examples",

@@ -124,6 +124,19 @@ def small_model(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 32))
 
 
+class Placed(nn.Module):
+    """`small_model` on a device, with inputs and outputs on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.model = small_model().to(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.model(x.to(self._device)).cpu()
+        return y
+
+
 def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randint(0, 32, (32,), generator=generator)
     return x, (x * 7 + 3) % 32

@@ -43,9 +43,9 @@ class Saving:
     def turn(self, times: int = 1) -> None:
         """Makes inner steps."""
         for _ in range(times):
-            x = torch.randn(16, 16, generator=self._random)
-            kind = next(self.model.parameters()).dtype
-            loss = (self.model(x.to(kind)).float() - x[:, :8].flip(1)).square().mean()
+            some = next(self.model.parameters())
+            x = torch.randn(16, 16, generator=self._random).to(some.device)
+            loss = (self.model(x.to(some.dtype)).float() - x[:, :8].flip(1)).square().mean()
             self.model.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()

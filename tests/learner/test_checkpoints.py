@@ -18,6 +18,7 @@ from atoll.checkpoints.directory import FACTS, CheckpointDirectory, RunFacts
 from atoll_wire.codec.checksums import crc32c
 from torch import nn
 
+from tests.devices import DEVICES
 from tests.learner.loops import until
 from tests.learner.saving import Saving, events, pause, saved
 from tests.learner.test_movement_watch import Masters
@@ -27,8 +28,9 @@ from tests.learner.watched import mlp
 # ------------------------------------------------------------------------------ saving
 
 
-def test_a_checkpoint_holds_the_values_of_one_step_while_training_goes_on(core, tmp_path, gate):
-    with Saving(core, tmp_path) as it:
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_checkpoint_holds_the_values_of_one_step_while_training_goes_on(core, tmp_path, gate, device):
+    with Saving(core, tmp_path, mlp(device=device)) as it:
         it.turn(5)
         it.learner.save_checkpoint()
         it.turn()
@@ -40,9 +42,9 @@ def test_a_checkpoint_holds_the_values_of_one_step_while_training_goes_on(core, 
         it.settle(1)
         found = saved(it.folders()[-1])
     for name, value in values.items():
-        assert torch.equal(found[f"model.{name}"], value)
+        assert torch.equal(found[f"model.{name}"], value.cpu())
         if value.numel() >= 64:
-            assert torch.equal(found[f"optimizer.0.state.{name}.exp_avg_sq"], moments[name])
+            assert torch.equal(found[f"optimizer.0.state.{name}.exp_avg_sq"], moments[name].cpu())
 
 
 def test_never_two_checkpoints_are_written_at_once_and_the_second_follows(core, tmp_path, gate):
@@ -107,6 +109,7 @@ def test_leaving_saves_a_checkpoint_that_was_asked_for_while_another_was_written
 DISK_FULL = """
 import json, resource, signal, sys, torch, atoll
 from tests.learner.saving import Saving, pause
+from tests.devices import DEVICES
 from tests.learner.watched import mlp
 class Core: address = sys.argv[1]
 from pathlib import Path
@@ -157,8 +160,9 @@ def test_a_full_disk_costs_one_line_and_no_step(core, tmp_path):
 # ------------------------------------------------------------------------------ restoring
 
 
-def test_a_restarted_learner_has_the_runs_parameters_and_its_optimizers_state(core, tmp_path, said):
-    with Saving(core, tmp_path) as it:
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_restarted_learner_has_the_runs_parameters_and_its_optimizers_state(core, tmp_path, said, device):
+    with Saving(core, tmp_path, mlp(device=device)) as it:
         it.turn(5)
         it.merge()
         it.save()
@@ -166,8 +170,8 @@ def test_a_restarted_learner_has_the_runs_parameters_and_its_optimizers_state(co
         old = {number: {key: value.clone() for key, value in each.items()} for number, each in state.items()}
         it.merge()
         steps = it.learner.stats().steps
-    with Saving(core, tmp_path) as again:
-        assert all(torch.equal(value, again.anchors()[name]) for name, value in again.values().items())
+    with Saving(core, tmp_path, mlp(device=device)) as again:
+        assert all(torch.equal(value.cpu(), again.anchors()[name]) for name, value in again.values().items())
         assert again.learner._boundary.local.tracks[0].flying is None
         new = again.optimizer.state_dict()["state"]
         assert old.keys() == new.keys()

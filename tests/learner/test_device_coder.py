@@ -1,4 +1,4 @@
-"""Coding with torch operations on CPU tensors is bit-identical to the kernels of the host."""
+"""Coding with torch operations is bit-identical to the kernels of the host, on CPU tensors and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
 from atoll.device import block_kernels, device_coder
-from atoll.device.device_coder import DeviceCoder, coding_device
+from atoll.device.device_coder import DeviceCoder, OnDevice, coding_device
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coded, FragmentShape
@@ -25,8 +25,9 @@ from atoll_wire.layout.frame_spans import BLOCK, Codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, MergeKind, TensorSpec, plan
 from torch import nn
 
+from tests.devices import CPU, DEVICES, GPU
+
 LARGEST = float(np.finfo(np.float32).max)
-CODER = DeviceCoder(torch.device("cpu"))
 
 
 def fragment(*sizes: int) -> FragmentLayout:
@@ -44,8 +45,13 @@ def same(one: Coded, other: Coded) -> None:
         assert np.array_equal(mine, theirs)
 
 
-def same_bits(one: torch.Tensor, other: np.ndarray) -> None:
-    assert np.array_equal(one.numpy().view(np.uint32), other.view(np.uint32))
+def same_bits(coder: DeviceCoder, one: OnDevice, other: np.ndarray) -> None:
+    assert np.array_equal(coder.await_on_stream(one).cpu().numpy().view(np.uint32), other.view(np.uint32))
+
+
+@pytest.fixture(params=DEVICES, ids=str)
+def coder(request):
+    return DeviceCoder(request.param)
 
 
 def difficult(random: np.random.Generator, length: int) -> np.ndarray:
@@ -54,7 +60,7 @@ def difficult(random: np.random.Generator, length: int) -> np.ndarray:
     while at < length:
         some = out[at : at + int(random.integers(1, 2 * BLOCK))]
         exponent = float(random.uniform(-45, 38))
-        match int(random.integers(9)):
+        match int(random.integers(10)):
             case 0:
                 found = random.standard_normal(len(some)) * 10.0**exponent
             case 1:
@@ -74,6 +80,8 @@ def difficult(random: np.random.Generator, length: int) -> np.ndarray:
                 found = (
                     random.choice([-127.0, 127.0], len(some)) * int(random.integers(128, 256)) * 2.0 ** int(exponent)
                 )
+            case 8:  # multiplied by the reciprocal of 127 instead, they would be bfloat16
+                found = np.nextafter(np.float32(127 * random.choice([128, 129], len(some))), np.float32(LARGEST))
             case _:  # equal magnitudes, whose scale is near a rounding boundary
                 found = random.choice([-1.0, 1.0], len(some)) * random.uniform(1, 2) * 2.0 ** int(exponent)
         some[:] = np.clip(found, -LARGEST, LARGEST)
@@ -83,80 +91,80 @@ def difficult(random: np.random.Generator, length: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", Codec)
 @pytest.mark.parametrize("seed", range(40))
-def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed):
+def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed, coder):
     random = np.random.default_rng(seed)
     sizes = [int(size) for size in random.integers(1, 6 * BLOCK, 20)]
     layout = fragment(*sizes) if seed else LENGTHS
     shape, values = FragmentShape.of(layout.whole, kind), difficult(random, layout.length)
     nothing = np.zeros_like(values)
-    host, device = segments.code(values, nothing, shape), CODER.code(values, CODER.whole(nothing), shape)
+    host, device = segments.code(values, nothing, shape), coder.code(values, coder.whole(nothing), shape)
     same(device, host)
     added = segments.change(nothing, nothing, host, host, shape)
-    same_bits(CODER.change(nothing, nothing, device, device, shape).vector, added)
+    same_bits(coder, coder.change(nothing, nothing, device, device, shape), added)
 
 
 @pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
 @pytest.mark.parametrize("kind", Codec)
-def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch):
+def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch, coder):
     monkeypatch.setattr(device_coder, "AT_ONCE", 100)
     random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
     anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
-    host, device = segments.code(anchor, values, shape), CODER.code(anchor, CODER.whole(values), shape)
+    host, device = segments.code(anchor, values, shape), coder.code(anchor, coder.whole(values), shape)
     same(device, host)
     for update in (None, segments.code(newer, anchor, shape)):
         for q in (None, host):
-            found = CODER.change(anchor, newer, update, q, shape).vector
-            same_bits(found, segments.change(anchor, newer, update, q, shape))
+            found = coder.change(anchor, newer, update, q, shape)
+            same_bits(coder, found, segments.change(anchor, newer, update, q, shape))
 
 
 @pytest.mark.parametrize("kind", Codec)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 20, -1])
-def test_work_that_is_not_finite_is_not_coded(kind, value, place):
+def test_work_that_is_not_finite_is_not_coded(kind, value, place, coder):
     shape, values = FragmentShape.of(LENGTHS.whole, kind), np.ones(LENGTHS.length, np.float32)
     values[place] = value
     with pytest.raises(CodecError, match="not finite"):
-        CODER.code(np.zeros_like(values), CODER.whole(values), shape)
+        coder.code(np.zeros_like(values), coder.whole(values), shape)
 
 
 @pytest.mark.parametrize("kind", [Codec.INT4, Codec.INT8])
-def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind):
-    random, lengths = np.random.default_rng(2), torch.full((50,), BLOCK)
-    blocks = torch.from_numpy(difficult(random, 50 * BLOCK)).view(50, BLOCK)
+def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind, coder):
+    random, lengths = np.random.default_rng(2), torch.full((50,), BLOCK, device=coder.device)
+    blocks = torch.from_numpy(difficult(random, 50 * BLOCK)).view(50, BLOCK).to(coder.device)
     codes, scales, finite = block_kernels.quantise(blocks, lengths, LEVELS[kind])
     assert finite
     for row in (0, 7, 49):
         one = slice(row, row + 1)
-        alone = block_kernels.quantise(blocks[one], lengths[one], LEVELS[kind])
+        alone = block_kernels.quantise(blocks[one], lengths[one] if row else None, LEVELS[kind])
         assert torch.equal(alone[0], codes[one])
         assert torch.equal(alone[1], scales[one])
 
 
-def test_the_defaults_of_a_training_script_change_nothing():
+def test_the_defaults_of_a_training_script_change_nothing(coder):
     shape, values = FragmentShape.of(LENGTHS.whole, Codec.INT4), difficult(np.random.default_rng(3), LENGTHS.length)
     nothing = np.zeros_like(values)
     host = segments.code(values, nothing, shape)
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            same(CODER.code(values, CODER.whole(nothing), shape), host)
+            same(coder.code(values, coder.whole(nothing), shape), host)
             for update in (None, host):
-                found = CODER.change(nothing, values, update, host, shape).vector
-                same_bits(found, segments.change(nothing, values, update, host, shape))
+                found = coder.change(nothing, values, update, host, shape)
+                same_bits(coder, found, segments.change(nothing, values, update, host, shape))
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_parameters_on_one_gpu_are_coded_there():
     class Placed(torch.Tensor):
-        device = torch.device("cuda", 0)
+        device = GPU
 
     class Elsewhere(Placed):
         device = torch.device("cuda", 1)
 
     host, without_streams = torch.zeros(2), torch.zeros(2, device="meta")
     one, other = torch.zeros(2).as_subclass(Placed), torch.zeros(2).as_subclass(Elsewhere)
-    assert coding_device([one, one]) == torch.device("cuda", 0)
+    assert coding_device([one, one]) == GPU
     for values in ([host], [without_streams], [one, other], [one, host], []):
         assert coding_device(values) is None
 
@@ -172,7 +180,7 @@ class Moving(DeviceCoder):
 
 
 def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
-    shape, coder = FragmentShape.of(LENGTHS.whole, Codec.INT4), Moving(torch.device("cpu"))
+    shape, coder = FragmentShape.of(LENGTHS.whole, Codec.INT4), Moving(CPU)
     anchors = [difficult(np.random.default_rng(seed), LENGTHS.length) for seed in range(3)]
     nothing = np.zeros(LENGTHS.length, np.float32)
     values = coder.whole(nothing)
@@ -258,7 +266,7 @@ def module(monkeypatch):
 
 
 def test_streams_wait_for_each_other_and_the_training_thread_for_none(module):
-    coder, model = DeviceCoder(torch.device("cpu")), nn.Linear(1, 1, bias=False)
+    coder, model = DeviceCoder(CPU), nn.Linear(1, 1, bias=False)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout = plan(parameters.tensors, 1)
     anchor, module.watched = np.ones(1, np.float32), model.weight
@@ -289,7 +297,7 @@ def test_streams_wait_for_each_other_and_the_training_thread_for_none(module):
 
 
 def test_ranks_exchange_values_once_per_take_and_once_per_adoption_beside_training(module):
-    coder, weight = DeviceCoder(torch.device("cpu")), nn.Parameter(torch.ones(1))
+    coder, weight = DeviceCoder(CPU), nn.Parameter(torch.ones(1))
     layout = plan([TensorSpec("weight", (2,), "float32", MergeKind.DIRECTION)], 1)
     division = divide(layout.fragments[0], [[TensorPart((2,), (chunk([(0, 2)], rank, 2),))] for rank in (0, 1)], 0)
     owned = np.ones(division.run.length, np.float32)
@@ -320,7 +328,7 @@ def test_ranks_exchange_values_once_per_take_and_once_per_adoption_beside_traini
 
 
 def test_an_overwrite_waits_only_for_an_earlier_copy(module):
-    coder = DeviceCoder(torch.device("cpu"))
+    coder = DeviceCoder(CPU)
     coder.whole(np.ones(3, np.float32))
     assert module.said == [("coder", "records", 0.0)]
     coder.whole(np.ones(3, np.float32))

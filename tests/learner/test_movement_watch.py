@@ -18,6 +18,7 @@ from atoll.ranks.division import undivided
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
+from tests.devices import DEVICES
 from tests.learner.watched import Watched, mlp
 
 
@@ -58,10 +59,11 @@ def write(model: nn.Module, how: str, values: dict[str, torch.Tensor]) -> None:
 WAYS = ("load_state_dict", "data.copy_", "data", "by hand")
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", WAYS)
-def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, said):
-    model = mlp(dtype)
+def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, device, said):
+    model = mlp(dtype, device)
     first = copy.deepcopy(model.state_dict())
     with Watched(model, adamw(model)) as it:
         it.rounds(40)
@@ -150,9 +152,10 @@ class Masters(torch.optim.SGD):
             parameter.copy_(master)
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(dtype, said):
-    model = mlp(dtype)
+def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(dtype, device, said):
+    model = mlp(dtype, device)
     with contextlib.suppress(LearnerError), Watched(model, Masters(model, 0.05)) as it:
         it.turn(10)
         it.adopt()

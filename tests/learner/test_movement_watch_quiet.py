@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.devices import DEVICES, GPU
 from tests.end_to_end.world import small_model, task
 from tests.learner.merging import Kind, Merging
 from tests.learner.watched import Watched, mlp
@@ -29,6 +30,11 @@ def adamw(model: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
 def plain() -> Case:
     model = mlp()
     return model, adamw(model), None
+
+
+def fused_on_a_gpu() -> Case:
+    model = mlp(device=GPU)
+    return model, torch.optim.AdamW(model.parameters(), 1e-3, fused=True), None
 
 
 def bfloat16() -> Case:
@@ -272,7 +278,7 @@ CASES = (
     plain, bfloat16, float16, clipped_gradients, large_rate_at_first, warm_up_from_zero, restarted_rate,
     clipped_weights, projected_weights, spectral_norm, weight_norm, decay_by_hand, averages_swapped_for_evaluation,
     schedule_free, schedule_free_bfloat16, skipped_by_a_scaler, accumulated_gradients, several_optimizers, tied_weights,
-    low_rank, compiled, compiled_step, by_hand,
+    low_rank, compiled, compiled_step, by_hand, *((fused_on_a_gpu,) if GPU in DEVICES else ()),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import torch
 from atoll import Learner
 from torch import nn
 
+from tests.devices import CPU, DEVICES
 from tests.learner.loops import Two, until
 
 SETTINGS = {"connect_timeout_s": 20.0, "drain_s": 5.0}
@@ -19,15 +20,16 @@ OPTIMIZERS = {
 class Scaled:
     """A loop with a gradient scaler, whose gradients may overflow."""
 
-    def __init__(self, address: str, kind: str, name: str = "a") -> None:
-        self.model = Two()
+    def __init__(self, address: str, kind: str, name: str = "a", device: torch.device = CPU) -> None:
+        self.model = Two().to(device)
+        self._ones = torch.ones(2, 24, device=device)
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
         self.learner = Learner(self.model, self.optimizer, address, name, **SETTINGS)
 
     def turn(self, *, overflows: bool = False) -> None:
         self.optimizer.zero_grad()
-        loss = self.model.second(self.model.first(torch.ones(2, 24))).square().mean()
+        loss = self.model.second(self.model.first(self._ones)).square().mean()
         self.scaler.scale(loss).backward()
         if overflows:
             self.model.first.weight.grad[0, 0] = float("inf")
@@ -36,9 +38,10 @@ class Scaled:
         self.learner.step(tokens=10)
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_skipped_step_does_not_count_and_its_tokens_count_with_the_next(core, kind):
-    loop = Scaled(core.address, kind)
+def test_a_skipped_step_does_not_count_and_its_tokens_count_with_the_next(core, kind, device):
+    loop = Scaled(core.address, kind, device=device)
     with loop.learner as learner:
         for number in range(12):
             before = loop.model.first.weight.detach().clone()

@@ -36,9 +36,9 @@ class Deaf:
             self.taken.append(taken.outstanding)
 
 
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def mlp(dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(dtype)
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(device, dtype)
 
 
 class Watched:
@@ -64,7 +64,7 @@ class Watched:
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
         learner._ranks, learner._thread = ALONE, threading.current_thread()
-        flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
+        flat = [parameter.detach().float().reshape(-1).cpu().numpy() for parameter in parameters.values]
         self.layout: Layout = plan(parameters.tensors, self._fragments)
         first = [
             np.concatenate([flat[p.tensor][p.start : p.start + p.length] for p in fragment.pieces])
@@ -81,9 +81,9 @@ class Watched:
 
     def gradient(self) -> float:
         """Computes a gradient of the task. Returns the loss."""
-        kind = next(self.model.parameters()).dtype
-        x = torch.randn(16, 16, generator=self._random)
-        loss = (self.model(x.to(kind)).float() - x[:, :8].flip(1)).square().mean()
+        some = next(self.model.parameters())
+        x = torch.randn(16, 16, generator=self._random).to(some.device)
+        loss = (self.model(x.to(some.dtype)).float() - x[:, :8].flip(1)).square().mean()
         self.model.zero_grad(set_to_none=True)
         loss.backward()
         return loss.item()

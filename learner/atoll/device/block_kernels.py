@@ -28,31 +28,31 @@ ONE_BITS = 0x3F800000  # the bits of 1.0 as float32
 
 
 def quantise(
-    blocks: torch.Tensor, lengths: torch.Tensor, levels: int
+    blocks: torch.Tensor, lengths: torch.Tensor | None, levels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the codes, the scales, and whether all values are finite.
 
-    blocks: float32 (blocks, 512), with zeros after the block's values. lengths: int64 (blocks,), number of values.
-    The codes are uint8 (blocks, bytes of a whole block). The scales are int16 (blocks,), the bits of bfloat16. If a
-    value is not finite, codes and scales are undefined.
+    blocks: float32 (blocks, 512), with zeros after the block's values. lengths: int64 (blocks,), number of values; None
+    if all blocks are whole, which takes less work. The codes are uint8 (blocks, bytes of a whole block). The scales are
+    int16 (blocks,), the bits of bfloat16. If a value is not finite, codes and scales are undefined.
     """
     bits = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1)  # the largest magnitude; NaN is above infinity
     finite = (bits < int(INFINITY_BITS)).all()
     if levels == 0:
-        return blocks.view(torch.uint8), torch.zeros_like(lengths, dtype=torch.int16), finite
+        return blocks.view(torch.uint8), torch.zeros_like(bits, dtype=torch.int16), finite
     largest = bits.view(torch.float32)
     scale = _up(largest / _constant(127.0, blocks)) if levels == 127 else _near(_step(blocks, largest, lengths))
     coded = scale >= int(SMALLEST_NORMAL_BITS)
     divisor = torch.where(coded, scale, ONE_BITS).view(torch.float32)
-    factor = _constant(1.0 if levels == 127 else SMALLER, blocks) / divisor
+    factor = torch.where(coded, _constant(1.0 if levels == 127 else SMALLER, blocks) / divisor, 0.0)
     # `round` takes the nearest integer, half to even, as the CPU kernels do.
-    codes = (blocks * factor[:, None]).clamp_(-levels, levels).round_().to(torch.int8) * coded[:, None]
+    codes = (blocks * factor[:, None]).clamp_(-levels, levels).round_().to(torch.int8)
     packed = codes.view(torch.uint8)
     scales = (torch.where(coded, scale, 0) >> 16).to(torch.int16)
     return packed if levels == 127 else _pairs(packed, lengths), scales, finite
 
 
-def decode(codes: torch.Tensor, scales: torch.Tensor, lengths: torch.Tensor, levels: int) -> torch.Tensor:
+def decode(codes: torch.Tensor, scales: torch.Tensor, lengths: torch.Tensor | None, levels: int) -> torch.Tensor:
     """Returns scale x code, float32 (blocks, 512). The arguments are those that `quantise` returns and takes."""
     if levels == 0:
         return codes.view(torch.float32)
@@ -65,14 +65,15 @@ def _constant(number: float | np.float32, like: torch.Tensor) -> torch.Tensor:
     return torch.full((1,), float(number), dtype=torch.float32, device=like.device)
 
 
-def _step(blocks: torch.Tensor, largest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _step(blocks: torch.Tensor, largest: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
     """Returns the unrounded scales of int4 blocks, float32 (blocks,)."""
     coded = largest >= float(SMALLEST)
     largest = torch.where(coded, largest, 1.0)
     fineness = _constant(FINENESS, blocks)
     fine = (blocks * (fineness / largest)[:, None]).to(torch.int32)
-    square = fine.mul_(fine).sum(1)
-    rms = (square.float() / lengths.float()).sqrt_() / fineness
+    square = fine.mul_(fine).sum(1, dtype=torch.int32)
+    count = _constant(float(BLOCK), blocks) if lengths is None else lengths.float()
+    rms = (square.float() / count).sqrt_() / fineness
     return torch.where(coded, largest * (rms * float(STEP)).clamp_(min=float(EDGE)), 0.0)
 
 
@@ -91,16 +92,20 @@ def _near(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(near.view(torch.float32) > most, bits & kept, near)
 
 
-def _pairs(codes: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _pairs(codes: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
     """Returns int4 codes, two per byte, uint8 (blocks, 256). codes: uint8 (blocks, 512), of int8 codes."""
+    if lengths is None:
+        return codes[:, :MIDDLE] & 0xF | codes[:, MIDDLE:] << 4
     places = torch.arange(MIDDLE, device=codes.device) + ((lengths + 1) // 2)[:, None]
     high = codes.gather(1, places.clamp_(max=BLOCK - 1))
     return codes[:, :MIDDLE] & 0xF | high << 4
 
 
-def _unpaired(pairs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _unpaired(pairs: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
     """Returns the codes that `_pairs` packed, int8 (blocks, 512)."""
-    places, half = torch.arange(BLOCK, device=pairs.device), ((lengths + 1) // 2)[:, None]
-    places = torch.where(places < half, places, places + MIDDLE - half).clamp_(max=BLOCK - 1)
-    nibbles = torch.cat([pairs & 0xF, pairs >> 4], 1).gather(1, places)
+    nibbles = torch.cat([pairs & 0xF, pairs >> 4], 1)
+    if lengths is not None:
+        places, half = torch.arange(BLOCK, device=pairs.device), ((lengths + 1) // 2)[:, None]
+        places = torch.where(places < half, places, places + MIDDLE - half).clamp_(max=BLOCK - 1)
+        nibbles = nibbles.gather(1, places)
     return (nibbles ^ 8).view(torch.int8) - 8

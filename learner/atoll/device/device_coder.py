@@ -36,7 +36,7 @@ from atoll.fragments import segments
 from atoll.fragments.segments import Coded, FragmentShape
 
 AHEAD = 2  # limit on anchors that are copied ahead; a learner may decline a round, and then does not need the copy
-AT_ONCE = 1 << 13  # blocks per call of a kernel, which limits temporary memory on the device to about 100 MB
+AT_ONCE = 1 << 15  # blocks per call of a kernel, which limits temporary memory on the device to about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,12 @@ class DeviceCoder:
         for some, lengths in self._chunks(layout):
             out[some] += block_kernels.decode(codes[some], scales[some], lengths, levels)
 
-    def _chunks(self, layout: BlockLayout) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yields slices of at most AT_ONCE blocks, and the blocks' lengths on the device."""
-        lengths = torch.from_numpy(layout.lengths).to(self.device)
+    def _chunks(self, layout: BlockLayout) -> Iterator[tuple[slice, torch.Tensor | None]]:
+        """Yields slices of at most AT_ONCE blocks, and the blocks' lengths on the device, or None if all are whole."""
         for start in range(0, layout.blocks, AT_ONCE):
             some = slice(start, start + AT_ONCE)
-            yield some, lengths[some]
+            lengths = layout.lengths[some]
+            yield some, None if (lengths == BLOCK).all() else torch.from_numpy(lengths).to(self.device)
 
 
 def coding_device(values: Sequence[nn.Parameter]) -> torch.device | None:

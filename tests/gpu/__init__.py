@@ -1,0 +1,1 @@
+"""Tests that need a GPU: `make test-gpu`. The other tests of `tests.devices` use a GPU too if there is one."""
