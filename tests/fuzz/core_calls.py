@@ -20,7 +20,7 @@ from unittest import mock
 import grpc
 import numpy as np
 import safetensors.numpy
-from atoll_server.run.core import Core
+from atoll_server.processes.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.run_checkpoints import RunCheckpoints

@@ -19,7 +19,7 @@ from atoll.fragments.exchange import DueRound, Submission
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
-from atoll_server.run.core import Core
+from atoll_server.processes.core import Core
 from atoll_server.storage import lineage, run_ledger
 from atoll_wire import outer_pb2 as pb
 

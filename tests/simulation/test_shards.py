@@ -23,6 +23,7 @@ from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
 from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.merging import merge
+from atoll_server.processes.replica import Replica
 from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import Phase
@@ -35,7 +36,6 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.shard.uploads import Upload
-from atoll_server.shard_process.replica import Replica
 from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
-from atoll_server.run.core import Core
+from atoll_server.processes.core import Core
 from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.status import status

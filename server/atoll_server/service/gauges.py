@@ -14,7 +14,7 @@ from atoll_wire.contract import LearnerState
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.goodput import total_goodput
 from atoll_server.learners.learner_registry import MAX_REGIONS
-from atoll_server.run.core_process import CoreFacts
+from atoll_server.processes.core_process import CoreFacts
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.troubles import troubles

@@ -16,6 +16,8 @@ from atoll_wire.messages.frame_messages import Pushed, Sent
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
+from atoll_server.processes.core import Core
+from atoll_server.processes.core_process import CoreProcess
 from atoll_server.rpc.calls import (
     Context,
     InterruptibleWait,
@@ -24,8 +26,6 @@ from atoll_server.rpc.calls import (
     discard_rest,
     wanted_frames,
 )
-from atoll_server.run.core import Core
-from atoll_server.run.core_process import CoreProcess
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
 from atoll_server.service import fragment_replies

@@ -13,9 +13,9 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.goodput import GoodputTotals, total_goodput
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.processes.core_process import CoreFacts
 from atoll_server.rounds.liveness import named
 from atoll_server.rounds.round_state import Phase
-from atoll_server.run.core_process import CoreFacts
 from atoll_server.run.known_run import KnownRun, Waiting
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.summaries import contribution_counts, fragment_statuses, pending_by_learner

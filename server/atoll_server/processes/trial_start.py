@@ -11,7 +11,7 @@ from atoll_wire.process.clock import SYSTEM
 
 from atoll_server.checkpoints.restore import Origin, Restored, restore
 from atoll_server.checkpoints.snapshot import SnapshotError
-from atoll_server.run.core_process import check_startable
+from atoll_server.processes.core_process import check_startable
 from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock

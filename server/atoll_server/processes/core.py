@@ -15,10 +15,10 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.parameter_source import open_source
+from atoll_server.memory_budget import parameters_of, too_much
+from atoll_server.processes.core_process import CoreProcess, check_startable
 from atoll_server.run.attached_shards import AttachedShards
-from atoll_server.run.core_process import CoreProcess, check_startable
 from atoll_server.run.datasets import Datasets
-from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import KEY_BYTES, Registrar, stage_of
 from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings

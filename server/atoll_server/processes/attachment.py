@@ -18,8 +18,8 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.security.transport import TransportSecurity
 
 from atoll_server.access.refusals import Refused
+from atoll_server.processes.shard_core import ShardCore
 from atoll_server.run.summaries import Summarising
-from atoll_server.shard_process.shard_core import ShardCore
 from atoll_server.telemetry.events import event_message
 
 log = structlog.get_logger()
