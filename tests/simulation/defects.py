@@ -17,8 +17,9 @@ from unittest import mock
 import grpc.aio
 import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
-from atoll.boundary import movement, movement_watch, optimizer_copies
+from atoll.boundary import movement, movement_watch
 from atoll.fragments import adoption, segments
+from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback

@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from atoll.boundary import tensor_stream
-from atoll.boundary.optimizer_copies import OptimizerCopies, Pairs
 from atoll.errors import LearnerError
+from atoll.model import tensor_stream
+from atoll.model.optimizer_copies import OptimizerCopies, Pairs
 from atoll.ranks.placements import counts_tokens, local_tensor, part_of, reshard
 
 log = structlog.get_logger()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
+from atoll.model.parameters import Parameters
 from atoll.ranks.rank_group import RankGroup
 
 PIECE_S = 0.5  # seconds between checks of whether the learner has stopped
