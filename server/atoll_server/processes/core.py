@@ -15,6 +15,8 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.parameter_source import open_source
+from atoll_server.ledger import data_ledger, database, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.memory_budget import parameters_of, too_much
 from atoll_server.processes.core_process import CoreProcess, check_startable
 from atoll_server.run.attached_shards import AttachedShards
@@ -22,9 +24,8 @@ from atoll_server.run.datasets import Datasets
 from atoll_server.run.registrar import KEY_BYTES, Registrar, stage_of
 from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.storage import crash_points, data_ledger, database, run_ledger
+from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry import entries
 
 log = structlog.get_logger()

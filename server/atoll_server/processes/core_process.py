@@ -22,6 +22,8 @@ from atoll_wire.process.clock import Clock
 
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
 from atoll_server.learners.learner_registry import refuse_reason
+from atoll_server.ledger import database, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter, with_room
 from atoll_server.merging import merge
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.initial_parameters import STAGING
@@ -32,9 +34,8 @@ from atoll_server.settings import CoreSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
-from atoll_server.storage import crash_points, database, run_ledger
+from atoll_server.storage import crash_points
 from atoll_server.storage.disk import Disk
-from atoll_server.storage.ledger_writer import LedgerWriter, with_room
 from atoll_server.telemetry.events import EventLog
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.logs import logged

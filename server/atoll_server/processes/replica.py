@@ -17,14 +17,15 @@ from atoll_wire import shards_pb2 as sh
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.ledger import lineage, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.rows import LearnerRow
+from atoll_server.ledger.run_ledger import VIEW
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings, ShardNumber
 from atoll_server.shard.run_view import RunView
-from atoll_server.storage import crash_points, lineage, run_ledger
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.rows import LearnerRow
-from atoll_server.storage.run_ledger import VIEW
+from atoll_server.storage import crash_points
 from atoll_server.telemetry.journal import Journal
 
 START = "session_start"  # key in the ledger's meta table

@@ -19,15 +19,16 @@ from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_state, stored_layout
 from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.ledger import database, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.memory_budget import parameters_of, too_much
 from atoll_server.processes.core_process import CoreProcess, check_startable
 from atoll_server.processes.replica import Replica
 from atoll_server.run.initial_parameters import StagedFile, check_room
 from atoll_server.settings import CoreSettings
 from atoll_server.shard.run_view import RunView
-from atoll_server.storage import crash_points, database, run_ledger
+from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry import entries
 
 log = structlog.get_logger()

@@ -11,6 +11,9 @@ from atoll_wire.process.clock import SYSTEM
 
 from atoll_server.checkpoints.restore import Origin, Restored, restore
 from atoll_server.checkpoints.snapshot import SnapshotError
+from atoll_server.ledger import lineage, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.rows import ContributionRow
 from atoll_server.processes.core_process import check_startable
 from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
@@ -21,10 +24,7 @@ from atoll_server.shard.fragment import HeldContribution
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.shard.snapshotter import covered
-from atoll_server.storage import lineage, run_ledger
 from atoll_server.storage.disk import ReadOnlyDisk
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.rows import ContributionRow
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 

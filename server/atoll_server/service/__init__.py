@@ -1,4 +1,5 @@
 """A core's gRPC services (learners, readers, operators, doctor), its status and gauges, and the server process.
 
-May import: access, checkpoints, learners, merging, processes, rounds, rpc, run, settings, shard, storage, telemetry.
+May import: access, checkpoints, learners, ledger, merging, processes, rounds, rpc, run, settings, shard, storage,
+telemetry.
 """

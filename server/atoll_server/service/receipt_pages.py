@@ -17,11 +17,11 @@ from atoll_wire.contract import FATE_NAMES
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.restore import LEDGER
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.processes.core_process import CoreProcess
 from atoll_server.shard.admission import MAX_NUMBER
 from atoll_server.shard.contributions import receipt_of
-from atoll_server.storage import shard_ledger
-from atoll_server.storage.rows import ContributionRow, FateRow
 
 POSITION = re.compile(r"(\d{1,4}:\d{1,19}(,\d{1,4}:\d{1,19})*)?")
 

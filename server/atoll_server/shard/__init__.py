@@ -3,5 +3,5 @@
 `shard` carries out the syncer's decisions, `context` contains a shard's dependencies, and `work` owns a shard's threads
 and tasks.
 
-May import: access, checkpoints, data, learners, merging, rounds, rpc, settings, storage, telemetry.
+May import: access, checkpoints, data, learners, ledger, merging, rounds, rpc, settings, storage, telemetry.
 """

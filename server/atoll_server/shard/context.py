@@ -9,9 +9,9 @@ from typing import Any
 from atoll_wire.process.clock import Clock
 
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.storage.disk import Disk
-from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics

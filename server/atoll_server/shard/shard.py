@@ -20,6 +20,8 @@ from atoll_wire.layout.sharding import divide
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.merging import merge
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds import syncer_events as ev
@@ -37,8 +39,7 @@ from atoll_server.shard.run_view import RunView
 from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
 from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, shard_ledger
-from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
+from atoll_server.storage import crash_points
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal

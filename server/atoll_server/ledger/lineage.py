@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atoll_server.storage import shard_ledger
-from atoll_server.storage.database import LedgerError
-from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.database import LedgerError
+from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
 META = "generations"  # the ledger stores the beginnings of all generations after the first under this key
 LAST = (1 << 63) - 1  # a version that no fragment reaches

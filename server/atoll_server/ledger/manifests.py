@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from atoll_server.storage import run_ledger
+from atoll_server.ledger import run_ledger
 
 MANIFESTS, RESTORED, KEPT = "checkpoints", "restored_checkpoint", "kept_snapshots"  # keys in the table meta
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from atoll_server.storage import shard_ledger
-from atoll_server.storage.database import LedgerError, verified
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.database import LedgerError, verified
 
 FRAGMENT, ACCEPTED_AT = 3, 15  # columns of the table contributions
 

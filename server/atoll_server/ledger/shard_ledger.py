@@ -15,9 +15,9 @@ from typing import Any
 from atoll_wire.contract import FATES, Fate
 
 from atoll_server.data.merged_units import MergedUnits, UnitRange
+from atoll_server.ledger.database import LedgerError, checksum, verified
+from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TotalsRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage.database import LedgerError, checksum, verified
-from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TotalsRow
 
 CONTRIBUTION_COLUMNS, TALLY_COLUMNS, MERGE_COLUMNS = 17, 12, 13  # that a row's first checksum covers
 

@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from atoll_server.storage.database import checksum, verified
-from atoll_server.storage.rows import LearnerRow
+from atoll_server.ledger.database import checksum, verified
+from atoll_server.ledger.rows import LearnerRow
 
 # Keys of the run's values
 VIEW = "view"  # in a shard's ledger: its newest view of the run

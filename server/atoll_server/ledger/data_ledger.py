@@ -23,7 +23,7 @@ from atoll_server.data.accounts import (
     numbers_in,
     runs_of,
 )
-from atoll_server.storage.database import checksum, verified
+from atoll_server.ledger.database import checksum, verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import sqlite3
 
 from atoll_wire.contract import Fate
 
-from atoll_server.storage import shard_ledger
-from atoll_server.storage.rows import TotalsRow
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.rows import TotalsRow
 
 STEP = 1000  # limit on the contributions that one transaction adds
 

@@ -19,7 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 from atoll_wire.process.clock import Clock
 
-from atoll_server.storage import crash_points, database
+from atoll_server.ledger import database
+from atoll_server.storage import crash_points
 
 log = structlog.get_logger()
 
