@@ -16,7 +16,7 @@ from atoll_server.cli.run_directory import read_run
 from atoll_server.ledger import run_ledger
 from atoll_server.ledger.database import read_ledger
 from atoll_server.ledger.manifests import kept_of
-from atoll_server.service.shard_calls import FOR_REGISTRAR
+from atoll_server.operators.shard_calls import FOR_REGISTRAR
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.security.certificate import Role
 from atoll_wire.security.transport import TransportSecurity

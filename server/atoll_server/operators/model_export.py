@@ -17,8 +17,8 @@ from atoll_wire.model_file.model_file import RunId
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.model_data import ModelData, PartError, write_part
 from atoll_server.checkpoints.restore import initial_state
+from atoll_server.operators.shard_calls import FOR_REGISTRAR, ShardCalls
 from atoll_server.run.registrar import Registrar
-from atoll_server.service.shard_calls import FOR_REGISTRAR, ShardCalls
 from atoll_server.shard.shard import Shard
 
 CHUNK_BYTES = 1 << 20

@@ -11,10 +11,10 @@ from atoll_wire import outer_pb2 as pb
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.ledger.manifests import Manifest
+from atoll_server.operators.shard_calls import ShardCalls
 from atoll_server.processes.core import Core
 from atoll_server.processes.core_process import HOUSEKEEPING_S
 from atoll_server.run.summaries import checkpoint, manifest_message
-from atoll_server.service.shard_calls import ShardCalls
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points
 from atoll_server.telemetry import entries

@@ -14,12 +14,12 @@ from atoll_wire.contract import LearnerState
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.goodput import total_goodput
 from atoll_server.learners.learner_registry import MAX_REGIONS
+from atoll_server.operators.status import merged_tokens, trained_tokens
 from atoll_server.processes.core_process import CoreFacts
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.troubles import troubles
 from atoll_server.run.watch import Watch, liveness_of
-from atoll_server.service.status import merged_tokens, trained_tokens
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry.events import EventLog
 from atoll_server.telemetry.metrics import Metrics, MetricSamples
