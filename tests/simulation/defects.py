@@ -23,7 +23,6 @@ from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
-from atoll_server.front import core_connection
 from atoll_server.front import service as front_service
 from atoll_server.front.answering import Answering
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
@@ -39,6 +38,7 @@ from atoll_server.run import initial_parameters, joining, known_run
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import payload_writer
 from atoll_server.telemetry import entries, journal
+from atoll_server.upstream import core_connection
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate

@@ -12,7 +12,7 @@ from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status
 from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity
 
-from atoll_server.front.known_sessions import KnownSessions
+from atoll_server.upstream.known_sessions import KnownSessions
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, UpstreamShard
+from atoll_server.upstream.core_connection import WATCH_S, CoreConnection, Dial, UpstreamShard
 
 
 class Routes:
