@@ -19,12 +19,12 @@ from atoll_server.rounds.syncer_events import Cause, ContributionKey, Lapse, Mer
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.logs import logged
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

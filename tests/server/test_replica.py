@@ -17,7 +17,7 @@ from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.processes.replica import Replica
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.shard.run_view import RunView
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh

@@ -35,9 +35,10 @@ from atoll_server.rounds import round_state as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.syncer_events import Merge
 from atoll_server.run import initial_parameters, joining, known_run
-from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
+from atoll_server.shard import follower_log, intake, shard, snapshotter
 from atoll_server.storage import payload_writer
 from atoll_server.telemetry import entries, journal
+from atoll_server.uploads import uploads
 from atoll_server.upstream import core_connection
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost

@@ -34,13 +34,13 @@ from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, RunSettings
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
-from atoll_server.shard.uploads import Upload
+from atoll_server.shard_context.context import ShardContext
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.codec import frame_codec

@@ -3,5 +3,5 @@
 `status` and `gauges` show a run's state. `receipt_pages` lists receipts, `run_checkpoints` takes checkpoints, and
 `model_export` exports the model. `shard_calls` calls the run's other shards.
 
-May import: access, checkpoints, learners, ledger, processes, rounds, run, settings, shard, storage, telemetry.
+May import: access, checkpoints, learners, ledger, processes, rounds, run, settings, shard, storage, telemetry, uploads.
 """

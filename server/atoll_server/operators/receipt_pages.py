@@ -20,8 +20,8 @@ from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.ledger import shard_ledger
 from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.processes.core_process import CoreProcess
-from atoll_server.shard.admission import MAX_NUMBER
 from atoll_server.shard.contributions import receipt_of
+from atoll_server.uploads.admission import MAX_NUMBER
 
 POSITION = re.compile(r"(\d{1,4}:\d{1,19}(,\d{1,4}:\d{1,19})*)?")
 

@@ -4,6 +4,6 @@
 process with only a shard. `attachment` keeps a shard attached to the registrar, and `replica` is its durable copy of
 the registrar's decisions. `trial_start` restores a run as a starting core does, to verify it.
 
-May import: access, checkpoints, learners, ledger, memory_budget, merging, rounds, run, settings, shard, storage,
-telemetry.
+May import: access, checkpoints, learners, ledger, memory_budget, merging, rounds, run, settings, shard, shard_context,
+storage, telemetry.
 """

@@ -31,9 +31,9 @@ from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.run.troubles import shard_troubles
 from atoll_server.settings import CoreSettings
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
+from atoll_server.shard_context.context import ShardContext
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import Disk
 from atoll_server.telemetry.events import EventLog

@@ -24,7 +24,7 @@ from atoll_server.ledger.run_ledger import VIEW
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings, ShardNumber
-from atoll_server.shard.run_view import RunView
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.storage import crash_points
 from atoll_server.telemetry.journal import Journal
 

@@ -26,7 +26,7 @@ from atoll_server.processes.core_process import CoreProcess, check_startable
 from atoll_server.processes.replica import Replica
 from atoll_server.run.initial_parameters import StagedFile, check_room
 from atoll_server.settings import CoreSettings
-from atoll_server.shard.run_view import RunView
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.telemetry import entries

@@ -19,11 +19,11 @@ from atoll_server.run.initial_parameters import STAGING
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import HeldContribution
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.shard.snapshotter import covered
+from atoll_server.shard_context.context import ShardContext
 from atoll_server.storage.disk import ReadOnlyDisk
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics

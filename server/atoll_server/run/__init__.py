@@ -2,5 +2,6 @@
 
 `registrar` manages learners and pauses the run. `known_run` is a run as one core process knows it.
 
-May import: access, checkpoints, data, learners, ledger, memory_budget, rounds, settings, shard, storage, telemetry.
+May import: access, checkpoints, data, learners, ledger, memory_budget, rounds, settings, shard, shard_context, storage,
+telemetry.
 """

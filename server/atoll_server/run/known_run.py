@@ -24,8 +24,8 @@ from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 

@@ -31,8 +31,8 @@ from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.storage import crash_points
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival

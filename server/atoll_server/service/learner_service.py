@@ -32,9 +32,9 @@ from atoll_server.service import fragment_replies
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 
 HEADER_BYTES = 4096  # limit on the size of a Push header, which stays in memory during the upload
 MAX_PATIENCE = 4.0  # a stream waits for its next message for at most this multiple of the upload's idle timeout

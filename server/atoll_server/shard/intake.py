@@ -26,12 +26,12 @@ from atoll_server.merging.merge import LARGEST_NORM, norms_sq
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
 from atoll_server.storage import crash_points
 from atoll_server.storage.payload_writer import ChecksumError
 from atoll_server.storage.spool import StoredPayload
 from atoll_server.telemetry import entries
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 
 DIVERGED = "this learner's training has diverged"
 

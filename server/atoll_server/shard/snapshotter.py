@@ -17,9 +17,9 @@ from atoll_server.ledger.lineage import Line
 from atoll_server.ledger.manifests import KeptSnapshots
 from atoll_server.ledger.rows import SnapshotRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.work import Work
+from atoll_server.shard_context.context import ShardContext
+from atoll_server.shard_context.work import Work
 from atoll_server.storage import crash_points
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries

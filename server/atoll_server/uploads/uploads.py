@@ -19,12 +19,12 @@ from atoll_wire.layout.layout import Layout
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.shard.admission import check_age, check_header, declared
-from atoll_server.shard.context import ShardContext
-from atoll_server.shard.upload_state import UploadEvent, UploadState, after
-from atoll_server.shard.work import Work
+from atoll_server.shard_context.context import ShardContext
+from atoll_server.shard_context.work import Work
 from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
+from atoll_server.uploads.admission import check_age, check_header, declared
+from atoll_server.uploads.upload_state import UploadEvent, UploadState, after
 
 SHORTEST_WAIT_S = 5.0  # minimum timeout for a stream's next frame; the maximum is `upload_idle_s`
 
