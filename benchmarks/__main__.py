@@ -15,9 +15,9 @@ from typing import cast
 import numpy as np
 import torch
 from atoll.agent.thread import Agent
-from atoll.boundary.parameters import Parameters
 from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.learner import Learner
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec

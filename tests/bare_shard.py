@@ -11,14 +11,14 @@ import numpy as np
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.merging import merge
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.settings import CoreSettings, Limits, RunSettings
-from atoll_server.shard.context import ShardContext
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
+from atoll_server.shard_context.context import ShardContext
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire.layout.layout import Layout

@@ -29,7 +29,8 @@ FORBIDDEN = {
     "atoll": {"atoll_server", "atoll_forecast"},
     "atoll_forecast": {"atoll", "torch", "grpc"},
 }
-MAX_MODULES = 17  # limit per package, including its __init__
+MAX_MODULES = 13  # limit per package, including its __init__
+LARGER = {"benchmarks.data_plane": 14, "benchmarks.quality": 15}  # their own limits, which only fall
 PURE_PACKAGES = {"atoll_server.rounds", "atoll_server.learners"}
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 
@@ -130,7 +131,7 @@ def test_a_package_imports_what_its_docstring_says(distribution, package):
 @pytest.mark.parametrize(("distribution", "package"), PACKAGES)
 def test_a_package_has_few_modules(distribution, package):
     inside = [name for name in modules(distribution) if room(distribution, name) == package]
-    assert len(inside) <= MAX_MODULES, f"{len(inside)} modules: split {package} by purpose"
+    assert len(inside) <= LARGER.get(package, MAX_MODULES), f"{len(inside)} modules: split {package} by purpose"
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from atoll_server.storage.database import SCHEMA_VERSION
+from atoll_server.ledger.database import SCHEMA_VERSION
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.layout.layout import FORMAT
 from packaging.requirements import Requirement

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.run_session import RunSession
-from atoll.boundary.parameters import Parameters
 from atoll.demo.processes import Child, children
 from atoll.fragments.exchange import ThreadExchange
+from atoll.model.parameters import Parameters
 from atoll.stats import Counters
 from atoll.transfers.call_errors import GOODBYE_S
 from atoll_wire.codec import frame_codec

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 from atoll import Learner
-from atoll.boundary.parameters import Parameters
 from atoll.checkpoints.learner_state import LearnerState
 from atoll.demo.processes import Children, children
+from atoll.model.parameters import Parameters
 from atoll.reference import data
 from atoll.reference.model import ModelSize, Transformer, build
 from torch import nn

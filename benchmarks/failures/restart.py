@@ -26,9 +26,9 @@ import grpc
 import numpy as np
 import safetensors.numpy
 from atoll.demo.processes import children
+from atoll_server.ledger import database, shard_ledger, totals
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import database, shard_ledger, totals
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import frame_codec

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Parameters
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import undivided
 from atoll.reference import data
 from atoll.reference.model import Transformer, build

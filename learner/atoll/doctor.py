@@ -35,7 +35,7 @@ from atoll.reference.settings import Size
 if TYPE_CHECKING:
     from torch import nn
 
-    from atoll.boundary.parameters import Optimizers
+    from atoll.model.parameters import Optimizers
 
 TIMEOUT_S = 60.0
 PINGS = 5
@@ -142,7 +142,7 @@ def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] 
         learner = LearnerToCheck("127.0.0.1:7070", TransportSecurity(), **of_model(model, optimizer))
         ```
     """
-    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - needs torch, which a front's host may not have
+    from atoll.model.parameters import Parameters  # noqa: PLC0415 - needs torch, which a front's host may not have
 
     parameters = Parameters(model, optimizer, unshared)
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}

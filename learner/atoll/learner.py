@@ -22,13 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll import started_learners
 from atoll.agent.join_request import Identity, ModelDescription, own_name, process_age_s
 from atoll.agent.thread import Agent
-from atoll.boundary.first_file import FirstFile
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement_watch import MovementWatch
-from atoll.boundary.optimizer_copies import Pairs
-from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.boundary.round_answers import RoundAnswers
-from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.skipped_steps import SkippedSteps
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.checkpoints.directory import RunFacts
@@ -44,6 +40,10 @@ from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.adoption import PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
+from atoll.model.first_file import FirstFile
+from atoll.model.optimizer_copies import Pairs
+from atoll.model.parameters import Optimizers, Parameters
+from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import Division, divide
 from atoll.ranks.entering import Stage, gathered_parts, next_stage, of_leader
 from atoll.ranks.messages import messages

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from atoll.boundary.parameters import Parameters
+from atoll.model.parameters import Parameters
 from atoll.reference import data
 from atoll.reference.model import build
 from atoll.reference.train import inner_step, optimizer_for, validation_loss

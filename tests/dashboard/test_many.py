@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.goodput import TimeAccount
+from atoll_server.ledger import database, run_ledger, shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow, LearnerRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow
 from atoll_wire.contract import Fate
 from playwright.sync_api import expect
 

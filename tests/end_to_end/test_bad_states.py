@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from atoll_server.cli.run_directory import read_run
 from atoll_server.cli.verify import verify
-from atoll_server.storage import database, run_ledger
+from atoll_server.ledger import database, run_ledger
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import UserError
 
@@ -184,7 +184,7 @@ def layout_has_a_different_fingerprint(directory: Path) -> None:
 
 @bad("this machine's clock is behind the run", recovers=True)
 def clock_is_behind_the_last_start(directory: Path) -> None:
-    from atoll_server.storage.rows import LearnerRow
+    from atoll_server.ledger.rows import LearnerRow
 
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
         for row in run_ledger.learners(db):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from atoll_server.front.core_connection import AGAIN_S
+from atoll_server.upstream.core_connection import AGAIN_S
 
 from tests.end_to_end.relay import Relay
 from tests.end_to_end.world import Front, Trainee, core, eventually, front, train

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atoll.boundary.parameters import Parameters
+from atoll.model.parameters import Parameters
 from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from atoll.boundary.parameters import Parameters
+from atoll.model.parameters import Parameters
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

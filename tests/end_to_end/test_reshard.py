@@ -15,8 +15,9 @@ from atoll.demo.processes import Children, DemoError, children
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.replay import replay
 from atoll_server.cli.run_directory import read_run
-from atoll_server.storage import crash_points, shard_ledger
-from atoll_server.storage.database import read_ledger
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.database import read_ledger
+from atoll_server.storage import crash_points
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.test_kill import each_merged_once

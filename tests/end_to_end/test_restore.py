@@ -17,8 +17,9 @@ from atoll_server.cli import operator_client
 from atoll_server.cli.operator_client import OperatorTarget
 from atoll_server.cli.replay import replay
 from atoll_server.cli.run_directory import export_from_directory, read_run
-from atoll_server.storage import crash_points, shard_ledger
-from atoll_server.storage.database import read_ledger
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.database import read_ledger
+from atoll_server.storage import crash_points
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import Fate
 

@@ -13,10 +13,10 @@ from atoll_server.access.certificates import init, issue
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.replay import replay
 from atoll_server.cli.run_directory import read_run
-from atoll_server.service.shard_calls import FOR_REGISTRAR
-from atoll_server.storage import run_ledger
-from atoll_server.storage.database import read_ledger
-from atoll_server.storage.manifests import kept_of
+from atoll_server.ledger import run_ledger
+from atoll_server.ledger.database import read_ledger
+from atoll_server.ledger.manifests import kept_of
+from atoll_server.operators.shard_calls import FOR_REGISTRAR
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.security.certificate import Role
 from atoll_wire.security.transport import TransportSecurity

@@ -8,8 +8,8 @@ import sys
 import grpc
 import numpy as np
 import pytest
-from atoll.boundary.parameters import Parameters
 from atoll.demo import processes
+from atoll.model.parameters import Parameters
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

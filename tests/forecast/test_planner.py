@@ -13,7 +13,7 @@ from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
 from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
 from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
-from atoll_server.run.memory_budget import needed_bytes
+from atoll_server.memory_budget import needed_bytes
 
 ROOT = Path(__file__).parents[2]
 KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from atoll_server.access.refusals import Refused
-from atoll_server.shard.admission import check_header
+from atoll_server.ledger.rows import FateRow
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
-from atoll_server.storage.rows import FateRow
 from atoll_server.storage.spool import RECORD
+from atoll_server.uploads.admission import check_header
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

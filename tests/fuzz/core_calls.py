@@ -20,11 +20,11 @@ from unittest import mock
 import grpc
 import numpy as np
 import safetensors.numpy
-from atoll_server.run.core import Core
+from atoll_server.operators.run_checkpoints import RunCheckpoints
+from atoll_server.operators.shard_calls import ShardCalls, dial_shards
+from atoll_server.processes.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
-from atoll_server.service.run_checkpoints import RunCheckpoints
-from atoll_server.service.shard_calls import ShardCalls, dial_shards
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Parameters
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coder
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import divide
 from atoll.ranks.entering import gathered_parts
 from atoll.ranks.placements import local_tensor

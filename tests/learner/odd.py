@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from atoll.boundary.parameters import Parameters
+from atoll.model.parameters import Parameters
 from torch import nn
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Parameters
 from atoll.device import block_kernels, device_coder
 from atoll.device.device_coder import DeviceCoder, OnDevice, coding_device
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coded, FragmentShape
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import divide, undivided
 from atoll.ranks.rank_group import SingleRank
 from atoll.ranks.tensor_part import TensorPart, chunk

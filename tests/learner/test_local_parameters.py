@@ -7,10 +7,10 @@ import pytest
 import torch
 from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Parameters
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import undivided
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment

@@ -13,7 +13,7 @@ import structlog
 import torch
 from atoll import LearnerError
 from atoll.boundary.movement_watch import MovementWatch
-from atoll.boundary.samples import ParameterSamples
+from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import undivided
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 from atoll import LearnerError
-from atoll.boundary.optimizer_copies import OptimizerCopies
+from atoll.model.optimizer_copies import OptimizerCopies
 from torch import nn
 
 from tests.learner.test_movement_watch import Masters

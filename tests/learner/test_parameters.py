@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
+from atoll.model.parameters import Parameters
 from atoll_wire.layout.layout import MergeKind
 from safetensors import safe_open
 from safetensors.torch import load_file

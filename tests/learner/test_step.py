@@ -13,12 +13,12 @@ import pytest
 import torch
 from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
 from atoll.fragments.exchange import Submission
 from atoll.learner import Learner
+from atoll.model.parameters import Optimizers, Parameters
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from atoll import Learner
-from atoll.boundary.parameters import Optimizers, Parameters
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
 from atoll.fragments.exchange import Submission
+from atoll.model.parameters import Optimizers, Parameters
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec

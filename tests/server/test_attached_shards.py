@@ -12,7 +12,7 @@ from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.run import attached_shards
 from atoll_server.run.attached_shards import QUIET_S, AttachedShard, AttachedShards, LeaseFacts
 from atoll_server.run.outbox import Outbox
-from atoll_server.shard.run_view import RunView
+from atoll_server.shard_context.run_view import RunView
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from atoll_server.front.core_connection import AGAIN_S, CoreConnection
+from atoll_server.upstream.core_connection import AGAIN_S, CoreConnection
 from atoll_wire.connections.link import Link
 from atoll_wire.security.transport import LOCAL
 

@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from atoll_server.storage.database import SCHEMA_VERSION, LedgerError, open_ledger, read_ledger, transaction
+from atoll_server.ledger.database import SCHEMA_VERSION, LedgerError, open_ledger, read_ledger, transaction
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import sqlite3
 import numpy as np
 import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
+from atoll_server.ledger import database, lineage, run_ledger, shard_ledger
+from atoll_server.ledger.database import LedgerError
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.merging import merge
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import database, lineage, run_ledger, shard_ledger
-from atoll_server.storage.database import LedgerError
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.lineage import Line
 from atoll_server.storage.payload_writer import ChecksumError, PayloadWriter
-from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

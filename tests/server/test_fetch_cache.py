@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from atoll_server.front.fetch_cache import CachedFetch, CacheFullError, CacheKey, CorruptFetchError, FetchCache
-from atoll_server.front.known_sessions import KNOWN_S, MOST, KnownSessions
+from atoll_server.upstream.known_sessions import KNOWN_S, MOST, KnownSessions
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.messages import frame_messages

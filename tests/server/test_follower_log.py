@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from atoll_server.ledger.rows import FateRow
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.follower_log import FollowerLog
-from atoll_server.storage.rows import FateRow
 from atoll_server.telemetry import entries
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import Fate

@@ -13,18 +13,18 @@ import pytest
 import structlog
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.ledger.rows import FateRow
+from atoll_server.processes.core import Core
 from atoll_server.rounds.syncer_events import Cause, ContributionKey, Lapse, Merge, Share
-from atoll_server.run.core import Core
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.uploads import Upload
-from atoll_server.storage.rows import FateRow
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.logs import logged
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

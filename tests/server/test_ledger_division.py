@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from atoll_server.data.accounts import Accounts, Changes, Declared, Lease
-from atoll_server.storage import data_ledger, database, ledger_division, shard_ledger, totals
-from atoll_server.storage.database import LedgerError
-from atoll_server.storage.rows import FateRow, MergeRow
+from atoll_server.ledger import data_ledger, database, ledger_division, shard_ledger, totals
+from atoll_server.ledger.database import LedgerError
+from atoll_server.ledger.rows import FateRow, MergeRow
 from atoll_wire.contract import Fate
 
 from tests.server.test_totals import contribution, sums

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from atoll_server.storage.database import open_ledger
-from atoll_server.storage.manifests import (
+from atoll_server.ledger.database import open_ledger
+from atoll_server.ledger.manifests import (
     KEPT,
     MANIFESTS,
     RESTORED,
@@ -20,7 +20,7 @@ from atoll_server.storage.manifests import (
     put_restored,
     restored_of,
 )
-from atoll_server.storage.run_ledger import get_meta
+from atoll_server.ledger.run_ledger import get_meta
 
 
 def manifest(number: int, generation: int = 1) -> Manifest:

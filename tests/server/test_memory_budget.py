@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.errors import LearnerError
-from atoll_server.run import memory_budget
+from atoll_server import memory_budget
 
 from tests.end_to_end.world import Trainee, core
 

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 
 from atoll_server.front.metrics import MAX_NAMES, FrontMetrics
-from atoll_server.run.core import Core
+from atoll_server.operators.gauges import reading
+from atoll_server.processes.core import Core
 from atoll_server.run.troubles import troubles
-from atoll_server.service.gauges import reading
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry.metrics import SAMPLED, Metrics
 from atoll_wire.layout.frame_spans import Codec

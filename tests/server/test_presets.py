@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atoll_server.run.core import Core
+from atoll_server.processes.core import Core
 from atoll_server.service.server import _core
 from atoll_server.settings import FINETUNE, PRESETS, CoreSettings, RunSettings, ShardNumber
 from atoll_wire.errors import SettingsError

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from atoll_server.access.refusals import Refused
-from atoll_server.service.receipt_pages import format_position, joined_page, parse_position
+from atoll_server.operators.receipt_pages import format_position, joined_page, parse_position
 from atoll_wire import outer_pb2 as pb
 
 

@@ -12,12 +12,12 @@ import pytest
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess
 from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.ledger import database, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.processes.replica import Replica
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.shard.run_view import RunView
-from atoll_server.shard_process.replica import Replica
-from atoll_server.storage import database, run_ledger
-from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh

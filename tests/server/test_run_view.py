@@ -6,14 +6,14 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from atoll_server.processes.replica import Replica
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.outbox import Outbox
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.shard_process.replica import Replica
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb

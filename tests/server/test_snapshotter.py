@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.manifests import KeptSnapshots
 from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Snapshotter
 from atoll_server.storage.disk import Disk
-from atoll_server.storage.lineage import Line
-from atoll_server.storage.manifests import KeptSnapshots
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 
 from tests.clocks import SetClock

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.operators.status import merged_tokens, trained_tokens
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import Running, Waiting
 from atoll_server.run.troubles import troubles
-from atoll_server.service.status import merged_tokens, trained_tokens
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])

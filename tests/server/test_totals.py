@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from atoll_server.ledger import database, lineage, shard_ledger, totals
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import database, lineage, shard_ledger, totals
-from atoll_server.storage.lineage import Line
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.contract import Fate
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import structlog
+from atoll_server.ledger import ledger_writer
+from atoll_server.ledger.ledger_writer import SLOW_S, LedgerWriter
 from atoll_server.run.run_clock import RunClock
-from atoll_server.storage import ledger_writer
-from atoll_server.storage.ledger_writer import SLOW_S, LedgerWriter
 from atoll_wire.process.clock import SYSTEM
 
 from tests.clocks import SetClock

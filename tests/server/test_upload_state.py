@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from atoll_server.shard.upload_state import NEXT, TransitionError, UploadEvent, UploadState, after
+from atoll_server.uploads.upload_state import NEXT, TransitionError, UploadEvent, UploadState, after
 
 
 @pytest.mark.parametrize(("state", "saw"), [at for at in product(UploadState, UploadEvent) if at not in NEXT])

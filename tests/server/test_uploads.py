@@ -11,8 +11,8 @@ import zstandard
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.settings import Limits
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.upload_state import UploadState
 from atoll_server.storage.disk import Disk
+from atoll_server.uploads.upload_state import UploadState
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

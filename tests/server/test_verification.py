@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from atoll_server.checkpoints import verification
 from atoll_server.checkpoints.verification import RunVerifier
+from atoll_server.ledger import database, shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.contract import Fate
 from atoll_wire.process.clock import SYSTEM
 

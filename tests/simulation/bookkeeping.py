@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from atoll_server.run.core import Core
+from atoll_server.ledger import lineage, run_ledger
+from atoll_server.processes.core import Core
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import lineage, run_ledger
 
 DIRECTORY = Path("/run")
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from atoll_server.checkpoints.rollback import RolledBack
+from atoll_server.ledger.lineage import Line
+from atoll_server.processes.core import Core
 from atoll_server.rounds.round_state import Phase
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.rounds.syncer_events import Cause, ContributionKey
-from atoll_server.run.core import Core
-from atoll_server.storage.lineage import Line
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from atoll.data import unit_log
 from atoll_server.data import accounts, merged_units
+from atoll_server.ledger import data_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.run import datasets
 from atoll_server.shard import contributions
-from atoll_server.storage import data_ledger
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.contract import Fate
 
 Patch = Callable[[Any, str, Any], AbstractContextManager[Any]]

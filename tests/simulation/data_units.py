@@ -17,7 +17,7 @@ from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
 from atoll.fragments.exchange import Submission
 from atoll_server.data.accounts import Outcome
-from atoll_server.run.core import Core
+from atoll_server.processes.core import Core
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.bookkeeping import Violation, the_shard

@@ -17,25 +17,29 @@ from unittest import mock
 import grpc.aio
 import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
-from atoll.boundary import movement, movement_watch, optimizer_copies
+from atoll.boundary import movement, movement_watch
 from atoll.fragments import adoption, segments
+from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
-from atoll_server.front import core_connection
 from atoll_server.front import service as front_service
 from atoll_server.front.answering import Answering
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.learners import goodput, learner_registry, plausibility
+from atoll_server.ledger import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
 from atoll_server.merging import norm_limit
+from atoll_server.processes import core_process
 from atoll_server.rounds import round_state as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.syncer_events import Merge
-from atoll_server.run import core_process, initial_parameters, joining, known_run
-from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger_writer, lineage, payload_writer, rows, run_ledger, shard_ledger
+from atoll_server.run import initial_parameters, joining, known_run
+from atoll_server.shard import follower_log, intake, shard, snapshotter
+from atoll_server.storage import payload_writer
 from atoll_server.telemetry import entries, journal
+from atoll_server.uploads import uploads
+from atoll_server.upstream import core_connection
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate

@@ -7,8 +7,8 @@ import random
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
+from atoll_server.upstream.routes import Routes
 from atoll_wire.security.transport import LOCAL
 
 from tests.simulation.loop import Process

@@ -18,9 +18,9 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.fragments.exchange import DueRound, Submission
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.plausibility import FASTER
+from atoll_server.ledger import lineage, run_ledger
 from atoll_server.merging.merge import weight
-from atoll_server.run.core import Core
-from atoll_server.storage import lineage, run_ledger
+from atoll_server.processes.core import Core
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.bookkeeping import Violation, shard_of, the_shard

@@ -21,15 +21,15 @@ from atoll.agent.run_session import RunSession
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
 from atoll.boundary.movement_watch import MovementWatch
-from atoll.boundary.parameters import Parameters
 from atoll.boundary.round_answers import RoundAnswers
-from atoll.boundary.samples import ParameterSamples
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Track
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.fragments.segments import Coded
+from atoll.model.parameters import Parameters
+from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import Division
 from atoll.ranks.rank_group import ALONE, RankGroup
 from atoll.stats import Counters

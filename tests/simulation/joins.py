@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_server.access.quotas import Quotas
+from atoll_server.processes.core import Core
 from atoll_server.rpc.limiter import CallLimiter
-from atoll_server.run.core import Core
 from atoll_server.service.server import _limited, _vouched
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.messages import frame_messages

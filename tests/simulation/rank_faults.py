@@ -9,8 +9,8 @@ import random
 from typing import TYPE_CHECKING
 
 from atoll.ranks.division import owned_runs
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.bookkeeping import shard_of

@@ -21,8 +21,8 @@ from atoll_server.rounds.liveness import LiveLearners
 from atoll_server.rounds.round_state import CloseNow
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.rounds.syncer_events import Cause, Effect, Merge
-from atoll_server.shard.uploads import Upload, Uploads
 from atoll_server.storage import crash_points
+from atoll_server.uploads.uploads import Upload, Uploads
 from atoll_wire.layout import layout
 from atoll_wire.process import allocator
 from atoll_wire.process.clock import SystemClock

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll_server.checkpoints.restore import INITIAL, initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
-from atoll_server.run.core_process import CoreProcess
+from atoll_server.processes.core_process import CoreProcess
+from atoll_server.processes.shard_core import ShardCore
 from atoll_server.shard.shard import Shard
-from atoll_server.shard_process.shard_core import ShardCore
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 

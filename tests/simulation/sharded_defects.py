@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+from atoll_server.ledger import run_ledger
+from atoll_server.processes.replica import Replica
 from atoll_server.run.attached_shards import AttachedShards
-from atoll_server.shard.run_view import RunView
-from atoll_server.shard_process.replica import Replica
-from atoll_server.storage import run_ledger
+from atoll_server.shard_context.run_view import RunView
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.layout.layout import Layout
 

@@ -14,14 +14,14 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from atoll_server.run.core import Core
+from atoll_server.operators.status import status
+from atoll_server.processes.attachment import Attachment
+from atoll_server.processes.core import Core
+from atoll_server.processes.shard_core import ShardCore
 from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.registry_service import RegistryService
-from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits, ShardNumber
-from atoll_server.shard_process.attachment import Attachment
-from atoll_server.shard_process.shard_core import ShardCore
 from atoll_wire.codec import frame_codec
 
 from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of

@@ -11,7 +11,7 @@ from tests.simulation.bookkeeping import shard_of
 from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
-    from atoll_server.run.core import Core
+    from atoll_server.processes.core import Core
 
     from tests.simulation.world import World
 

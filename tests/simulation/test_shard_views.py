@@ -22,8 +22,8 @@ from atoll.errors import LearnerError
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
+from atoll_server.upstream.routes import Routes
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c

@@ -22,7 +22,11 @@ import structlog
 from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
 from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.ledger import database, run_ledger, shard_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.lineage import Line
 from atoll_server.merging import merge
+from atoll_server.processes.replica import Replica
 from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import Phase
@@ -30,17 +34,13 @@ from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, RunSettings
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.shard_restore import restore_shard
-from atoll_server.shard.uploads import Upload
-from atoll_server.shard_process.replica import Replica
-from atoll_server.storage import database, run_ledger, shard_ledger
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.lineage import Line
+from atoll_server.shard_context.context import ShardContext
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
+from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.codec import frame_codec

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch._dynamo  # the watch loads it: import it before a seed has its own clock and random numbers
 from atoll.boundary.movement import JUDGED_STEPS
-from atoll.boundary.optimizer_copies import OptimizerCopies
+from atoll.model.optimizer_copies import OptimizerCopies
 from atoll.ranks.division import Division
 from atoll.ranks.tensor_part import TensorPart
 from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
-from atoll_server.run.core import Core
+from atoll_server.ledger import run_ledger
+from atoll_server.ledger.rows import SnapshotRow
+from atoll_server.operators.status import status
+from atoll_server.processes.core import Core
 from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
-from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import run_ledger
-from atoll_server.storage.rows import SnapshotRow
 from atoll_wire.codec import frame_codec
 from atoll_wire.errors import UserError
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from atoll_server.memory_budget import needed_bytes
 from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
-from atoll_server.run.memory_budget import needed_bytes
 from atoll_server.settings import RunSettings
 from atoll_wire.contract import REPORT_S
 from atoll_wire.layout.layout import DEFAULT_FRAGMENTS

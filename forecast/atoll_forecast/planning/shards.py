@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll_server.run.memory_budget import needed_bytes
+from atoll_server.memory_budget import needed_bytes
 from atoll_wire.layout.sharding import MAX_SHARDS
 
 SNAPSHOT_BYTES, INITIAL_BYTES = (

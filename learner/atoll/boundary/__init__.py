@@ -1,4 +1,7 @@
-"""Work of the training thread at step boundaries: parameters, optimizer copies, and detection of other writes.
+"""Work of the training thread at step boundaries: pseudo-gradients, adoptions, and detection of other writes.
 
-May import: data, device, errors, fragments, ranks, stats.
+`step_boundary` orders the work. `local_parameters` takes pseudo-gradients and adopts, through `host_values` or
+`device_values`.
+
+May import: data, device, errors, fragments, model, ranks, stats.
 """

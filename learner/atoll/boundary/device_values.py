@@ -18,8 +18,8 @@ import torch
 from atoll_wire.codec.block_kernels import F32
 from torch import nn
 
-from atoll.boundary.parameter_views import ParameterViews
 from atoll.device.device_coder import DeviceCoder, OnDevice, copy_all
+from atoll.model.parameter_views import ParameterViews
 from atoll.ranks.division import Division, Grid, Moves
 from atoll.ranks.rank_group import RankGroup
 

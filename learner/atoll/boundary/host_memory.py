@@ -14,8 +14,8 @@ import torch
 from atoll_wire.codec.block_kernels import F32
 from torch import nn
 
-from atoll.boundary.parameter_views import FragmentViews, ParameterViews
 from atoll.fragments.segments import I64
+from atoll.model.parameter_views import FragmentViews, ParameterViews
 from atoll.ranks.division import LocalPiece
 
 

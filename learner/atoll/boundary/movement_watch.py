@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from atoll.boundary.movement import Adoption, BoundaryRows, Movement, MovementDetector
-from atoll.boundary.optimizer_hooks import OptimizersOf, listeners
-from atoll.boundary.samples import Block, ParameterSamples, Row
+from atoll.model.optimizer_hooks import OptimizersOf, listeners
+from atoll.model.samples import Block, ParameterSamples, Row
 
 FOUND = {
     Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "

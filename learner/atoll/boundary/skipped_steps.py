@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from atoll.boundary.optimizer_hooks import OptimizersOf, listeners
+from atoll.model.optimizer_hooks import OptimizersOf, listeners
 
 LOOKED_AT = 8  # number of parameters whose version counters are compared
 

@@ -18,11 +18,11 @@ from atoll_wire.process.clock import Clock
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
 from atoll.boundary.movement_watch import FOUND, MovementWatch
-from atoll.boundary.parameters import Parameters
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
 from atoll.fragments.exchange import AT_ONCE, BoundaryWork, DueRound, ThreadExchange
+from atoll.model.parameters import Parameters
 from atoll.ranks.rank_group import END, FAILED, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
 from atoll.stats import Counters
 

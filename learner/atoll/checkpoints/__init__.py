@@ -5,5 +5,5 @@ copies it, and `nested_state` takes nested states apart. `storage` writes and re
 torch.distributed.checkpoint. `directory` names and checks folders, and `directory_lock` lets one learner at a time use
 them. `settings` checks the Learner's arguments.
 
-May import: boundary, errors, ranks, stats.
+May import: errors, model, ranks, stats.
 """

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from atoll_wire.process.clock import Clock
 
-from atoll.boundary.parameters import Parameters
 from atoll.checkpoints.directory import FOUND_JSON, CheckpointDirectory, Facts, RunFacts
 from atoll.checkpoints.directory_lock import DirectoryLock, unusable
 from atoll.checkpoints.learner_state import LearnerState
@@ -24,6 +23,7 @@ from atoll.checkpoints.nested_state import StateError, first_line
 from atoll.checkpoints.settings import CheckpointSettings
 from atoll.checkpoints.staging import Staged
 from atoll.errors import LearnerError
+from atoll.model.parameters import Parameters
 from atoll.ranks.rank_group import ALONE, SAVE, SAVING, WAIT, RankGroup
 from atoll.stats import Counters
 

@@ -17,13 +17,13 @@ import structlog
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from atoll.boundary.parameters import Parameters
 from atoll.checkpoints import optimizer_state as optimizers
 from atoll.checkpoints.directory import Facts
 from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, first_line, join, take_apart
 from atoll.checkpoints.staging import HeldPart, Staged, Staging
 from atoll.checkpoints.storage import SavedTensors
 from atoll.errors import LearnerError
+from atoll.model.parameters import Parameters
 from atoll.ranks.placements import local_tensor, part_of
 
 log = structlog.get_logger()

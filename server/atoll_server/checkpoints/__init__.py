@@ -2,5 +2,5 @@
 
 `parameter_source` reads the model that `--init` names.
 
-May import: learners, merging, rounds, storage.
+May import: learners, ledger, merging, rounds, storage.
 """

@@ -37,19 +37,11 @@ from atoll_server.checkpoints.stopped_run import (
 )
 from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.learners.goodput import TimeAccount
-from atoll_server.storage import (
-    crash_points,
-    data_ledger,
-    database,
-    ledger_division,
-    lineage,
-    manifests,
-    run_ledger,
-    shard_ledger,
-)
+from atoll_server.ledger import data_ledger, database, ledger_division, lineage, manifests, run_ledger, shard_ledger
+from atoll_server.ledger.manifests import KeptSnapshots, Manifest, RestoredManifest
+from atoll_server.ledger.rows import ContributionRow, LearnerRow, SnapshotRow
+from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.manifests import KeptSnapshots, Manifest, RestoredManifest
-from atoll_server.storage.rows import ContributionRow, LearnerRow, SnapshotRow
 from atoll_server.storage.spool import Spool, StoredPayload
 
 REGISTRAR = "registrar"  # name of the new directory of a registrar without fragments

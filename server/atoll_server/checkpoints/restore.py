@@ -25,16 +25,16 @@ from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import TensorFile, open_tensors
+from atoll_server.ledger import lineage, manifests, run_ledger, shard_ledger
+from atoll_server.ledger.database import LedgerError
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.manifests import KeptSnapshots
+from atoll_server.ledger.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, MergeResult, Update
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage import lineage, manifests, run_ledger, shard_ledger
-from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.lineage import Line
-from atoll_server.storage.manifests import KeptSnapshots
-from atoll_server.storage.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool
 
 INITIAL = "initial.safetensors"

@@ -24,11 +24,12 @@ from atoll_server.checkpoints.restore import Origin
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.stopped_run import stopped_ledger
 from atoll_server.learners.goodput import TimeAccount
-from atoll_server.storage import crash_points, data_ledger, database, lineage, manifests, run_ledger, shard_ledger
+from atoll_server.ledger import data_ledger, database, lineage, manifests, run_ledger, shard_ledger
+from atoll_server.ledger.lineage import Beginning, Line
+from atoll_server.ledger.manifests import Manifest, RestoredManifest
+from atoll_server.ledger.rows import FateRow, LearnerRow, SnapshotRow, TotalsRow
+from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
-from atoll_server.storage.lineage import Beginning, Line
-from atoll_server.storage.manifests import Manifest, RestoredManifest
-from atoll_server.storage.rows import FateRow, LearnerRow, SnapshotRow, TotalsRow
 
 Sender = tuple[str, int, int]  # learner, incarnation, fragment
 

@@ -16,10 +16,10 @@ from atoll_wire.layout.tensor_header import TensorFileError, write_header
 from atoll_wire.model_file.tensor_values import write_data
 
 from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.ledger.rows import SnapshotRow
 from atoll_server.merging.merge import FragmentState
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile
-from atoll_server.storage.rows import SnapshotRow
 
 PARTS = ("theta", "theta_pub", "momentum")
 

@@ -13,9 +13,9 @@ from typing import Any
 from atoll_wire.errors import SettingsError
 
 from atoll_server.checkpoints.restore import LEDGER, Origin
-from atoll_server.storage import database, run_ledger
+from atoll_server.ledger import database, run_ledger
+from atoll_server.ledger.rows import LearnerRow
 from atoll_server.storage.disk import Disk
-from atoll_server.storage.rows import LearnerRow
 
 MARK = "resharded"  # an empty file that shows that `reshard` wrote the folder
 BYTES_PER_PARAMETER = 12 + 4  # a snapshot, and at most a copy of the initial parameters

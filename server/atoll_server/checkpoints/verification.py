@@ -13,7 +13,7 @@ from atoll_wire.errors import UserError
 from atoll_wire.process.clock import Clock
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial
-from atoll_server.storage import database, shard_ledger
+from atoll_server.ledger import database, shard_ledger
 from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()

@@ -16,9 +16,9 @@ from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.operator_client import TIMEOUT_S, OperatorError, OperatorTarget, operator
 from atoll_server.cli.run_directory import shard_number
 from atoll_server.cli.tables import console, named_shards
-from atoll_server.service.receipt_pages import logged_receipt
-from atoll_server.storage import run_ledger, shard_ledger
-from atoll_server.storage.database import read_ledger
+from atoll_server.ledger import run_ledger, shard_ledger
+from atoll_server.ledger.database import read_ledger
+from atoll_server.operators.receipt_pages import logged_receipt
 
 
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:

@@ -17,11 +17,11 @@ from atoll_wire.layout.layout import FragmentLayout, Layout
 from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.cli.run_directory import ledger_of, read_run
+from atoll_server.ledger import lineage, run_ledger
+from atoll_server.ledger.rows import MergeRow
 from atoll_server.merging.merge import FragmentState, MergeResult
 from atoll_server.settings import RunSettings
-from atoll_server.storage import lineage, run_ledger
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.rows import MergeRow
 from atoll_server.storage.spool import Spool, SpoolError
 
 WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")

@@ -18,12 +18,12 @@ from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import print_checkpoints
+from atoll_server.ledger import run_ledger, shard_ledger
+from atoll_server.ledger.database import read_ledger
+from atoll_server.ledger.manifests import manifests_of
 from atoll_server.merging.merge import FragmentState
 from atoll_server.run.summaries import checkpoint, manifest_message
-from atoll_server.storage import run_ledger, shard_ledger
-from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
-from atoll_server.storage.manifests import manifests_of
 
 
 def read_run(

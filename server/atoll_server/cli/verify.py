@@ -17,9 +17,9 @@ from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snap
 from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.checkpoints.verification import DAMAGE, ROWS
 from atoll_server.cli.run_directory import ledger_of
-from atoll_server.run.trial_start import TrialStart, trial_start
-from atoll_server.storage import database, run_ledger, shard_ledger
-from atoll_server.storage.database import LedgerError
+from atoll_server.ledger import database, run_ledger, shard_ledger
+from atoll_server.ledger.database import LedgerError
+from atoll_server.processes.trial_start import TrialStart, trial_start
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.spool import Spool, SpoolError
 

@@ -3,8 +3,7 @@
 A front serves the core's gRPC service to learners, and calls the core for them. If a front loses its state, no work is
 lost.
 
-`fetch_cache` caches updates and whole fragments, `core_connection` dials the core, and `pass_through` forwards
-operators' calls.
+`fetch_cache` caches updates and whole fragments, and `pass_through` forwards operators' calls.
 
-May import: access, rpc, settings.
+May import: access, rpc, settings, upstream.
 """

@@ -13,10 +13,10 @@ from atoll_wire.connections.link import Link, is_atoll_status
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import UpstreamShard, is_connection_lost
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.routes import Routes
 from atoll_server.rpc.calls import Context, end
+from atoll_server.upstream.core_connection import UpstreamShard, is_connection_lost
+from atoll_server.upstream.routes import Routes
 
 
 class Route:

@@ -16,8 +16,8 @@ from atoll_wire.contract import AUTHORIZATION
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import CoreConnection, is_connection_lost
 from atoll_server.rpc.calls import Context, abort, discard_rest, end
+from atoll_server.upstream.core_connection import CoreConnection, is_connection_lost
 
 PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 

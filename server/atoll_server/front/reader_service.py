@@ -17,9 +17,9 @@ from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.front.region_reads import RegionReads
-from atoll_server.front.routes import Routes
 from atoll_server.rpc.calls import Context
 from atoll_server.rpc.reader_slots import ReaderSlots
+from atoll_server.upstream.routes import Routes
 
 
 class FrontReaderService(rpc.ReaderServicer):

@@ -21,11 +21,11 @@ from prometheus_client import Counter
 
 from atoll_server.access.reader_limits import ReaderLimits
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.core_connection import UpstreamShard
 from atoll_server.front.fetch_cache import CachedFetch, CacheFullError, CacheKey, CorruptFetchError, FetchCache
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.routes import Routes
 from atoll_server.rpc.calls import ending, wanted_frames
+from atoll_server.upstream.core_connection import UpstreamShard
+from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
 

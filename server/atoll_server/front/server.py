@@ -21,13 +21,13 @@ from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.pass_through import pass_on
 from atoll_server.front.reader_service import FrontReaderService
 from atoll_server.front.region_reads import RegionReads
-from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import RpcServer, prepare, stop_signal
 from atoll_server.rpc.reader_slots import ReaderSlots
+from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
 

@@ -25,8 +25,8 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.region_fetches import RegionFetches
-from atoll_server.front.routes import Routes
 from atoll_server.rpc.calls import Context, InterruptibleWaits, discard_rest
+from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
 

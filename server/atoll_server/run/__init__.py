@@ -1,4 +1,7 @@
-"""A run and its core process. `core` starts and stops the process. `registrar` manages learners and pauses the run.
+"""A run: its learners, datasets, attached shards, joins, reports and problems.
 
-May import: access, checkpoints, data, learners, merging, rounds, settings, shard, storage, telemetry.
+`registrar` manages learners and pauses the run. `known_run` is a run as one core process knows it.
+
+May import: access, checkpoints, data, learners, ledger, memory_budget, rounds, settings, shard, shard_context, storage,
+telemetry.
 """

@@ -24,7 +24,7 @@ from atoll_server.data.merged_units import MergedUnits
 from atoll_server.learners.goodput import ShardSums
 from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
 from atoll_server.run.outbox import Outbox
-from atoll_server.shard.run_view import RunView
+from atoll_server.shard_context.run_view import RunView
 
 CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
 AWAY_S = 20.0  # how long a shard may be missing while the run begins

@@ -18,9 +18,10 @@ from atoll_wire.unit_order import MAX_UNITS, unit_at
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.data.accounts import Changes, Dataset, Declared, Lease
 from atoll_server.learners.learner_registry import LearnerProcess
+from atoll_server.ledger import data_ledger
 from atoll_server.run.registrar import Registrar
 from atoll_server.settings import Limits
-from atoll_server.storage import crash_points, data_ledger
+from atoll_server.storage import crash_points
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_DATASETS = 64

@@ -19,7 +19,7 @@ from atoll_server.checkpoints.parameter_source import ParameterSource
 from atoll_server.checkpoints.restore import INITIAL
 from atoll_server.checkpoints.tensor_file import TensorFile, open_tensors
 from atoll_server.learners.learner_registry import RegistryEntry
-from atoll_server.run.memory_budget import too_much
+from atoll_server.memory_budget import too_much
 from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile

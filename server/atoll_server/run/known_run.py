@@ -16,16 +16,16 @@ from atoll_wire.layout.layout import Layout
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, LearnerRegistry, RegistryEntry
 from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.ledger import run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.rows import LearnerRow
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import run_ledger
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.lineage import Line
-from atoll_server.storage.rows import LearnerRow
+from atoll_server.shard_context.run_view import RunView
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 

@@ -21,18 +21,19 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.data.accounts import Accounts
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
+from atoll_server.ledger import lineage, manifests, run_ledger
+from atoll_server.ledger.ledger_writer import LedgerWriter
+from atoll_server.ledger.lineage import Beginning
+from atoll_server.ledger.manifests import Manifest, RestoredManifest
+from atoll_server.ledger.rows import LearnerRow
 from atoll_server.rounds.pacing import Position
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import KnownRun
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, lineage, manifests, run_ledger
-from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.lineage import Beginning
-from atoll_server.storage.manifests import Manifest, RestoredManifest
-from atoll_server.storage.rows import LearnerRow
+from atoll_server.shard_context.run_view import RunView
+from atoll_server.storage import crash_points
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal

@@ -9,10 +9,10 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 from google.protobuf.message import Message
 
+from atoll_server.ledger.manifests import Manifest
+from atoll_server.ledger.rows import SnapshotRow
 from atoll_server.run.known_run import KnownRun
 from atoll_server.shard.shard import Shard
-from atoll_server.storage.manifests import Manifest
-from atoll_server.storage.rows import SnapshotRow
 
 
 def fragment_statuses(shard: Shard, now: float) -> Iterator[pb.FragmentStatus]:

@@ -1,5 +1,4 @@
-"""A core's gRPC services (learners, readers, operators, doctor), its status and gauges, and the server process.
+"""A core's gRPC services (learners, readers, operators, doctor, attached shards), and the server process.
 
-May import: access, checkpoints, learners, merging, rounds, rpc, run, settings, shard, shard_process, storage,
-telemetry.
+May import: access, checkpoints, learners, merging, operators, processes, rpc, run, settings, shard, telemetry, uploads.
 """

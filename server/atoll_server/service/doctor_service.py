@@ -10,8 +10,8 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.processes.core_process import CoreProcess
 from atoll_server.rpc.calls import Context, abort, discard_rest
-from atoll_server.run.core_process import CoreProcess
 
 MAX_BYTES = 64 << 20  # limit on one call's padding in each direction
 PIECE_BYTES = 256 << 10

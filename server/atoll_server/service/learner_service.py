@@ -16,6 +16,8 @@ from atoll_wire.messages.frame_messages import Pushed, Sent
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
+from atoll_server.processes.core import Core
+from atoll_server.processes.core_process import CoreProcess
 from atoll_server.rpc.calls import (
     Context,
     InterruptibleWait,
@@ -24,17 +26,15 @@ from atoll_server.rpc.calls import (
     discard_rest,
     wanted_frames,
 )
-from atoll_server.run.core import Core
-from atoll_server.run.core_process import CoreProcess
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
 from atoll_server.service import fragment_replies
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 
 HEADER_BYTES = 4096  # limit on the size of a Push header, which stays in memory during the upload
 MAX_PATIENCE = 4.0  # a stream waits for its next message for at most this multiple of the upload's idle timeout

@@ -13,13 +13,13 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.access.tokens import OperatorTokens, operator_name
+from atoll_server.operators.model_export import export_model, replies
+from atoll_server.operators.receipt_pages import joined_page, shard_page
+from atoll_server.operators.run_checkpoints import RunCheckpoints
+from atoll_server.operators.shard_calls import ShardCalls
+from atoll_server.operators.status import joined_rounds, list_rounds, status
+from atoll_server.processes.core import Core
 from atoll_server.rpc.calls import Context, abort
-from atoll_server.run.core import Core
-from atoll_server.service.model_export import export_model, replies
-from atoll_server.service.receipt_pages import joined_page, shard_page
-from atoll_server.service.run_checkpoints import RunCheckpoints
-from atoll_server.service.shard_calls import ShardCalls
-from atoll_server.service.status import joined_rounds, list_rounds, status
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.events import event_message
 

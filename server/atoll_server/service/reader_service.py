@@ -23,11 +23,11 @@ from atoll_wire.security.certificate import Role
 from atoll_server.access.identity import Caller, caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.access.tokens import OperatorTokens, reader_name
+from atoll_server.processes.core import Core
+from atoll_server.processes.core_process import CoreProcess
 from atoll_server.rpc.calls import Context, InterruptibleWaits, abort, wanted_frames
 from atoll_server.rpc.reader_slots import ReaderSlots
 from atoll_server.rpc.version_board import VersionBoard
-from atoll_server.run.core import Core
-from atoll_server.run.core_process import CoreProcess
 from atoll_server.service import fragment_replies
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.shard import Shard

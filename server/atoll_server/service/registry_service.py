@@ -15,9 +15,9 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.restore import INITIAL
 from atoll_server.checkpoints.shard_part import part_chunks
 from atoll_server.checkpoints.tensor_file import open_tensors
+from atoll_server.processes.core import Core
 from atoll_server.rpc.calls import Context, InterruptibleWaits, abort, discard_rest
 from atoll_server.run.attached_shards import AttachedShard
-from atoll_server.run.core import Core
 from atoll_server.run.outbox import Outbox
 
 VIEW_S = 0.05  # shortest time between two views; newer views replace those that wait

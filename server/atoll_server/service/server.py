@@ -27,24 +27,24 @@ from atoll_server.access.refusals import Refused
 from atoll_server.access.tokens import OperatorTokens
 from atoll_server.checkpoints.rollback import follow
 from atoll_server.checkpoints.verification import RunVerifier
+from atoll_server.operators.gauges import keep_gauges, keep_shard_gauges
+from atoll_server.operators.run_checkpoints import RunCheckpoints
+from atoll_server.operators.shard_calls import ShardCalls, dial_shards
+from atoll_server.processes.attachment import Attachment, dial
+from atoll_server.processes.core import Core
+from atoll_server.processes.core_process import STANDBY_S, CoreProcess
+from atoll_server.processes.shard_core import GenerationChangedError, ShardCore
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import GRACE_S, RpcServer, prepare, stop_signal
-from atoll_server.run.core import Core
-from atoll_server.run.core_process import STANDBY_S, CoreProcess
 from atoll_server.run.known_run import KnownRun
 from atoll_server.service.doctor_service import DoctorService
-from atoll_server.service.gauges import keep_gauges, keep_shard_gauges
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.reader_service import ReaderService
 from atoll_server.service.registry_service import RegistryService
-from atoll_server.service.run_checkpoints import RunCheckpoints
-from atoll_server.service.shard_calls import ShardCalls, dial_shards
 from atoll_server.service.shard_operator_service import ShardOperatorService
 from atoll_server.settings import CoreSettings
-from atoll_server.shard_process.attachment import Attachment, dial
-from atoll_server.shard_process.shard_core import GenerationChangedError, ShardCore
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 

@@ -16,13 +16,13 @@ from atoll_wire.security.certificate import Role
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.operators.model_export import export_part, replies
+from atoll_server.operators.receipt_pages import shard_page
+from atoll_server.operators.run_checkpoints import take_snapshot
+from atoll_server.operators.shard_calls import FOR_REGISTRAR
+from atoll_server.operators.status import list_rounds
+from atoll_server.processes.shard_core import ShardCore
 from atoll_server.rpc.calls import Context, abort
-from atoll_server.service.model_export import export_part, replies
-from atoll_server.service.receipt_pages import shard_page
-from atoll_server.service.run_checkpoints import take_snapshot
-from atoll_server.service.shard_calls import FOR_REGISTRAR
-from atoll_server.service.status import list_rounds
-from atoll_server.shard_process.shard_core import ShardCore
 
 
 class ShardOperatorService(rpc.OperatorServicer):

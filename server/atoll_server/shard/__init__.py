@@ -1,7 +1,7 @@
 """A run's fragments. Receives contributions, publishes updates, and takes snapshots.
 
-`shard` carries out the syncer's decisions, `context` contains a shard's dependencies, and `work` owns a shard's threads
-and tasks.
+`shard` carries out the syncer's decisions, `intake` receives contributions, and `snapshotter` takes snapshots.
 
-May import: access, checkpoints, data, learners, merging, rounds, rpc, settings, storage, telemetry.
+May import: access, checkpoints, data, learners, ledger, merging, rounds, rpc, shard_context, storage, telemetry,
+uploads.
 """

@@ -15,10 +15,10 @@ from atoll_wire.contract import FATES, Fate
 
 from atoll_server.data.merged_units import MergedUnits, UnitRange, with_merged
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.ledger.rows import ContributionRow, FateRow, TotalsRow
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.fragment import Fragment, HeldContribution
-from atoll_server.storage.rows import ContributionRow, FateRow, TotalsRow
 from atoll_server.storage.spool import StoredPayload
 
 

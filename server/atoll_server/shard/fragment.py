@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import layout
 
+from atoll_server.ledger.rows import ContributionRow
 from atoll_server.merging.merge import FragmentState
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.storage.rows import ContributionRow
 from atoll_server.storage.spool import StoredPayload
 
 

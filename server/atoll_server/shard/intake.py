@@ -20,17 +20,18 @@ from atoll_wire.messages.frame_messages import WireFrame
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.data.merged_units import UnitRange
 from atoll_server.learners.plausibility import Declared, credited
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.merging.merge import LARGEST_NORM, norms_sq
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import UploadState
-from atoll_server.shard.uploads import Upload
-from atoll_server.storage import crash_points, shard_ledger
+from atoll_server.storage import crash_points
 from atoll_server.storage.payload_writer import ChecksumError
-from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.storage.spool import StoredPayload
 from atoll_server.telemetry import entries
+from atoll_server.uploads.upload_state import UploadState
+from atoll_server.uploads.uploads import Upload
 
 DIVERGED = "this learner's training has diverged"
 

@@ -11,7 +11,7 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.merging.merge import FragmentState
 from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.work import Work
+from atoll_server.shard_context.work import Work
 
 MAX_WAIT_S = 10.0  # limit on the wait for a merge or a snapshot that holds the fragment's lock
 MAX_OLD_OF_READERS = 2  # old versions that stay in memory only for readers that are not learners

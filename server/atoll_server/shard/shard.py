@@ -20,6 +20,8 @@ from atoll_wire.layout.sharding import divide
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.ledger import shard_ledger
+from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.merging import merge
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds import syncer_events as ev
@@ -27,21 +29,20 @@ from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import Phase, RoundState
 from atoll_server.rounds.syncer import Syncer, rounds_in_flight
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.fragment import Fragment, HeldContribution
 from atoll_server.shard.publications import Publication, UpdateCache
 from atoll_server.shard.readers import Readers
-from atoll_server.shard.run_view import RunView
 from atoll_server.shard.snapshotter import Snapshotter
-from atoll_server.shard.uploads import Uploads
-from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, shard_ledger
-from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
+from atoll_server.shard_context.context import ShardContext
+from atoll_server.shard_context.run_view import RunView
+from atoll_server.shard_context.work import Work
+from atoll_server.storage import crash_points
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
+from atoll_server.uploads.uploads import Uploads
 
 BYTES_A_PARAMETER = 12  # bytes per parameter in a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits nearly one update per fragment

@@ -12,6 +12,9 @@ from atoll_wire.layout.frame_spans import Codec
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.ledger import lineage, shard_ledger
+from atoll_server.ledger.database import LedgerError
+from atoll_server.ledger.rows import ContributionRow, FateRow, TotalsRow
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.rounds.round_state import PendingContribution
 from atoll_server.rounds.syncer_events import ContributionKey
@@ -19,9 +22,6 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.snapshotter import covered, undoable
-from atoll_server.storage import lineage, shard_ledger
-from atoll_server.storage.database import LedgerError
-from atoll_server.storage.rows import ContributionRow, FateRow, TotalsRow
 from atoll_server.telemetry import entries
 
 

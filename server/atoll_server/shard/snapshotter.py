@@ -11,15 +11,16 @@ import structlog
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
+from atoll_server.ledger import lineage, manifests, shard_ledger, totals
+from atoll_server.ledger.database import BEFORE_RESTORING, LedgerError
+from atoll_server.ledger.lineage import Line
+from atoll_server.ledger.manifests import KeptSnapshots
+from atoll_server.ledger.rows import SnapshotRow
 from atoll_server.rounds.syncer_events import ContributionKey
-from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, lineage, manifests, shard_ledger, totals
-from atoll_server.storage.database import BEFORE_RESTORING, LedgerError
-from atoll_server.storage.lineage import Line
-from atoll_server.storage.manifests import KeptSnapshots
-from atoll_server.storage.rows import SnapshotRow
+from atoll_server.shard_context.context import ShardContext
+from atoll_server.shard_context.work import Work
+from atoll_server.storage import crash_points
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
 

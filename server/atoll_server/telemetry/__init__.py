@@ -2,5 +2,5 @@
 
 `entries` lists all kinds of entries, and `journal` passes entries to subscribers.
 
-May import: access, rounds, rpc, storage.
+May import: access, ledger, rounds, rpc.
 """

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from atoll_server.access.refusals import Refused
+from atoll_server.ledger.rows import FateRow
 from atoll_server.rounds.syncer_events import ContributionKey, Lapse, Merge
-from atoll_server.storage.rows import FateRow
 
 # ------------------------------------------------------------------------------------------------- the run
 

@@ -1,0 +1,122 @@
+"""Maintains a front's connections to the core's addresses, and records what the front knows about each shard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import grpc
+import structlog
+from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.transport import TransportSecurity
+
+from atoll_server.upstream.known_sessions import KnownSessions
+
+log = structlog.get_logger()
+
+WATCH_S = 0.5
+AGAIN_S = 5.0  # seconds after a dial, and after the first answer, in which a failure causes no other dial
+
+Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
+FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
+
+
+class CoreConnection:
+    """A front's connections to one address, which all the front's learners share. link: the current connections."""
+
+    def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
+        self.address = address
+        self.clock = clock
+        self._security = security
+        self._dial = dial
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.link = self._dial(self.address, self._security, self.clock)
+        self._kept_since, self._has_answered = self.clock.monotonic(), False
+
+    async def look(self) -> None:
+        """Dials again if the certificates have changed, and closes idle connections. Call it every WATCH_S seconds."""
+        if self.link.stale:
+            self._again("the certificates have changed")
+        await self.link.rest()
+
+    def answered(self, link: Link) -> None:
+        """Records that the core answered a call over this link."""
+        if link is self.link and not self._has_answered:
+            self._kept_since, self._has_answered = self.clock.monotonic(), True
+
+    def suspect(self, link: Link) -> None:
+        """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
+
+        Does nothing within AGAIN_S seconds after the dial or the first answer. Connection attempts from before the
+        core's start may still fail in this time, but gRPC repeats them. A delayed dial could close connections that
+        have recovered since the failure, so this method decides immediately.
+        """
+        if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
+            self._again("the core did not answer")
+
+    def _again(self, why: str) -> None:
+        """Dials new connections for all later calls. Only running transfers continue on the old connections."""
+        log.warning(f"{why}: reconnecting", core=self.address)
+        self._retire()
+        self._open()
+
+    def _retire(self) -> None:
+        self._closing.add(task := asyncio.get_running_loop().create_task(close_gracefully(self.link)))
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Closes all connections immediately."""
+        for task in self._closing:
+            task.cancel()
+        await self.link.close()
+
+
+class UpstreamShard:
+    """What a front knows about one shard. Several shards may have the same address.
+
+    fragments: the shard's fragments; None for all fragments. up: whether the shard answered its last call.
+    sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
+    version per fragment. whole: version and checksum of the newest whole fragment that the shard sent, per fragment.
+    """
+
+    def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
+        self.core_connection = core_connection
+        self.fragments = fragments
+        self.up = False
+        self.sessions = KnownSessions()
+        self.counts: dict[FragmentKey, int] = {}
+        self.newest: dict[FragmentKey, int] = {}
+        self.whole: dict[FragmentKey, tuple[int, int]] = {}
+        self._log = 0
+
+    @property
+    def link(self) -> Link:
+        """The current connections to the shard's address."""
+        return self.core_connection.link
+
+    def told(self, log: int, run: str, generation: int, versions: Iterable[tuple[int, int]]) -> bool:
+        """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
+
+        Returns False if the log has changed. The caller must then drop all cached items, which may have versions
+        that do not exist in the new log.
+        """
+        same = log == self._log
+        if not same:
+            self._log = log
+            self.sessions.clear()
+            self.newest.clear()
+            self.whole.clear()
+        for number, version in versions:
+            fragment = (run, generation, number)
+            self.newest[fragment] = max(version, self.newest.get(fragment, 0))
+        return same
+
+
+def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Returns whether a call failed because its connection broke, and not with a status of the core or the front."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)
