@@ -1,4 +1,4 @@
-"""Measures training with a Learner beside the same training without one: `python -m benchmarks.data_plane.training`.
+"""Measures training with a Learner vs. without one: `python -m benchmarks.data_plane.training`.
 
 One process trains a transformer with AdamW, first alone, then with a Learner and a core on the same machine, then alone
 again. It reports the time inside `step()`, the speed with and without the learner, and the memory. On a GPU, the

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 import structlog
+from atoll.boundary import movement_watch
 from atoll.checkpoints import storage
+from atoll.model import samples
 
 from tests.learner.fake_core import fake_core
 
@@ -35,3 +37,31 @@ def gate(monkeypatch):
     monkeypatch.setattr(storage._Writer, "write_data", waiting)
     yield event
     event.set()
+
+
+class LateBlock(samples.Block):
+    """Rows that arrive only after the third look, like those of a GPU that is steps behind."""
+
+    waits = 0  # how often code has waited for rows
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self._looks = 0
+
+    @property
+    def there(self):
+        self._looks += 1
+        return self._looks > 2
+
+    def rows(self):
+        LateBlock.waits += self._looks <= 2
+        return super().rows()
+
+
+@pytest.fixture(params=["at once", "late"])
+def rows(request, monkeypatch):
+    """Makes the watch's rows arrive at once, as from host memory, or some steps later, as from a GPU."""
+    monkeypatch.setattr(LateBlock, "waits", 0)
+    if request.param == "late":
+        monkeypatch.setattr(movement_watch, "Block", LateBlock)
+    return LateBlock

@@ -1,4 +1,4 @@
-"""Coding with torch operations is bit-identical to the kernels of the host, on CPU tensors and on a GPU if there is one."""
+"""Coding with torch operations is bit-identical to the kernels of the host, on CPU tensors and on any GPU."""
 
 from __future__ import annotations
 

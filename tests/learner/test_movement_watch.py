@@ -15,6 +15,7 @@ from atoll import LearnerError
 from atoll.boundary.movement_watch import MovementWatch
 from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import undivided
+from atoll.ranks.rank_group import SingleRank
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
@@ -62,7 +63,7 @@ WAYS = ("load_state_dict", "data.copy_", "data", "by hand")
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", WAYS)
-def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, device, said):
+def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, device, said, rows):
     model = mlp(dtype, device)
     first = copy.deepcopy(model.state_dict())
     with Watched(model, adamw(model)) as it:
@@ -77,7 +78,7 @@ def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, devic
 
 @pytest.mark.parametrize("before_step", [True, False])
 @pytest.mark.parametrize("how", WAYS)
-def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(how, before_step, said):
+def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(how, before_step, said, rows):
     model = mlp()
     optimizer = adamw(model)
     other = mlp()
@@ -95,27 +96,58 @@ def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_n
         it.agent.taken.clear()
         it.ask()
         it.learner.step(tokens=10)
+        it.settle()
         assert not it.agent.taken
         assert it.distance() == 0.0
         assert [entry["log_level"] for entry in said] == ["warning"]
         it.turn(3)
+        it.ask()
+        it.turn(8)
         assert len(it.agent.taken) == 2
     assert len(said) == 1
 
 
-def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
+class TwoRanks(SingleRank):
+    """The first of two ranks, which agrees with itself and owns everything."""
+
+    size = 2
+
+
+def test_ranks_take_nothing_before_the_verdict_on_earlier_movements(said, rows):
+    model = mlp()
+    optimizer = adamw(model)
+    with Watched(model, optimizer, ranks=TwoRanks()) as it:
+        it.rounds(20)
+        it.gradient()
+        optimizer.step()
+        write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
+        it.agent.taken.clear()
+        it.ask()
+        it.learner.step(tokens=10)
+        it.settle()
+        assert not it.agent.taken
+        assert len(said) == 1
+        it.turn(3)
+        it.ask()
+        it.turn(8)
+        assert len(it.agent.taken) == 2
+        assert rows.waits == 0
+
+
+def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said, rows):
     model = mlp()
     with Watched(model, adamw(model)) as it:
         for parameter in model.parameters():
             nn.init.normal_(parameter.data, std=0.2)
         it.ask()
         it.turn()
+        it.settle()
         assert not it.agent.taken
         assert it.distance() == 0.0
     assert len(said) == 1
 
 
-def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_step(said, monkeypatch):
+def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_step(said, monkeypatch, rows):
     model = mlp()
     with Watched(model, adamw(model)) as it:
         it.turn(10)
@@ -154,19 +186,16 @@ class Masters(torch.optim.SGD):
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(dtype, device, said):
+def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(
+    dtype, device, said, rows
+):
     model = mlp(dtype, device)
     with contextlib.suppress(LearnerError), Watched(model, Masters(model, 0.05)) as it:
         it.turn(10)
         it.adopt()
         it.turn()
-        it.ask()
-        it.turn()
-        it.ask()
-        it.turn()
-        it.ask()
         with pytest.raises(LearnerError, match=r"undoes adopted updates.*master weights.*copies="):
-            it.turn()
+            it.train_and_ask(40)
         raise LearnerError("as the loop would")
     assert not it.agent.taken
     assert [entry["log_level"] for entry in said] == ["warning", "warning"]

@@ -284,11 +284,12 @@ CASES = (
 
 @pytest.mark.parametrize("others", [0.01, 0.2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_an_honest_loop_is_left_alone(case, others):
+def test_an_honest_loop_is_left_alone(case, others, rows):
     model, optimizer, step = case()
     with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
         it.rounds(60)
         taken, trained = len(it.agent.taken), it.learner.stats().steps
+        assert rows.waits == 0
     assert [each for each in logs if not each["event"].startswith("buffers changed")] == []
     assert not it.abandoned
     assert taken >= 2 * 8, f"{taken} in {trained} steps"

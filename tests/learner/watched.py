@@ -12,7 +12,7 @@ from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
 from atoll.fragments.exchange import Submission
 from atoll.model.parameters import Optimizers, Parameters
 from atoll.ranks.division import undivided
-from atoll.ranks.rank_group import ALONE
+from atoll.ranks.rank_group import ALONE, RankGroup
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout, plan
 from torch import nn
@@ -49,9 +49,9 @@ class Watched:
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizers, step: Callable[[], object] | None = None, *,
-        fragments: int = 2, others: float = 0.1, **options: object,
+        fragments: int = 2, others: float = 0.1, ranks: RankGroup = ALONE, **options: object,
     ) -> None:  # fmt: skip
-        self.model, self.others, self._fragments = model, others, fragments
+        self.model, self.others, self._fragments, self._ranks = model, others, fragments, ranks
         self.learner = Learner(model, optimizer, "127.0.0.1:1", "a", drain_s=0.0, **options)
         self.agent = self.learner._agent = Deaf()
         self._step = step or (optimizer[0] if isinstance(optimizer, list) else optimizer).step
@@ -63,7 +63,7 @@ class Watched:
         parameters = learner._parameters = Parameters(
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
-        learner._ranks, learner._thread = ALONE, threading.current_thread()
+        learner._ranks, learner._thread = self._ranks, threading.current_thread()
         flat = [parameter.detach().float().reshape(-1).cpu().numpy() for parameter in parameters.values]
         self.layout: Layout = plan(parameters.tensors, self._fragments)
         first = [
@@ -94,6 +94,17 @@ class Watched:
             self.gradient()
             self._step()
             self.learner.step(tokens=10)
+
+    def train_and_ask(self, times: int) -> None:
+        """Takes inner steps, and opens rounds of all fragments before each."""
+        for _ in range(times):
+            self.ask()
+            self.turn()
+
+    def settle(self) -> None:
+        """Takes step boundaries without training, until late rows of the watch have arrived."""
+        for _ in range(8):
+            self.learner.step(tokens=0)
 
     def adopt(self) -> None:
         """Offers new anchors of all fragments for the next boundary."""

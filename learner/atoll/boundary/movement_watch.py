@@ -1,7 +1,7 @@
 """Detects when other code writes the parameters: reads a few values around each optimizer step, and judges movements.
 
-The watch judges before the next pseudo-gradient is taken. Until then it copies rows asynchronously, and does not wait
-for the device.
+The watch judges movements before work that contains them is sent. On a device, rows arrive some steps later: a step
+boundary does not wait for them, but keeps back the work that it takes until `judged` reaches its number.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MovementWatch:
         self._samples = samples
         self._optimizers = OptimizersOf(samples.parameters)
         self._busy = False
+        self.boundary = 0  # number of the newest step boundary
         self._begin()
         listeners.add(self)
 
@@ -43,7 +44,8 @@ class MovementWatch:
         self._moves = MovementDetector(self._samples.edges, self._samples.fragments, self._samples.rounding)
         self._rows: list[Row] = [self._samples.read()]
         self._happened: list[BoundaryRows | Adoption] = []
-        self._waiting: tuple[Block, list[BoundaryRows | Adoption]] | None = None
+        self._waiting: tuple[Block, list[BoundaryRows | Adoption], int] | None = None
+        self.judged = self.boundary  # number of the newest step boundary whose movements have been judged
         self._start = 0  # the row at the end of the last boundary
         self._before = self._after = NONE  # the rows around the optimizer's steps since then
 
@@ -73,6 +75,7 @@ class MovementWatch:
 
     def step(self) -> None:
         """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed."""
+        self.boundary += 1
         with self._whole():
             if self._samples.settle():
                 self._begin()
@@ -82,6 +85,7 @@ class MovementWatch:
     def leave(self) -> Movement:
         """Records that the learner leaves. Returns the verdict on all movements."""
         if self._samples.settle():
+            self.judged = self.boundary
             return Movement.FINE
         with self._whole():
             self._cycle(leaving=True)
@@ -94,12 +98,16 @@ class MovementWatch:
             self._collect()
             return max(verdict, self._settled())
 
-    def glance(self) -> Movement:
-        """Judges movements in groups of AT_ONCE, without waiting. Returns the verdict, or FINE if it did not judge."""
+    def glance(self, *, now: bool) -> Movement:
+        """Judges the movements whose rows have arrived, without waiting. Returns the verdict, or FINE if there is none.
+
+        now: also begins to judge all others. Otherwise, it judges AT_ONCE of them together.
+        """
         with self._whole():
-            if self._waiting is None and len(self._happened) >= AT_ONCE:
+            verdict = self._arrived()
+            if self._waiting is None and (now or len(self._happened) >= AT_ONCE):
                 self._collect()
-            return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
+            return max(verdict, self._arrived())
 
     def _read(self) -> int:
         self._rows.append(self._samples.read())
@@ -117,7 +125,7 @@ class MovementWatch:
 
     def _collect(self) -> None:
         if self._happened:
-            self._waiting = Block(self._rows), self._happened
+            self._waiting = Block(self._rows), self._happened, self.boundary
             self._rows = self._rows[-1:]
             self._happened = []
             self._start = 0
@@ -125,8 +133,13 @@ class MovementWatch:
     def _settled(self) -> Movement:
         if self._waiting is None:
             return Movement.FINE
-        (block, happened), self._waiting = self._waiting, None
-        return self._moves.look(block.rows(), happened)
+        (block, happened, boundary), self._waiting = self._waiting, None
+        verdict = self._moves.look(block.rows(), happened)
+        self.judged = boundary
+        return verdict
+
+    def _arrived(self) -> Movement:
+        return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
 
     # ------------------------------------------------------------------------------ called around optimizers' steps
 

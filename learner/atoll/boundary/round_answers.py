@@ -1,7 +1,11 @@
-"""Answers rounds at a step boundary: takes and submits a pseudo-gradient, or declines with a reason."""
+"""Answers rounds at a step boundary: takes a pseudo-gradient and submits it, or declines with a reason.
+
+A pseudo-gradient is kept back until the watch has judged the movements in it (see `movement_watch`).
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from atoll_wire import outer_pb2 as pb
@@ -16,6 +20,8 @@ class RoundAnswers:
     """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
 
     log: of the data units that this process trains.
+
+    kept_back: submissions that wait for a verdict, each with the number of its boundary, in order of boundaries.
 
     A signal handler may raise at any line. The next boundary calls `hand_over`, which completes interrupted work.
     """
@@ -33,11 +39,11 @@ class RoundAnswers:
         self._counters = counters
         self._submit = submit
         self._log = log
-        self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken or submitted
-        self._taken: Submission | None = None
+        self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken
+        self.kept_back = deque[tuple[int, Submission]]()
 
-    def answer(self) -> None:
-        """Answers all due rounds in order."""
+    def answer(self, boundary: int = 0) -> None:
+        """Answers all due rounds in order. boundary: see `take`."""
         due = self._exchange.todo.due
         while due:
             track = self._local.tracks[due[0].fragment]
@@ -46,26 +52,32 @@ class RoundAnswers:
             elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
                 self.decline(due[0], "no outstanding work for this fragment")
             else:
-                self.take(due[0])
+                self.take(due[0], boundary)
             due.popleft()
 
     def decline(self, due: DueRound, reason: str) -> None:
         """Records why this learner sends no contribution to a round. The agent tells the core the reason."""
         self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
-    def take(self, due: DueRound) -> None:
-        """Takes a pseudo-gradient and submits it."""
+    def take(self, due: DueRound, boundary: int = 0) -> None:
+        """Takes a pseudo-gradient. boundary: number of the boundary that must be judged before `hand_over` submits it.
+
+        With 0, it is submitted at once.
+        """
         self._taking = due.fragment
         self._log.forget(min(track.steps_from for track in self._local.tracks))
         units = self._log.ranges(self._local.tracks[due.fragment].steps_from, self._counters.steps)
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
-        self._taken = Submission(due.fragment, due.cycle, outstanding, units)
-        self.hand_over()
+        self.kept_back.append((boundary, Submission(due.fragment, due.cycle, outstanding, units)))
+        self._taking = None
+        if not boundary:
+            self.hand_over()
 
-    def hand_over(self) -> None:
-        """Submits the taken pseudo-gradient, even if an exception interrupted an earlier attempt."""
-        if self._taken is not None:
-            self._submit(self._taken)
-        elif self._taking is not None:
+    def hand_over(self, judged: float = 0) -> None:
+        """Submits what was taken at boundaries up to `judged`, even if an exception interrupted an earlier attempt."""
+        if self._taking is not None and all(kept.fragment != self._taking for _, kept in self.kept_back):
             self._local.tracks[self._taking].refused()  # `take` was interrupted
-        self._taking = self._taken = None
+        self._taking = None
+        while self.kept_back and self.kept_back[0][0] <= judged:
+            self._submit(self.kept_back[0][1])
+            self.kept_back.popleft()

@@ -80,6 +80,7 @@ class StepBoundary:
         self._saving = saving
         self._undone: LearnerError | None = None
         self._to_restore = False
+        self._work_since = 0  # number of the boundary that first saw the work to decide on; 0: none
         self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
         self._stood_s = 0.0
         self.run_tokens = 0
@@ -102,7 +103,7 @@ class StepBoundary:
         self._parameters.check_unchanged()
         if self._watch is not None:
             self._watch.step()
-        self._rounds.hand_over()
+        self._rounds.hand_over(self._judged)
         self._stood_s = 0.0
         if self._broken:
             raise LearnerError(TORN)
@@ -133,6 +134,9 @@ class StepBoundary:
             return self._decision(found)
         if not (exchange.something or exchange.todo):
             return self._decision(GO_ON)
+        if self._ranks.size > 1 and not self._is_work_judged():
+            return self._decision(GO_ON)
+        self._work_since = 0
         todo = exchange.next(adopted_first=self._ranks.size > 1)  # with several ranks, an adoption takes two boundaries
         return self._decision(GO_ON, tuple((each.fragment, each.cycle) for each in todo.due), todo)
 
@@ -151,7 +155,8 @@ class StepBoundary:
         """Returns RESTORE if code other than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
-        verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
+        work = self._exchange.something or self._exchange.todo or self._rounds.kept_back
+        verdict = self._watch.glance(now=bool(work))
         if verdict is Movement.FINE:
             return GO_ON
         if verdict is Movement.COPIES:
@@ -160,6 +165,16 @@ class StepBoundary:
         log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's values")
         self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
         return RESTORE
+
+    def _is_work_judged(self) -> bool:
+        """Whether the movements until rank 0 first saw this work have been judged.
+
+        The ranks keep no contributions back. Rank 0 therefore decides about work only after a verdict.
+        """
+        if self._watch is None:
+            return True
+        self._work_since = self._work_since or self._watch.boundary
+        return self._watch.judged >= self._work_since
 
     def _carry_out(self, agreed: Agreed) -> None:
         """Carries out the decision that all ranks agreed on. While the run is paused, agrees again until the run
@@ -183,7 +198,8 @@ class StepBoundary:
             todo.prepared.clear()
         else:
             self._finish_adoptions()
-        self._rounds.answer()
+        self._rounds.answer(self._boundary)
+        self._rounds.hand_over(self._judged)
         self._save(agreed)
 
     def _save(self, agreed: Agreed) -> None:
@@ -239,6 +255,7 @@ class StepBoundary:
 
     def _restore(self) -> None:
         """Resets all parameters to their anchors, and drops outstanding work."""
+        self._withdraw()
         fragments = range(len(self.local.tracks))
         self._parameters.reshard()
         with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():
@@ -247,6 +264,25 @@ class StepBoundary:
                 self._abandon(fragment, given_up)
         self.seen(fragments)
         self._to_restore = False
+
+    def _withdraw(self) -> None:
+        """Declines the rounds whose pseudo-gradients were kept back."""
+        kept_back = self._rounds.kept_back
+        while kept_back:
+            _, taken = kept_back[0]
+            self._abandon(taken.fragment, self.local.tracks[taken.fragment].refused())
+            self._rounds.decline(DueRound(taken.fragment, taken.cycle, 0.0), "the parameters were overwritten")
+            kept_back.popleft()
+
+    @property
+    def _boundary(self) -> int:
+        """The number that the watch gave to this boundary; 0 if contributions are never kept back."""
+        return self._watch.boundary if self._watch is not None and self._ranks.size == 1 else 0
+
+    @property
+    def _judged(self) -> int:
+        """The number of the newest boundary whose contributions may be sent."""
+        return self._watch.judged if self._watch is not None and self._ranks.size == 1 else 0
 
     def seen(self, fragments: Sequence[int]) -> None:
         """Tells the watch that the learner, and no other code, changed these fragments."""
@@ -265,7 +301,7 @@ class StepBoundary:
         drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because owners adopt newer
         anchors in copies.
         """
-        self._rounds.hand_over()
+        self._rounds.hand_over(self._judged)
         self._ranks.finish(self._carry_out)
         self._finish_adoptions()
         now = self._clock.monotonic()
@@ -273,6 +309,8 @@ class StepBoundary:
         strange = self._watch is not None and self._watch.leave() is not Movement.FINE
         if strange:
             log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
+            self._withdraw()
+        self._rounds.hand_over(self._judged)
         agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._flags)
         while not agreed.failed and agreed.decision.request != END:
             self._save(agreed)
