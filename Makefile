@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
+.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test-examples: $(READY) ## run each example at its smallest setting, with the ne
 
 test-newest-grpc: $(READY) ## test gRPC calls with the newest grpcio and protobuf (a minute)
 	@$(BIN)/python -m tests.versions grpc $(ARGS)
+
+test-gpu: $(READY) ## run the tests that use a GPU (needs one that torch can use; a minute)
+	@$(BIN)/python -m pytest -m "gpu or not slow" -k "cuda or gpu" tests/gpu tests/learner tests/end_to_end/test_device.py $(ARGS)
 
 test-root: $(READY) ## run tests that need root: they make file systems and network namespaces
 	@$(BIN)/python -m pytest -m root $(ARGS)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.data_plane.device import Bench
+from benchmarks.gpu.coding import Bench
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -24,7 +24,7 @@ def test_every_figure_is_measured(dtype, on_host):
 @pytest.mark.slow
 def test_two_ranks_are_measured_on_the_cpu():
     options = ["--ranks", "2", "--device", "cpu", "--parameters", "2e5", "--fragments", "3"]
-    command = [sys.executable, "-m", "benchmarks.data_plane.device", *options]
+    command = [sys.executable, "-m", "benchmarks.gpu.coding", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "2 ranks, coded on the device" in done.stdout

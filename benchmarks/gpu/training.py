@@ -1,9 +1,9 @@
-"""Measures training with a Learner vs. without one: `python -m benchmarks.data_plane.training`.
+"""Measures training with a Learner vs. without one: `python -m benchmarks.gpu.training`.
 
 One process trains a transformer with AdamW, first alone, then with a Learner and a core on the same machine, then alone
 again. It reports the time inside `step()`, the speed with and without the learner, and the memory. On a GPU, the
 matrix products use bfloat16. The first period with the learner warms up, and is not measured.
-python -m benchmarks.data_plane.training --size 1b --device cuda --json PATH
+python -m benchmarks.gpu.training --size 1b --device cuda --json PATH
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from atoll.demo.processes import children
 from atoll.reference.model import ModelSize, Transformer
 from atoll_wire.process.logs import configure
 
-from benchmarks.data_plane.device import peak_bytes
 from benchmarks.data_plane.sync_learner import ALL_SIZES
+from benchmarks.gpu.coding import peak_bytes
 
 LARGE = ALL_SIZES | {"1b": ModelSize(width=2048, layers=20, heads=16, context=1024)}
 FRAGMENTS, RATE = 24, 1e-4

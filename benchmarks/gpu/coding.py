@@ -1,4 +1,4 @@
-"""Measures coding on the device of the parameters: `python -m benchmarks.data_plane.device`.
+"""Measures coding on the device of the parameters: `python -m benchmarks.gpu.coding`.
 
 There is no core. The script takes every fragment's pseudo-gradient once and adopts an update of every fragment once, as
 one period of H inner steps would. `--code-on host` measures the staging in host memory instead. Compare two processes,
@@ -225,7 +225,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.ranks > 1 and "RANK" not in os.environ:
         launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(given.ranks)]
-        command = [sys.executable, "-m", *launch, "-m", "benchmarks.data_plane.device", *sys.argv[1:]]
+        command = [sys.executable, "-m", *launch, "-m", "benchmarks.gpu.coding", *sys.argv[1:]]
         return subprocess.run(command, check=False).returncode
     if given.ranks > 1:
         if given.device != "cpu":
