@@ -10,35 +10,30 @@ import argparse
 import contextlib
 import json
 import tempfile
-import time
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import atoll
-import grpc
 import torch
 from atoll.demo.processes import Child, Children, children, free_port
-from atoll_wire import outer_pb2 as pb
-from atoll_wire import outer_pb2_grpc as rpc
 from torch import nn
+
+from benchmarks.process_state import metrics, settled
 
 WIDTH = 1024
 VERSIONS = 20
 OPTIONS = ["--fragments", "4", "--inner-steps", "8"]
 KINDS = ("update", "whole", "fixed")
-WAN = 'atoll_front_wan_bytes_total{direction="down",'
-MAX_WAIT_S = 60.0
 MAX_BYTES, MAX_MORE = 0.4, 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A front process. metrics: the port of its metrics."""
+    """A front process."""
 
     child: Child
     address: str
-    metrics: int
+    metrics_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ def cost(many: int) -> Cost:
                 optimizer.step()
                 learner.step(tokens=len(batch))
             learner.close()
-            newest = settled(address)
+            newest = tuple(each.version for each in settled(address).fragments)
             for follower in followers:
                 follower.wait(version=max(newest), timeout_s=1.0)
                 while follower.versions != newest:
@@ -98,7 +93,7 @@ def cost(many: int) -> Cost:
                         raise SystemExit(f"a follower stays at {follower.versions}, and the core is at {newest}")
             if not all(same(models[0], each) for each in models):
                 raise SystemExit("followers of the same versions have different values")
-            found = [Region(count, *figures(fronts[name].metrics)) for name, count in (("one", 1), ("many", many))]
+            found = [region(1, fronts["one"]), region(many, fronts["many"])]
         for front in fronts.values():
             group.stop(front.child)
         group.stop(core)
@@ -113,32 +108,16 @@ def started(group: Children, name: str, core: str) -> Front:
     return Front(child, address, port)
 
 
-def settled(address: str) -> tuple[int, ...]:
-    """Waits until the core has merged everything. Returns the version of each fragment."""
-    deadline = time.monotonic() + MAX_WAIT_S
-    with grpc.insecure_channel(address) as channel:
-        while time.monotonic() < deadline:
-            status = rpc.OperatorStub(channel).Status(pb.StatusRequest(), timeout=MAX_WAIT_S)
-            if not status.contributions.pending:
-                return tuple(each.version for each in status.fragments)
-            time.sleep(0.2)
-    raise SystemExit(f"contributions still wait after {MAX_WAIT_S:.0f} s")
-
-
 def same(one: nn.Module, other: nn.Module) -> bool:
     """Returns whether two models have the same bits."""
     return all(torch.equal(mine, its) for mine, its in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def figures(port: int) -> tuple[dict[str, float], float]:
-    """Returns the payload bytes that a front received, by kind, and those that it served to followers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=MAX_WAIT_S) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    values = {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
-    received = {
-        kind: sum(v for s, v in values.items() if s.startswith(WAN) and f'kind="{kind}"' in s) for kind in KINDS
-    }
-    return received, values["atoll_front_reader_bytes_total"]
+def region(followers: int, front: Front) -> Region:
+    """Returns the payload bytes that a front received from the core, by kind, and those that it sent to followers."""
+    read = metrics(front.metrics_port)
+    received = {kind: read.total("atoll_front_wan_bytes_total", direction="down", kind=kind) for kind in KINDS}
+    return Region(followers, received, read.total("atoll_front_reader_bytes_total"))
 
 
 def main() -> None:

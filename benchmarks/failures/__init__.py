@@ -1,4 +1,4 @@
 """Benchmarks of failures: goodput, loss and restart times when learners and cores are killed.
 
-May import: nothing.
+May import: process_state.
 """

@@ -28,6 +28,8 @@ from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.process_state import settled
+
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # inner steps of the slowest learner before the first kill
@@ -108,8 +110,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
                         instead(group)
                     console.print(f"seed {seed} {'kill' if kill else 'idle'} {done} of {len(at)}", highlight=False)
                 time.sleep(0.02)
-            until(lambda: not ask(stub).contributions.pending, learners)
-            status = ask(stub)
+            status = settled(address)
             with (directory / "last.safetensors").open("wb") as file:
                 for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest()):
                     file.write(reply.chunk)

@@ -29,6 +29,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
 from benchmarks.links.sites import Sites, sites
+from benchmarks.process_state import Metrics, settled
 
 REGIONS, EACH = ("eu", "us", "ap"), 2
 MBIT, DELAY_MS = 100.0, 40.0
@@ -38,7 +39,7 @@ FRAGMENTS = 8
 PORT, METRICS = 7070, 9100
 CUT_AT, CUT_S = 0.3, 60.0  # share of the tokens; seconds
 COUNT_AT = 0.9  # share of the tokens: while all learners train, because none fetches updates after its last step
-WATCH_S, SETTLE_S = 1.0, 5.0
+WATCH_S = 1.0
 ANSWER_S = 30.0
 MAX_RUN_S = 1800.0
 COPIES = (0.98, 1.02)
@@ -126,16 +127,17 @@ def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
     once = sum(each.version * each.parameters for each in status.fragments)
     bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
     for region, name in place.names.items():
-        took = _taken(place.inside(name, [sys.executable, "-c", READ, str(METRICS)]))
+        command = place.inside(name, [sys.executable, "-c", READ])
+        read = Metrics(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        took = int(read.total("atoll_front_wan_bytes_total", direction="down", kind="update"))
         outcome.update_bytes[region] = took
         outcome.copies[region] = took * 8 / bits / once
 
 
-READ = """
-import sys, urllib.request
-text = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=20).read().decode()
-print(sum(int(float(l.rpartition(" ")[2])) for l in text.splitlines()
-          if l.startswith('atoll_front_wan_bytes_total{direction="down",kind="update"')))
+# Reads a front's metrics inside its network namespace. It imports little, because learners train meanwhile.
+READ = f"""
+import urllib.request
+print(urllib.request.urlopen("http://127.0.0.1:{METRICS}/metrics", timeout=20).read().decode())
 """
 
 
@@ -200,16 +202,14 @@ def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[
     Raises SystemExit if a learner fails, or after MAX_RUN_S.
     """
     with grpc.insecure_channel(address) as channel:
-        stub, settled_at, deadline = rpc.OperatorStub(channel), 0.0, time.monotonic() + MAX_RUN_S
+        stub, deadline = rpc.OperatorStub(channel), time.monotonic() + MAX_RUN_S
         while time.monotonic() < deadline:
             status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=ANSWER_S, wait_for_ready=True)
             for child in learners:
                 if child.process.poll() not in {None, 0}:
                     raise SystemExit(f"{child.name} ended: {child.tail()}")
             if done(status):
-                settled_at = settled_at or time.monotonic()
-                if not status.contributions.pending or time.monotonic() - settled_at > SETTLE_S:
-                    return status
+                return settled(address)
             time.sleep(WATCH_S)
     raise SystemExit(f"the run did not end within {MAX_RUN_S:.0f} s: see the logs of its processes")
 
@@ -221,10 +221,6 @@ def _loss(address: str, place: Path) -> float:
         for reply in rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest()):
             file.write(reply.chunk)
     return loss_of_file(path, "tiny", None)
-
-
-def _taken(command: list[str]) -> int:
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:

@@ -268,21 +268,20 @@ def _raw(it: House, request: bytes) -> tuple[int, bytes]:
     return int(answer.split()[1]), answer
 
 
-def test_a_core_that_stands_is_said_within_seconds(tmp_path):
+def test_a_core_that_stands_is_said_within_seconds(lived_in: House):
     """The connection stays open, but no answers arrive."""
-    with house(tmp_path) as it:
-        eventually(lambda: it.look("run")["reachable"] and it.look("run")["learners"]["live"] == 3, 60)
-        it.core.child.process.send_signal(signal.SIGSTOP)
-        try:
-            eventually(lambda: not it.look("run")["reachable"], 15)
-            with urllib.request.urlopen(f"{it.url}/api/live", timeout=20) as stream:
-                began = time.monotonic()
-                told = [json.loads(line.removeprefix("data: ")) for line in _some((x.decode() for x in stream), 4)]
-            assert time.monotonic() - began < 10, "the stream continues"
-            assert told[3]["run"]["age_s"] > told[0]["run"]["age_s"] + 1
-        finally:
-            it.core.child.process.send_signal(signal.SIGCONT)
-        eventually(lambda: it.look("run")["reachable"], 15)
+    it = lived_in
+    it.core.child.process.send_signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: not it.look("run")["reachable"], 15)
+        with urllib.request.urlopen(f"{it.url}/api/live", timeout=20) as stream:
+            began = time.monotonic()
+            told = [json.loads(line.removeprefix("data: ")) for line in _some((x.decode() for x in stream), 4)]
+        assert time.monotonic() - began < 10, "the stream continues"
+        assert told[3]["run"]["age_s"] > told[0]["run"]["age_s"] + 1
+    finally:
+        it.core.child.process.send_signal(signal.SIGCONT)
+    eventually(lambda: it.look("run")["reachable"], 15)
 
 
 def test_streams_that_hang_up_are_let_go(lived_in: House):
@@ -293,27 +292,25 @@ def test_streams_that_hang_up_are_let_go(lived_in: House):
             assert connection.recv(64).startswith(b"HTTP/1.1 200")
 
 
-def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(tmp_path):
-    with house(tmp_path) as it:
-        eventually(lambda: it.look("run")["contributions"]["merged"] > 5, 60)
-        before, events = it.look("run"), it.look("events")
-        it.core.kill()
-        eventually(lambda: not it.look("run")["reachable"])
-        away = it.look("run")
-        assert away["problem"].startswith(f"no core answers at {it.core.address}")
-        assert away["tokens_trained"] >= before["tokens_trained"], "what was seen last stays"
-        eventually(lambda: it.look("run")["age_s"] > 2)
-        status, told = it.ask("receipts")
-        assert (status, told["detail"]) == (503, away["problem"])
-        assert it.action("pause", reason="x")[0] == 503
-        it.core.start()
-        eventually(lambda: it.look("run")["reachable"] and it.look("run")["epoch"] == before["epoch"] + 1)
-        eventually(lambda: it.look("run")["learners"]["live"] == 3, 40)
-        after = it.look("events")
-        assert next(each["text"] for each in after if each["kind"] == "core") == "the core started: epoch 2"
-        assert [each["number"] for each in after][-len(events) :] == [each["number"] for each in events], "none is lost"
-        it.group.stop(it.dashboard)
-        assert it.dashboard.process.returncode == 0
+def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(lived_in: House):
+    it = lived_in
+    before, events = it.look("run"), it.look("events")
+    it.core.kill()
+    eventually(lambda: not it.look("run")["reachable"])
+    away = it.look("run")
+    assert away["problem"].startswith(f"no core answers at {it.core.address}")
+    assert away["tokens_trained"] >= before["tokens_trained"], "what was seen last stays"
+    eventually(lambda: it.look("run")["age_s"] > 2)
+    status, told = it.ask("receipts")
+    assert (status, told["detail"]) == (503, away["problem"])
+    assert it.action("pause", reason="x")[0] == 503
+    it.core.start()
+    epoch = before["epoch"] + 1
+    eventually(lambda: it.look("run")["reachable"] and it.look("run")["epoch"] == epoch)
+    eventually(lambda: it.look("run")["learners"]["live"] == 3, 40)
+    after = it.look("events")
+    assert next(each["text"] for each in after if each["kind"] == "core") == f"the core started: epoch {epoch}"
+    assert [each["number"] for each in after][-len(events) :] == [each["number"] for each in events], "none is lost"
 
 
 def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_path):
@@ -323,13 +320,15 @@ def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_pat
 
     with children(tmp_path) as group:
         core = Core(group, tmp_path / "run", [])
-        _, url = group.start_dashboard("127.0.0.1:0", core.address)
-        it = House(core, group, "", url, None)  # type: ignore[arg-type]
+        dashboard, url = group.start_dashboard("127.0.0.1:0", core.address)
+        it = House(core, group, "", url, dashboard)
         eventually(lambda: it.look("run")["reachable"])
         run = it.look("run")
         assert not run["actions"]
         assert "--operator-tokens" in run["actions_problem"]
         assert it.action("pause", token="x", reason="x") == (409, {"detail": run["actions_problem"]})
+        group.stop(dashboard)
+        assert dashboard.process.returncode == 0
 
 
 def test_an_address_that_cannot_be_served_is_one_line(tmp_path):

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -390,11 +391,12 @@ def test_verify_refuses_while_a_core_uses_the_directory(tmp_path):
 
 
 def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
+    over = threading.Event()
     with core(tmp_path) as running:
-        slow = Trainee(running.address, "slow", lambda _: False, pace_s=30.0)
+        slow = Trainee(running.address, "slow", lambda _: over.wait(100), drain_s=0.0)  # takes no step
         slow.start()
         eventually(lambda: running.status().learners)
-        fast = Trainee(running.address, "fast", lambda _: False)
+        fast = Trainee(running.address, "fast", lambda _: over.is_set(), drain_s=0.0)
         fast.start()
         eventually(lambda: running.status().contributions.pending > 0)
         running.kill()
@@ -403,6 +405,9 @@ def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
             flip(path, 0.9)
         with pytest.raises(UserError, match="does not match its checksum: the disk lost acknowledged data"):
             verify(running.directory)
+        over.set()
+        for trainee in (slow, fast):
+            trainee.done()
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -14,6 +14,7 @@ from atoll_wire import outer_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from benchmarks.process_state import Metrics, metrics
 from tests.end_to_end.world import Trainee, core, eventually, train
 
 ATOLL = [sys.executable, "-m", "atoll.cli"]
@@ -58,39 +59,38 @@ def test_health_and_reflection_answer(tmp_path):
 
 
 def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
-    def read(port: str | int, path: str = "metrics") -> str:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}").read().decode()
+    def probes(port: str | int) -> list[str]:
+        asked = (f"http://127.0.0.1:{port}/{path}" for path in ("livez", "readyz"))
+        return [urllib.request.urlopen(url, timeout=20).read().decode() for url in asked]
 
-    learners = ""
+    found = list[Metrics]()
 
     def enough(trainee: Trainee) -> bool:
-        nonlocal learners
         if len(trainee.losses) >= 80:
-            learners = read(unused_port)
-            assert [read(unused_port, path) for path in ("livez", "readyz")] == ["yes\n", "yes\n"]
-        return bool(learners)
+            found.append(metrics(unused_port))
+            assert probes(unused_port) == ["yes\n", "yes\n"]
+        return bool(found)
 
     with core(tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-json") as running:
         trainee = Trainee(running.address, "a", enough, metrics_listen=f"127.0.0.1:{unused_port}", region="eu")
         trainee.start()
         trainee.done()
-        port = running.log().split('"metrics_port": ')[1].split(",")[0]
-        assert [read(port, path) for path in ("livez", "readyz")] == ["yes\n", "yes\n"]
+        port = int(running.log().split('"metrics_port": ')[1].split(",")[0])
+        assert probes(port) == ["yes\n", "yes\n"]
         eventually(lambda: running.status().contributions.pending == 0)
-        eventually(lambda: 'atoll_learners{state="left"} 1.0' in read(port))
-        text, status = read(port), running.status()
-    merged = f'atoll_contributions_total{{fate="merged"}} {status.contributions.merged:.1f}'
-    for line in (merged, 'atoll_learner_inner_steps_total{learner="a"} 80.0', "atoll_spool_bytes "):
-        assert line in text
-    goodput = float(text.split("\natoll_goodput_ratio ")[1].split()[0])
-    assert goodput == pytest.approx(status.goodput.ratio, abs=0.02)
-    lost = sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("atoll_lost_seconds{"))
-    assert lost == pytest.approx(status.goodput.provisioned_s - status.goodput.useful_s, abs=0.3)
-    for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
-        assert name in text
-    assert 'atoll_local_inner_steps_total{learner="a"} 80.0' in learners
+        eventually(lambda: metrics(port).total("atoll_learners", state="left") == 1)
+        read, status = metrics(port), running.status()
+    assert read.total("atoll_contributions_total", fate="merged") == status.contributions.merged
+    assert read.total("atoll_learner_inner_steps_total", learner="a") == 80
+    assert read.total("atoll_goodput_ratio") == pytest.approx(status.goodput.ratio, abs=0.02)
+    lost_s = status.goodput.provisioned_s - status.goodput.useful_s
+    assert read.total("atoll_lost_seconds") == pytest.approx(lost_s, abs=0.3)
+    assert read.total("atoll_wan_bytes_total", direction="up", region="eu") > 0
+    assert read.total("atoll_fragment_version", fragment="0") > 0
+    assert list(read.samples("atoll_spool_bytes"))
+    assert found[0].total("atoll_local_inner_steps_total", learner="a") == 80
     with pytest.raises(urllib.error.URLError):  # a learner that left has closed its port
-        read(unused_port)
+        metrics(unused_port)
 
 
 def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
@@ -129,7 +129,6 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         (["checkpoint", "export", "out", "--dir", "DIR"], 1, "holds no run"),
         (["checkpoint", "export", "out", "--max-file-size", "5GB"], 1, "error: --max-file-size 5GB: not a size: give a whole number"),
         (["checkpoint", "export", "/proc", "--max-file-size", "5GiB"], 1, "error: /proc contains files that are not part of an export"),
-        (["learner", "--name", "a", "--data", "/nothing"], 1, "error: --data /nothing does not exist"),
         (["learner", "--name", "a", "--size", "huge"], 1, "error: --size huge: input should be 'tiny', '25m' or '124m'"),
         (["learner", "--name", "a", "--adoption", "x"], 1, "error: --adoption x: input should be 'rebase' or 'overwrite'"),
         (["learner", "--name", "a", "--connect-timeout-s", "0.1", "--server", "127.0.0.1:1"], 1, "error: no core answered at 127.0.0.1:1"),
@@ -188,9 +187,10 @@ def test_settings_stay_with_the_run_and_some_cannot_change(tmp_path):
             assert said in done.stderr
 
 
-def test_a_second_learner_of_a_living_name_is_refused_and_the_first_trains_on(tmp_path):
+def test_a_second_learner_of_a_living_name_is_refused_and_the_first_trains_on(tmp_path, monkeypatch):
     import atoll
 
+    monkeypatch.setattr("atoll.agent.run_session.DUPLICATE_S", 2.0)
     with core(tmp_path) as running:
         leave = []
         first = Trainee(running.address, "a", lambda _: bool(leave))

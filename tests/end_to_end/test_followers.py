@@ -17,11 +17,12 @@ from atoll_wire import outer_pb2 as pb
 from safetensors.torch import load_file
 from torch import nn
 
+from benchmarks.process_state import metrics
 from tests.end_to_end.following import exported, recorder, training
 from tests.end_to_end.relay import relay
 from tests.end_to_end.test_checkpoint import _train_theirs
 from tests.end_to_end.test_training import Somebodys
-from tests.end_to_end.world import core, eventually, figures, front, sharded, small_model, train
+from tests.end_to_end.world import core, eventually, front, sharded, small_model, train
 
 VERSIONS = 100
 
@@ -185,11 +186,6 @@ def test_pull_says_what_is_wrong(tmp_path):
     assert nowhere.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'none' / 'x'} cannot be written (No such")
 
 
-def wan(figures: dict[str, float], kind: str) -> float:
-    """Returns the payload bytes of one kind that a front received from the core."""
-    return figures[f'atoll_front_wan_bytes_total{{direction="down",kind="{kind}",region="eu"}}']
-
-
 @pytest.mark.slow
 def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_core(tmp_path):
     with (
@@ -219,20 +215,20 @@ def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
         followers = [others.enter_context(recorder(eu.address)) for _ in range(20)]
         eventually(lambda: all(follower.cuts for follower in followers), 60)
         fixed = len(followers[0].cuts[0].fixed.content)
-        assert wan(eu.figures(), "fixed") == fixed, "fixed values crossed the WAN once"
+        assert eu.wan_bytes("down", "fixed") == fixed, "fixed values crossed the WAN once"
         first = [each.version for each in it.status().fragments]
         parameters = [each.parameters for each in it.status().fragments]
         train(it.address, "second", steps=80)
         eventually(lambda: it.status().contributions.pending == 0)
         newest = tuple(each.version for each in it.status().fragments)
         eventually(lambda: all(follower.cuts[-1].versions == newest for follower in followers), 60)
-        here, home = eu.figures(), figures(port)
+        here, home = eu.metrics(), metrics(port)
         once = sum(count * (new - old) for count, new, old in zip(parameters, newest, first, strict=True))
-        assert 0 < wan(here, "update") <= 0.6 * once, "int4 with the scales and headers of small frames"
-        assert 0 < wan(here, "whole") <= 1.1 * 4 * sum(parameters), "whole fragments crossed the WAN once"
+        assert 0 < eu.wan_bytes("down", "update") <= 0.6 * once, "int4 with the scales and headers of small frames"
+        assert 0 < eu.wan_bytes("down", "whole") <= 1.1 * 4 * sum(parameters), "whole fragments crossed the WAN once"
         for kind in ("update", "whole", "fixed"):
-            assert home[f'atoll_reader_bytes_total{{kind="{kind}"}}'] == wan(here, kind)
-        assert home["atoll_readers"] == 1, "the front's watch"
-        assert here["atoll_front_readers"] == 20
-        assert here["atoll_front_reader_bytes_total"] > 15 * (wan(here, "update") + fixed)
+            assert home.total("atoll_reader_bytes_total", kind=kind) == eu.wan_bytes("down", kind)
+        assert home.total("atoll_readers") == 1, "the front's watch"
+        assert here.total("atoll_front_readers") == 20
+        assert here.total("atoll_front_reader_bytes_total") > 15 * (eu.wan_bytes("down", "update") + fixed)
         assert [each.learner for each in it.status().learners] == ["first", "second"]

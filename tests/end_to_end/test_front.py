@@ -17,36 +17,26 @@ from tests.end_to_end.world import Front, Trainee, core, eventually, front, trai
 STEPS = 150
 
 
-def updates(figures: dict[str, float]) -> float:
-    return figures['atoll_front_wan_bytes_total{direction="down",kind="update",region="eu"}']
-
-
 def refused(front: Front) -> float:
     """Returns the number of calls that the front ended because the core did not answer."""
-    series = front.figures()
-    return sum(
-        count
-        for name, count in series.items()
-        if name.startswith("atoll_front_refused_total{") and "unavailable" in name
-    )
+    return front.metrics().total("atoll_front_refused_total", status="unavailable")
 
 
 def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         trainees = train(eu.address, "a", "b", "c", steps=STEPS)
         eventually(lambda: it.status().contributions.pending == 0)  # the last merge may run as the last learner leaves
-        status, figures = it.status(), eu.figures()
+        status = it.status()
+        updates = eu.metrics().total("atoll_front_wan_bytes_total", direction="down", kind="update", region="eu")
     assert status.contributions.merged > 10
     assert status.contributions.pending == status.contributions.refused == 0
     for trainee in trainees:
         assert trainee.losses[-1] < 0.7 * trainee.losses[0]
         assert trainee.learner.stats().mismatches == 0
-    assert status.wire.down == updates(figures), "the core sent what the front took"
+    assert status.wire.down == updates, "the core sent what the front took"
     once = sum(each.version * each.parameters for each in status.fragments)
     assert status.wire.down_parameters <= once, "each update crossed the WAN at most once"
-    assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates(figures), (
-        "and was used by all"
-    )
+    assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates, "and was used by all"
 
 
 def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
@@ -133,8 +123,7 @@ def test_a_new_learner_is_brought_up_by_the_front(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         train(it.address, "first", steps=60)
         train(eu.address, "a", "b", "c", steps=20)
-        status, figures = it.status(), eu.figures()
-        whole = figures['atoll_front_wan_bytes_total{direction="down",kind="whole",region="eu"}']
+        status, whole = it.status(), eu.wan_bytes("down", "whole")
     assert whole <= 4 * status.parameters * 1.5, (
         "the model came over once, and perhaps a fragment that changed meanwhile"
     )

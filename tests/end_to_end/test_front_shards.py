@@ -55,7 +55,7 @@ def test_updates_of_every_shard_cross_the_wan_once(tmp_path, alone):
     with sharded(tmp_path, 2, alone=alone) as run, front(tmp_path, run.address, *EU) as eu:
         trainees = train(eu.address, "a", "b", "c", steps=150)
         nothing_is_lost(run)
-        updates = eu.figures()['atoll_front_wan_bytes_total{direction="down",kind="update",region="eu"}']
+        updates = eu.wan_bytes("down", "update")
 
         def once() -> int:
             """Returns the parameters of all updates. The registrar's figures may be a second old."""

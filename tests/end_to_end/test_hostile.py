@@ -65,7 +65,7 @@ def _elsewhere(_, frames):
 
 def test_a_frame_that_is_not_what_it_says_ends_at_the_front(home, eu):
     with hand(eu.address, "spoilt") as it:
-        before = eu.figures()['atoll_front_wan_bytes_total{direction="up",kind="contribution",region=""}']
+        before = eu.wan_bytes("up", "contribution")
         refused(LOSS, lambda: it.push(_spoil))
         refused(INVALID, lambda: it.push(_elsewhere))
         refused(
@@ -74,7 +74,7 @@ def test_a_frame_that_is_not_what_it_says_ends_at_the_front(home, eu):
         )
         refused(INVALID, lambda: it.push(sends=lambda m: [pb.PushRequest(header=m[0].header, frames=m[1].frames)]))
         refused(INVALID, lambda: it.push(sends=lambda m: m[1:]))
-        after = eu.figures()['atoll_front_wan_bytes_total{direction="up",kind="contribution",region=""}']
+        after = eu.wan_bytes("up", "contribution")
         assert before == after, "nothing of it crossed the WAN"
         assert it.push(seq=2).fate == pb.FATE_PENDING, "and what is sound does"
 
@@ -110,7 +110,9 @@ def test_a_fronts_cached_items_need_a_valid_session(home, eu):
     with hand(eu.address, "reader") as it:
         wanted = pb.FetchRequest(session=it.session, fragment=0, whole=True)
         assert len(list(it.stub.Fetch(wanted, timeout=20))) > 1
-        eventually(lambda: eu.figures()["atoll_front_cached_bytes"] > 0)  # counted once the last frame was passed on
+        eventually(
+            lambda: eu.metrics().total("atoll_front_cached_bytes") > 0
+        )  # counted once the last frame was passed on
         for change in ({"token": b"guessed"}, {"learner": "absent"}, {"generation": 7}, {"run": "another"}):
             other = pb.FetchRequest()
             other.CopyFrom(wanted)

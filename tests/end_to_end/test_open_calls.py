@@ -13,9 +13,10 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_calls as opened_here
 
+from benchmarks.process_state import metrics
 from tests.end_to_end.relay import relay
 from tests.end_to_end.test_refusals import Hand
-from tests.end_to_end.world import Trainee, core, eventually, figures, front, open_calls
+from tests.end_to_end.world import Trainee, core, eventually, front, open_calls
 
 ONE = {"Follow": 1.0, "Report": 1.0}
 
@@ -39,16 +40,16 @@ def test_after_many_cuts_between_front_and_core_each_has_one_follow_and_one_repo
 
         for cuts in range(4):
             eventually(partial(came_back, cuts))
-            eventually(lambda: open_calls(figures(port), "answered") == ONE)  # an earlier cut would cut no session
+            eventually(lambda: open_calls(metrics(port), "answered") == ONE)  # an earlier cut would cut no session
             link.reset()
         eventually(partial(came_back, 4))
         eventually(lambda: {name: opened_here()[name] for name in ONE} == ONE)
-        eventually(lambda: open_calls(gateway.figures(), "answered") == ONE)
-        eventually(lambda: open_calls(gateway.figures(), "opened") == ONE)
-        eventually(lambda: open_calls(figures(port), "answered") == ONE)
+        eventually(lambda: open_calls(gateway.metrics(), "answered") == ONE)
+        eventually(lambda: open_calls(gateway.metrics(), "opened") == ONE)
+        eventually(lambda: open_calls(metrics(port), "answered") == ONE)
         stop.append(True)
         trainee.done()
-        eventually(lambda: not sum(open_calls(figures(port), "answered").values()))
+        eventually(lambda: not sum(open_calls(metrics(port), "answered").values()))
 
 
 def test_calls_of_a_session_end_when_its_learner_joins_again_or_is_sent_away(tmp_path):

@@ -18,10 +18,11 @@ from atoll_wire.messages.frame_messages import fetch_reply
 from atoll_wire.security.certificate import Role
 from atoll_wire.security.transport import TransportSecurity
 
+from benchmarks.process_state import metrics
 from tests.end_to_end.following import recorder
 from tests.end_to_end.test_refusals import request
 from tests.end_to_end.test_strangers import Papers
-from tests.end_to_end.world import core, eventually, figures, front, small_model, train
+from tests.end_to_end.world import core, eventually, front, small_model, train
 
 DENIED, EXHAUSTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
@@ -149,8 +150,8 @@ def test_more_readers_than_allowed_are_refused_and_counted(tmp_path):
             assert code_of(lambda: list(watching(rpc.ReaderStub(far)))) is EXHAUSTED
             assert next(first), "the first reader goes on"
             first.cancel()
-        assert figures(port)['atoll_limited_total{limit="readers"}'] == 1
-        assert eu.figures()['atoll_front_limited_total{limit="readers"}'] == 1
+        assert metrics(port).total("atoll_limited_total", limit="readers") == 1
+        assert eu.metrics().total("atoll_front_limited_total", limit="readers") == 1
 
 
 def test_a_core_with_operator_tokens_and_without_tls_wants_one_from_readers(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import time
-import urllib.request
 
+from benchmarks.process_state import metrics
 from tests.end_to_end.world import Trainee, core, eventually, train
 
 STANDING = "standby: this core takes over"
@@ -49,8 +49,7 @@ def test_a_standby_takes_over_the_port_of_the_metrics_too_when_a_core_is_stopped
         eventually(lambda: STANDING in standby.log.read_text())
         running.stop()
         running.group.serving(standby)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as found:
-            assert b"atoll_goodput_ratio" in found.read()
+        assert list(metrics(port).samples("atoll_goodput_ratio"))
 
 
 def test_a_standby_that_is_not_needed_ends_when_it_is_told_to(tmp_path):

@@ -19,8 +19,9 @@ from atoll_wire.layout.layout import FRAME_PARAMETERS, plan
 from torch import nn
 from torch.optim import SGD
 
+from benchmarks.process_state import metrics
 from tests.end_to_end.test_refusals import taken_over
-from tests.end_to_end.world import Core, Trainee, core, eventually, figures
+from tests.end_to_end.world import Core, Trainee, core, eventually
 
 METRICS_PORT = processes.free_port()
 
@@ -118,7 +119,7 @@ def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
 
 def test_bytes_over_the_wan_count_as_they_come_of_initial_parameters_and_of_uploads_that_are_cut(running):
     def up() -> float:
-        return figures(METRICS_PORT).get('atoll_wan_bytes_total{direction="up",region=""}', 0.0)
+        return metrics(METRICS_PORT).total("atoll_wan_bytes_total", direction="up", region="")
 
     before = up()
     assert before > 4 * sum(p.numel() for p in Large().parameters()), (

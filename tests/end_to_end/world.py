@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.security.transport import TransportSecurity
 from torch import nn
+
+from benchmarks.process_state import Metrics, metrics
 
 torch.set_num_threads(1)
 
@@ -82,22 +83,17 @@ class Front:
     def stop(self) -> None:
         self.group.stop(self.child)
 
-    def figures(self) -> dict[str, float]:
-        """Returns the front's Prometheus values by series."""
-        return figures(self.metrics_port)
+    def metrics(self) -> Metrics:
+        return metrics(self.metrics_port)
+
+    def wan_bytes(self, direction: str, kind: str) -> float:
+        """Returns the payload bytes of one kind between this front and the core."""
+        return self.metrics().total("atoll_front_wan_bytes_total", direction=direction, kind=kind)
 
 
-def figures(metrics_port: int) -> dict[str, float]:
-    """Returns a process's Prometheus values by series."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=20) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
-
-
-def open_calls(series: dict[str, float], side: str) -> dict[str, float]:
+def open_calls(read: Metrics, side: str) -> dict[str, float]:
     """Returns the numbers of long-lived open calls by method. Other calls are short."""
-    names = {name: f'atoll_open_calls{{method="{name}",side="{side}"}}' for name in ("Follow", "Report")}
-    return {name: series.get(each, 0.0) for name, each in names.items()}
+    return {name: read.total("atoll_open_calls", method=name, side=side) for name in ("Follow", "Report")}
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -10,15 +9,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.end_to_end.world import figures
+from benchmarks.process_state import Metrics, metrics
 from tests.soak.deployment import LEARNERS, Actor, Deployment, SoakError
 from tests.soak.judge import CONNECTIONS, FILES, MEMORY, THREADS
 
 MAX_WAIT_S = 120.0  # limit on the time until training continues; silent connections may last a minute
 LOOKS, LOOK_EVERY_S = 3, 0.25  # minimum for one sample
 CALMING_S, SILENCED_S = 10.0, 75.0  # limits on waits for calls to end; after a silence, gRPC's keepalive takes 50 s
-OPEN = re.compile(r"atoll_(?:local_)?open_calls\{(?P<labels>[^}]*)\}")
-LABEL = re.compile(r'(?P<name>side|method)="(?P<value>[^"]*)"')
 
 Usage = dict[str, float]  # quantity -> value
 
@@ -45,12 +42,11 @@ class Training:
 
 def usage(actor: Actor) -> Usage:
     """Returns a process's open calls by kind, threads, file descriptors and resident memory."""
-    series, process = figures(actor.metrics_port), psutil.Process(actor.child.process.pid)
+    read, process = metrics(actor.metrics_port), psutil.Process(actor.child.process.pid)
     used: Usage = {}
-    for key, value in series.items():
-        if found := OPEN.fullmatch(key):
-            labels = {each["name"]: each["value"] for each in LABEL.finditer(found["labels"])}
-            used[f"{labels['method']} calls {labels.get('side', 'opened')}"] = value
+    for name in ("atoll_open_calls", "atoll_local_open_calls"):
+        for sample in read.samples(name):
+            used[f"{sample.labels['method']} calls {sample.labels.get('side', 'opened')}"] = sample.value
     with process.oneshot():
         files, connections = process.num_fds(), len(process.net_connections("tcp"))
         used |= {THREADS: process.num_threads(), MEMORY: process.memory_info().rss}
@@ -75,28 +71,28 @@ def training(deployment: Deployment) -> tuple[Training | None, str]:
     A learner is connected if it follows and reports, as seen by its own process, the front and the core. Additional
     calls are no reason to wait, because they are what the test looks for.
     """
-    told = dict[str, dict[str, float]]()
+    told = dict[str, Metrics]()
     for name, actor in deployment.actors.items():
         try:
-            told[name] = figures(actor.metrics_port)
+            told[name] = metrics(actor.metrics_port)
         except OSError as error:
             return None, f"{name} does not answer: {error}"
-    live = told["core"].get('atoll_learners{state="live"}', 0.0)
+    live = told["core"].total("atoll_learners", state="live")
     if live != len(LEARNERS):
         return None, f"the core has {live:.0f} live learners"
     for method in ("Follow", "Report"):
         for name in ("core", "front"):
-            if (calls := told[name][f'atoll_open_calls{{method="{method}",side="answered"}}']) < len(LEARNERS):
+            if (calls := told[name].total("atoll_open_calls", method=method, side="answered")) < len(LEARNERS):
                 return None, f"the {name} answers {calls:.0f} {method} calls"
         for name in LEARNERS:
-            if not told[name][f'atoll_local_open_calls{{learner="{name}",method="{method}"}}']:
+            if not told[name].total("atoll_local_open_calls", learner=name, method=method):
                 return None, f"learner {name} has no {method} call"
 
     def each(what: str) -> dict[str, float]:
-        return {name: told[name][f'{what}{{learner="{name}"}}'] for name in LEARNERS}
+        return {name: told[name].total(what, learner=name) for name in LEARNERS}
 
     steps, merged = each("atoll_local_inner_steps_total"), each("atoll_local_merged_total")
-    return Training(told["core"]["atoll_merges_total"], steps, merged), ""
+    return Training(told["core"].total("atoll_merges_total"), steps, merged), ""
 
 
 class Sampler:
