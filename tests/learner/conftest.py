@@ -60,8 +60,11 @@ class LateBlock(samples.Block):
 
 @pytest.fixture(params=["at once", "late"])
 def rows(request, monkeypatch):
-    """Makes the watch's rows arrive at once, as from host memory, or some steps later, as from a GPU."""
+    """Makes the watch's rows arrive at once, as from host memory, or some steps later, as from a GPU.
+
+    Returns the class of rows.
+    """
     monkeypatch.setattr(LateBlock, "waits", 0)
     if request.param == "late":
         monkeypatch.setattr(movement_watch, "Block", LateBlock)
-    return LateBlock
+    return movement_watch.Block

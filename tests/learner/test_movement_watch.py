@@ -13,6 +13,7 @@ import structlog
 import torch
 from atoll import LearnerError
 from atoll.boundary.movement_watch import MovementWatch
+from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import SingleRank
@@ -20,6 +21,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
 from tests.devices import DEVICES
+from tests.learner.conftest import LateBlock
 from tests.learner.watched import Watched, mlp
 
 
@@ -107,6 +109,24 @@ def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_n
     assert len(said) == 1
 
 
+def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        it.rounds(20)
+        it.agent.taken.clear()
+        it.ask()
+        it.turn()
+        sent = len(it.agent.taken)
+        for fragment, track in enumerate(it.learner._boundary.local.tracks):
+            if rows is LateBlock:
+                assert (track.flying is not None, sent) == (True, 0), "it waits for the verdict"
+            fate = Fate(drop=True)
+            it.learner._exchange.offer(PreparedAnchor(fragment, 100, track.anchor.copy(), fate))
+        it.turn(8)
+        assert len(it.agent.taken) == sent
+        assert {(track.flying, track.version) for track in it.learner._boundary.local.tracks} == {(None, 100)}
+
+
 class TwoRanks(SingleRank):
     """The first of two ranks, which agrees with itself and owns everything."""
 
@@ -131,7 +151,7 @@ def test_ranks_take_nothing_before_the_verdict_on_earlier_movements(said, rows):
         it.ask()
         it.turn(8)
         assert len(it.agent.taken) == 2
-        assert rows.waits == 0
+        assert LateBlock.waits == 0
 
 
 def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said, rows):

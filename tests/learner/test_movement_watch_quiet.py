@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from tests.devices import DEVICES, GPU
 from tests.end_to_end.world import small_model, task
+from tests.learner.conftest import LateBlock
 from tests.learner.merging import Kind, Merging
 from tests.learner.watched import Watched, mlp
 
@@ -289,7 +290,7 @@ def test_an_honest_loop_is_left_alone(case, others, rows):
     with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
         it.rounds(60)
         taken, trained = len(it.agent.taken), it.learner.stats().steps
-        assert rows.waits == 0
+        assert LateBlock.waits == 0
     assert [each for each in logs if not each["event"].startswith("buffers changed")] == []
     assert not it.abandoned
     assert taken >= 2 * 8, f"{taken} in {trained} steps"

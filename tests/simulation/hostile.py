@@ -59,7 +59,7 @@ class Answers(RoundAnswers):
         super().__init__(*parts)
         self._island = island
 
-    def answer(self, boundary: int = 0) -> None:  # noqa: ARG002 - it keeps nothing back
+    def answer(self, boundary: int = 0) -> None:
         due = self._exchange.todo.due
         while due:
             self._island._take(due.popleft())

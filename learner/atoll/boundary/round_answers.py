@@ -81,3 +81,15 @@ class RoundAnswers:
         while self.kept_back and self.kept_back[0][0] <= judged:
             self._submit(self.kept_back[0][1])
             self.kept_back.popleft()
+
+    def withdraw(self, fragment: int, reason: str) -> int:
+        """Declines the round of a contribution that was kept back, if any, because its work is dropped. Idempotent.
+
+        Returns the number of overwritten tokens, which are lost (see `Track.refused`).
+        """
+        given_up = 0
+        for kept in [each for each in self.kept_back if each[1].fragment == fragment]:
+            given_up = self._local.tracks[fragment].refused()
+            self.decline(DueRound(fragment, kept[1].cycle, 0.0), reason)
+            self.kept_back.remove(kept)
+        return given_up

@@ -193,6 +193,8 @@ class StepBoundary:
         todo = self._todo(agreed.decision)
         self._release(todo)
         for newer in todo.prepared:
+            if newer.fate.drop:
+                self._withdraw(newer.fragment)
             self.local.begin(newer)
         if self._ranks.size > 1:
             todo.prepared.clear()
@@ -255,24 +257,19 @@ class StepBoundary:
 
     def _restore(self) -> None:
         """Resets all parameters to their anchors, and drops outstanding work."""
-        self._withdraw()
         fragments = range(len(self.local.tracks))
         self._parameters.reshard()
         with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():
             for fragment in fragments:
+                self._withdraw(fragment)
                 given_up = self.local.restore(fragment, self._counters.tokens, self._counters.steps)
                 self._abandon(fragment, given_up)
         self.seen(fragments)
         self._to_restore = False
 
-    def _withdraw(self) -> None:
-        """Declines the rounds whose pseudo-gradients were kept back."""
-        kept_back = self._rounds.kept_back
-        while kept_back:
-            _, taken = kept_back[0]
-            self._abandon(taken.fragment, self.local.tracks[taken.fragment].refused())
-            self._rounds.decline(DueRound(taken.fragment, taken.cycle, 0.0), "the parameters were overwritten")
-            kept_back.popleft()
+    def _withdraw(self, fragment: int) -> None:
+        """Withdraws a contribution that was kept back, because its work is dropped."""
+        self._abandon(fragment, self._rounds.withdraw(fragment, "the learner dropped its work"))
 
     @property
     def _boundary(self) -> int:
@@ -309,7 +306,8 @@ class StepBoundary:
         strange = self._watch is not None and self._watch.leave() is not Movement.FINE
         if strange:
             log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
-            self._withdraw()
+            for fragment in range(len(self.local.tracks)):
+                self._withdraw(fragment)
         self._rounds.hand_over(self._judged)
         agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._flags)
         while not agreed.failed and agreed.decision.request != END:
