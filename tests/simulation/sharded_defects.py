@@ -103,9 +103,13 @@ def a_pause_is_confirmed_before_it_is_durable() -> Iterator[None]:
 @defect
 def a_shard_forgets_evictions() -> Iterator[None]:
     """A shard applies an eviction only in memory."""
+    save = Replica.save
 
     async def in_memory(self: Replica, entry: Any) -> None:
-        entry.unsaved = False
+        if entry.evicted:
+            entry.unsaved = False
+        else:
+            await save(self, entry)
 
     with patch(Replica, "save", in_memory):
         yield
