@@ -31,13 +31,13 @@ class Metrics:
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def samples(self, name: str, **labels: str) -> Iterator[Sample]:
-        """Yields the samples of this name whose labels include these ones."""
+        """Yields the samples of this name whose labels include the given ones."""
         for sample in self._samples:
             if sample.name == name and labels.items() <= sample.labels.items():
                 yield sample
 
     def total(self, name: str, **labels: str) -> float:
-        """Returns the sum of the samples of this name whose labels include these ones: 0 if there are none."""
+        """Returns the sum of the samples of this name whose labels include the given ones: 0 if there are none."""
         return sum(sample.value for sample in self.samples(name, **labels))
 
 

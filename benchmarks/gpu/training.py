@@ -2,7 +2,7 @@
 
 One process trains a transformer with AdamW, first alone, then with a Learner and a core on the same machine, then alone
 again. It reports the time inside `step()`, the speed with and without the learner, and the memory. On a GPU, the
-matrix products use bfloat16. The first period with the learner warms up, and is not measured.
+matrix products use bfloat16. The first two periods with the learner warm up, and are not measured. Example:
 python -m benchmarks.gpu.training --size 1b --device cuda --json PATH
 """
 

@@ -1,1 +1,1 @@
-"""Tests that need a GPU: `make test-gpu`. The other tests of `tests.devices` use a GPU too if there is one."""
+"""Tests that need a GPU: `make test-gpu`. Tests that use `tests.devices.DEVICES` also run on a GPU if there is one."""

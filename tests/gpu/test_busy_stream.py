@@ -1,4 +1,4 @@
-"""A learner's work on a GPU that is busy with training has the bits of the same work in host memory.
+"""A learner's work on a GPU that is busy with training is bit-identical to the same work in host memory.
 
 The training stream is kept busy, so that its work runs long after the training thread has queued it. A missing wait
 between the streams would then read old or half-written values.
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.boundary.parameters import Parameters
+from atoll.model.parameters import Parameters
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor

@@ -155,7 +155,7 @@ class Caller:
         await self._join(self._rng.choice(self._world.names), nonce=0)
 
     async def _lease(self) -> None:
-        """It joins repeatedly, and sends the same few bytes, or none."""
+        """Joins repeatedly, and sends the same few bytes, or none."""
         session = self._as(await self._join(nonce=7))
         header = pb.InitialiseHeader(session=session, size_bytes=len(self._file), sha256=bytes(32))
         call = self._stub.Initialise()
@@ -167,7 +167,7 @@ class Caller:
                 await call.write(pb.InitialiseRequest(chunk=chunk))
 
     async def _too_late(self) -> None:
-        """It joins, loses its right to make calls, and then makes every call."""
+        """Joins, loses its right to make calls, and then makes every call."""
         if self._session is None:
             session = self._as(await self._join())
             if not await self._is_silenced():  # or the request failed, and the process still has its rights

@@ -107,7 +107,7 @@ class DeviceValues:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The way between a vector and a message buffer. same: whether both are identical."""
+    """The route between a vector and a message buffer. same: whether both are identical."""
 
     length: int
     size: int
@@ -145,7 +145,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """A division, with the ways of its values."""
+    """A division, with the routes between its vectors and message buffers."""
 
     division: Division
     given: _Route

@@ -19,7 +19,7 @@ from atoll.stats import Counters
 class RoundAnswers:
     """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
 
-    log: of the data units that this process trains.
+    log: the data units that this process trains, by step.
 
     kept_back: submissions that wait for a verdict, each with the number of its boundary, in order of boundaries.
 
@@ -73,7 +73,7 @@ class RoundAnswers:
         if not boundary:
             self.hand_over()
 
-    def hand_over(self, judged: float = 0) -> None:
+    def hand_over(self, judged: int = 0) -> None:
         """Submits what was taken at boundaries up to `judged`, even if an exception interrupted an earlier attempt."""
         if self._taking is not None and all(kept.fragment != self._taking for _, kept in self.kept_back):
             self._local.tracks[self._taking].refused()  # `take` was interrupted

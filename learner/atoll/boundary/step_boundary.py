@@ -167,7 +167,7 @@ class StepBoundary:
         return RESTORE
 
     def _is_work_judged(self) -> bool:
-        """Whether the movements until rank 0 first saw this work have been judged.
+        """Whether all movements up to the boundary at which rank 0 first saw this work are judged.
 
         The ranks keep no contributions back. Rank 0 therefore decides about work only after a verdict.
         """
@@ -295,8 +295,8 @@ class StepBoundary:
         """Sends the last pseudo-gradients, including those of fragments whose contribution in flight is merged or
         refused in time.
 
-        drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because owners adopt newer
-        anchors in copies.
+        drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because each owner adopts
+        newer anchors in a copy of the values.
         """
         self._rounds.hand_over(self._judged)
         self._ranks.finish(self._carry_out)

@@ -236,7 +236,10 @@ class LearnerCheckpoints:
     def end(self) -> None:
         """Warns about saves that leaving does not wait for. A running save continues until the process exits."""
         if self._running is not None and self._ranks.is_leader:
-            log.warning("a checkpoint is still being written after the learner left", learner=self._learner)
+            log.warning(
+                "a checkpoint is still being written after the learner left: keep the process running until it is saved",
+                learner=self._learner,
+            )
         if self._requested:
             log.warning("the learner left before it saved the requested checkpoint", learner=self._learner)
 

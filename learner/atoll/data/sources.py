@@ -109,7 +109,7 @@ class TokenFile:
         if not self._samples:
             raise LearnerError(
                 f"{path} has {self._length} tokens of type {self._dtype}, fewer than the {tokens} of one sample: pass "
-                "the file's own dtype, or fewer tokens"
+                "the dtype that the file was written with, or a smaller tokens="
             )
         self.units = -(-self._samples // unit)
         self.unit_tokens = unit * tokens

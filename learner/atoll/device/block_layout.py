@@ -18,7 +18,7 @@ from atoll.fragments.segments import ALIGNED, I64, FragmentShape
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The layout of a run.
+    """The layout of a `FrameRun`, consecutive frames of a fragment.
 
     lengths: int64 (blocks,), number of values in each block.
     segments: number of values in each segment, in the order of the run's vector.

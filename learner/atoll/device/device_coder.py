@@ -119,7 +119,7 @@ class DeviceCoder:
         return values.vector
 
     def used(self) -> None:
-        """Records that the current stream uses memory of this class's stream, which is reused only after that."""
+        """Records that the current stream uses memory of this class's stream, which reuses it only afterwards."""
         self._stream.wait_stream(self._torch.current_stream(self.device))
 
     def beside(self) -> AbstractContextManager[object]:
@@ -208,7 +208,7 @@ def coding_device(values: Sequence[nn.Parameter]) -> torch.device | None:
 
 
 def copy_all(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copies tensors to others of the same shapes, with few calls of the device. There may be none."""
+    """Copies tensors to others of the same shapes, with few calls of the device. Both lists may be empty."""
     if to:
         torch._foreach_copy_(list(to), list(values))
 

@@ -94,7 +94,7 @@ class FragmentLayout:
         """Returns `count` frames from number `first` on. Raises IndexError for frames that do not exist."""
         if not (first >= 0 and 0 < count <= len(self.frames) - first):
             last = first + count - 1
-            raise IndexError(f"frames {first} to {last} do not exist: the fragment has {len(self.frames)} frames")
+            raise IndexError(f"frames {first} to {last} are out of range: the fragment has {len(self.frames)} frames")
         frames = self.frames[first : first + count]
         start = frames[0].offset
         moved = tuple(frame.moved(-start) for frame in frames)

@@ -23,7 +23,7 @@ class UnitRange:
 
 @dataclass(frozen=True, slots=True)
 class MergedUnits:
-    """Sums over the merged contributions of one lease to one fragment.
+    """The units of one lease whose work is merged into one fragment.
 
     through: the fragment's work on units up to this ordinal is decided: it was merged, or the learner dropped it.
     runs: (first, last) ordinals of merged units, ascending, with gaps between them; at most MAX_RUNS.
@@ -33,7 +33,7 @@ class MergedUnits:
     runs: tuple[tuple[int, int], ...] = ()
 
     def plus(self, merged: UnitRange) -> MergedUnits:
-        """Returns these sums with one more merged contribution.
+        """Returns these units and those of one more merged contribution.
 
         A learner's contributions to a fragment have disjoint steps, in order. So units up to `through` cannot be merged
         again, whatever a learner declares.
@@ -62,7 +62,7 @@ class MergedUnits:
 
 
 def with_merged(known: Mapping[int, MergedUnits], merged: Iterable[UnitRange]) -> dict[int, MergedUnits]:
-    """Returns a process's sums for one fragment, by lease, with those of one more merged contribution.
+    """Returns a process's merged units of one fragment, by lease, with those of one more merged contribution.
 
     The result has at most MAX_LEASES leases. Those of the newest contributions come last.
     """

@@ -67,7 +67,7 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}, so its work hardly counts"))
     fix = "Check that it passes its own tokens to step(tokens=...), not bytes, sequences or all learners' tokens"
-    for name, told in (many or few)[:NAMED]:  # not both lists: one of two learners would cause both entries
+    for name, told in (many or few)[:NAMED]:  # not both: with two learners, one wrong count would name both
         yield Trouble(f"tokens of {name}", f"{told}. {fix}")
 
 

@@ -171,7 +171,7 @@ class Metrics(Collector):
         self.readers = Gauge("atoll_readers", "Readers and fronts that watch for new versions at this core", registry=r)
         self._reads = Counter(
             "atoll_reader_bytes_total",
-            "Payload bytes that this core sent to readers and fronts: update, whole or fixed",
+            "Payload bytes that this core sent to readers and fronts, by kind: update, whole or fixed",
             ["kind"],
             registry=r,
         )
