@@ -225,8 +225,8 @@ def whole(tokens: SupportsIndex) -> int:
         count = -1
     if not 0 <= count <= MAX_TOKENS:
         raise LearnerError(
-            f"step() got tokens={tokens!r}, which is not an integer from 0 to {MAX_TOKENS}: pass the number of tokens in "
-            "this step"
+            f"step() got tokens={tokens!r}, which is not an integer from 0 to {MAX_TOKENS}: pass the number of "
+            "tokens in this step"
         )
     return count
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from atoll.boundary.local_parameters import LocalParameters
-from atoll.model.parameters import Parameters
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coder
+from atoll.model.parameters import Parameters
 from atoll.ranks.division import undivided
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan

@@ -237,7 +237,7 @@ class LearnerCheckpoints:
         """Warns about saves that leaving does not wait for. A running save continues until the process exits."""
         if self._running is not None and self._ranks.is_leader:
             log.warning(
-                "a checkpoint is still being written after the learner left: keep the process running until it is saved",
+                "the learner left while a checkpoint is being written: keep the process running until it is saved",
                 learner=self._learner,
             )
         if self._requested:
