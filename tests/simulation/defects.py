@@ -1010,10 +1010,14 @@ def merges_that_were_undone_are_tallied() -> Iterator[None]:
 @defect
 def loaded_weights_are_work() -> Iterator[None]:
     """All movements of the parameters count as training."""
-    fine = lambda _: movement.Movement.FINE  # noqa: E731
+
+    def fine(self: movement_watch.MovementWatch) -> movement.Movement:
+        self.judged = self.boundary
+        return movement.Movement.FINE
+
     with (
         patch(movement_watch.MovementWatch, "judge", fine),
-        patch(movement_watch.MovementWatch, "glance", fine),
+        patch(movement_watch.MovementWatch, "glance", lambda self, *, now: fine(self)),
         patch(movement_watch.MovementWatch, "leave", fine),
     ):
         yield

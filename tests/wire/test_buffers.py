@@ -19,6 +19,7 @@ LENGTH = buffers.MIN_BYTES  # in parameters: four times that in bytes
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
+    gc.collect()  # vectors of earlier tests in this process give their memory back now
     buffers._free.clear()
 
 
