@@ -1011,13 +1011,13 @@ def merges_that_were_undone_are_tallied() -> Iterator[None]:
 def loaded_weights_are_work() -> Iterator[None]:
     """All movements of the parameters count as training."""
 
-    def fine(self: movement_watch.MovementWatch) -> movement.Movement:
+    def fine(self: movement_watch.MovementWatch, *, now: bool = True) -> movement.Movement:
         self.judged = self.boundary
         return movement.Movement.FINE
 
     with (
         patch(movement_watch.MovementWatch, "judge", fine),
-        patch(movement_watch.MovementWatch, "glance", lambda self, *, now: fine(self)),
+        patch(movement_watch.MovementWatch, "glance", fine),
         patch(movement_watch.MovementWatch, "leave", fine),
     ):
         yield
