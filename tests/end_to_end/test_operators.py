@@ -10,7 +10,7 @@ import grpc
 import pytest
 from atoll.demo.processes import free_port
 from atoll.errors import LearnerError
-from atoll_server.access.certificates import init, issue
+from atoll_server.access.certificate_authority import init, issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.security.certificate import Role
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from atoll.demo.processes import free_port
 from atoll.follower.follow_session import Source
-from atoll_server.access.certificates import issue
+from atoll_server.access.certificate_authority import issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.contract import PROTOCOL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from atoll_server.access.certificates import init, issue
+from atoll_server.access.certificate_authority import init, issue
 from atoll_wire import shards_pb2 as sh
 from atoll_wire import shards_pb2_grpc
 from atoll_wire.contract import PROTOCOL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from atoll_server.access.certificates import init, issue
+from atoll_server.access.certificate_authority import init, issue
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.replay import replay
 from atoll_server.cli.run_directory import read_run

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from atoll_server.access import certificates
-from atoll_server.access.certificates import init, issue
+from atoll_server.access import certificate_authority as certificates
+from atoll_server.access.certificate_authority import init, issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.security.certificate import Role

@@ -17,7 +17,7 @@ import structlog
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from atoll.checkpoints import optimizer_state as optimizers
+from atoll.checkpoints import optimizer_names as optimizers
 from atoll.checkpoints.directory import Facts
 from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, first_line, join, take_apart
 from atoll.checkpoints.staging import HeldPart, Staged, Staging

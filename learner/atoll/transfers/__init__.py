@@ -1,4 +1,6 @@
-"""Fetches that learners and followers share: remedies for errors, the retry loop, and interrupted fetches.
+"""Transfers over one connection: retries of uploads and fetches, remedies for errors, and interrupted fetches.
+
+Learners and followers share this package. `agent.shard_session` replaces lost connections.
 
 May import: errors, fragments.
 """

@@ -1,7 +1,8 @@
 """Identifies the callers of a core or a front, checks their rights and quotas, and refuses calls.
 
-The modules handle certificates, operator tokens, quotas, and limits on the versions that learners read. `audit_log`
-records joins, refusals and operator actions.
+`identity` checks the role and the name in a caller's certificate, `tokens` checks operators' tokens, and
+`certificate_authority` issues certificates. `quotas` counts what a caller uses, for `rpc.limiter`, and `reader_limits`
+does so for readers. `audit_log` records joins, refusals and operator actions.
 
 May import: nothing.
 """

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def init_command(directory: Folder = Path("certs")) -> None:
     """Create a certificate authority. Keep its key, ca-key.pem, secret: it can sign certificates for any name and role."""
-    from atoll_server.access.certificates import init
+    from atoll_server.access.certificate_authority import init
 
     print(f"wrote the certificate authority {init(directory)}; issue certificates with `atoll certs issue`")
 
@@ -56,7 +56,7 @@ def issue_command(
     """Create or renew the certificate directory of a process. Give the process this directory as --tls."""
     from atoll_wire.security.certificate import Role, read_certificate
 
-    from atoll_server.access.certificates import issue
+    from atoll_server.access.certificate_authority import issue
 
     if not math.isfinite(days):
         raise typer.BadParameter(f"{days} is not finite: give a finite number", param_hint="--days")
