@@ -181,6 +181,11 @@ class Island:
         self.given_up = self.flying
         self._together(lambda rank: rank.local.restore(self.number, 10 * self.steps, self.steps))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether it took steps since its last merge. Learners decline rounds without work."""
+        return self.ranks[0].local.tracks[self.number].steps_from < self.steps
+
     # ------------------------------------------------------------------------------ the law
 
     def check(self) -> None:
@@ -218,7 +223,7 @@ def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment
         for each in (island, one):
             if move == "train":
                 each.train(changes)
-            elif move == "send" and not flying:
+            elif move == "send" and not flying and each.has_work:
                 each.send()
             elif move == "adopt" or (move in {"merged", "drop"} and flying):
                 checksums.add(each.adopt(payloads, ahead, merged=move == "merged", drop=move == "drop"))
