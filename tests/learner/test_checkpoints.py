@@ -52,6 +52,7 @@ def test_never_two_checkpoints_are_written_at_once_and_the_second_follows(core, 
         it.learner.save_checkpoint()
         it.turn()
         it.learner.save_checkpoint()
+        until(it.folders)  # another thread creates it
         it.turn(10)
         assert len(it.folders()) == 1
         gate.set()
