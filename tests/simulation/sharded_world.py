@@ -187,6 +187,7 @@ class ShardedWorld:
         self.islands: dict[str, Island] = {}
         self.lives: Counter[str] = Counter()
         self.stormy = True
+        self.over = False  # whether the last account has begun: learners no longer start
         self.problem: BaseException | None = None
         self.data = DataTruth(seed, DATA)
         self._asked: Counter[str] = Counter()  # operators' requests by learner
@@ -306,6 +307,8 @@ class ShardedWorld:
         self.network.partitioned.pop(caller, None)
 
     def _start_island(self, name: str) -> None:
+        if self.over:
+            return
         current = self.islands.get(name)
         if current is not None and current.process.alive:
             return
@@ -555,6 +558,7 @@ class ShardedWorld:
             for fragment in range(len(island.tracks)):
                 if frame_codec.vector_crc32c(island.anchor(fragment)) != before[fragment][1]:
                     raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
+        self.over = True
         for island in self.islands.values():
             island.process.kill()  # otherwise, their later work would be merged as soon as the shards are back
         for home in self.homes:

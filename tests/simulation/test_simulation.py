@@ -75,6 +75,11 @@ def test_the_first_seeds_have_every_fault_of_learners_with_several_ranks(first_s
     assert not rare, "a situation that hardly occurs is not tested"
 
 
+def test_no_learner_starts_after_the_last_account():
+    """In seed 9000002895, a timer of the storm started a learner, which then leased units before they were compared."""
+    simulate(9000002895)
+
+
 def test_a_seed_that_dies_is_named_and_the_others_go_on(monkeypatch):
     def dying(seed: int) -> World:
         if seed == 2:

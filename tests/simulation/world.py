@@ -100,6 +100,7 @@ class World:
         self.snapshots: list[SnapshotRow] = []  # the core's snapshots when it died, oldest first
         self.rotted_at = 0.0
         self.stormy = True
+        self.over = False  # whether the last account has begun: learners no longer start
         self.problem: BaseException | None = None
 
     # ------------------------------------------------------------------------------ from start to end
@@ -301,6 +302,7 @@ class World:
             for fragment in range(len(island.tracks)):
                 if frame_codec.vector_crc32c(island.anchor(fragment)) != before[fragment][1]:
                     raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
+        self.over = True
         for island in self.islands.values():
             island.process.kill()  # otherwise, their later work would be merged as soon as the core is back
         self.kill_core(power=True)
@@ -447,7 +449,9 @@ class World:
                 self.core_process.countdown = self.rng.randrange(20, 400)
 
     def start_island(self, name: str) -> None:
-        """Starts a new process of a learner."""
+        """Starts a new process of a learner. Does nothing after the end, when a timer of the storm may still call."""
+        if self.over:
+            return
         current = self.islands.get(name)
         if current is not None and current.process.alive:
             current.due_again = current.leaving
