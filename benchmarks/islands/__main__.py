@@ -3,9 +3,8 @@
 python -m benchmarks.islands --ranks 4 --json PATH
 
 Memory: the largest rank's peak, with a Learner and without. Its extra memory has a limit: 2.5 times its share of the
-parameters in float32, one tensor, and 200 MB. Time: the duration of a
-`Learner.step()` with nothing due, and the share of time in `step()` with steps of 200 ms. A pause replaces the
-computation of a step.
+parameters in float32, one tensor, and 200 MB. Time: the duration of a `Learner.step()` with nothing due, and the share
+of time in `step()` with steps of 200 ms. A pause replaces the computation of a step.
 """
 
 from __future__ import annotations
@@ -73,12 +72,16 @@ def train(ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: l
 
 
 def idle(ranks: Ranks) -> dict[str, float]:
-    """Returns the slowest rank's seconds per step. The first tenth of the steps warms up."""
-    times = [sorted(rank["step_s"][len(rank["step_s"]) // 10 :]) for rank in ranks]
+    """Returns the slowest rank's seconds per step: calls in a row, and after training steps, which empty the caches.
+
+    The first tenth of the calls warms up.
+    """
+    row, trained = ([sorted(rank[what][len(rank[what]) // 10 :]) for rank in ranks] for what in ("row_s", "step_s"))
     return {
-        "median_s": max(statistics.median(each) for each in times),
-        "mean_s": max(statistics.fmean(each) for each in times),
-        "p99_s": max(each[len(each) * 99 // 100] for each in times),
+        "median_s": max(statistics.median(each) for each in row),
+        "trained_median_s": max(statistics.median(each) for each in trained),
+        "trained_mean_s": max(statistics.fmean(each) for each in trained),
+        "trained_p99_s": max(each[len(each) * 99 // 100] for each in trained),
     }
 
 
@@ -115,8 +118,9 @@ def rows(found: dict[str, dict[str, float]], several: int) -> tuple[Table, bool]
         each, paced = found[f"idle, {ranks}"], found[f"paced, {ranks}"]
         limit = f"{1e6 * LIMIT_IDLE_S:.0f} us" if ranks == 1 else ""
         holds &= (ranks > 1 or each["median_s"] <= LIMIT_IDLE_S) and paced["blocked"] <= LIMIT_BLOCKED
-        table.add_row(f"step() with nothing due, {ranks} ranks: median", f"{1e6 * each['median_s']:.1f} us", limit)
-        table.add_row(f"... mean, {ranks} ranks", f"{1e6 * each['mean_s']:.1f} us", "")
+        table.add_row(f"step() with nothing due, {ranks} ranks, median", f"{1e6 * each['median_s']:.1f} us", limit)
+        table.add_row("... after training steps, median", f"{1e6 * each['trained_median_s']:.1f} us", "")
+        table.add_row("... after training steps, mean", f"{1e6 * each['trained_mean_s']:.1f} us", "")
         share = f"{100 * paced['blocked']:.2f} % ({paced['merged']:.0f} merged)"
         table.add_row(f"blocked with syncs, {ranks} ranks", share, f"{100 * LIMIT_BLOCKED:.0f} %")
     size = found["memory"]

@@ -24,12 +24,21 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+CALLS_IN_A_ROW = 3000
+
 
 class WithoutLearner:
     """Takes the place of a Learner."""
 
     def step(self, tokens: int) -> None:
         """Does nothing."""
+
+
+def timed(learner: atoll.Learner | WithoutLearner) -> float:
+    """Calls `step`, and returns its seconds."""
+    entered = time.perf_counter()
+    learner.step(tokens=1)
+    return time.perf_counter() - entered
 
 
 def sharded(layers: int, width: int) -> nn.Sequential:
@@ -48,7 +57,7 @@ def sharded(layers: int, width: int) -> nn.Sequential:
 
 
 def main() -> None:
-    """Trains, and writes this rank's figures."""
+    """Trains, and writes this rank's figures. step_s: after each training step; row_s: calls in a row afterwards."""
     folder, layers, width, steps, pace_s, *address = sys.argv[1:]
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -67,15 +76,16 @@ def main() -> None:
             model(torch.randn(1, int(width))).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(float(pace_s))
-            entered = time.perf_counter()
-            learner.step(tokens=1)
-            times.append(time.perf_counter() - entered)
+            if float(pace_s):
+                time.sleep(float(pace_s))
+            times.append(timed(learner))
         wall_s = time.perf_counter() - began
+        row = [timed(learner) for _ in range(CALLS_IN_A_ROW)]
         merged = learner.stats().merged if address else 0
     figures = {
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "step_s": times,
+        "row_s": row,
         "wall_s": wall_s,
         "merged": merged,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
