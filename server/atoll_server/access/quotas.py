@@ -144,7 +144,7 @@ class Quotas(Settings):
 
 
 def slots_of(method: str) -> str:
-    """Returns the method whose slots a method's calls use. A caller's reads and fetches share theirs."""
+    """Returns the method whose slots a method's calls use. Read uses the slots of Fetch."""
     return "Fetch" if method == "Read" else method
 
 

@@ -93,7 +93,7 @@ def new(path: Path, name: str) -> str:
 
 
 def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the name of a process that may read the published model, as `operator_name` does.
+    """Returns a caller's name if it may read the published model; empty as for `operator_name`.
 
     Readers, fronts and operators may read. A front checks its own readers. Raises Refused for other callers.
     """

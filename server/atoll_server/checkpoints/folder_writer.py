@@ -59,7 +59,7 @@ class FolderWriter:
         self._header: TensorHeader | None = None
         self._files: list[PlannedFile] = []
         self._names: list[str] = []
-        self._begun = 0  # number of files
+        self._begun = 0  # number of files begun
         self._left = 0  # missing bytes of the newest file
         self._file: BinaryIO | None = None
 

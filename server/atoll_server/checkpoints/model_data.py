@@ -35,7 +35,7 @@ class PartError(ValueError):
 
 
 class ModelData:
-    """The data of a whole model. file: empty, and open for writing at any position. initial: the whole file."""
+    """The data of a whole model. file: empty, and open for writing at any position. initial: the initial parameters."""
 
     def __init__(self, file: BinaryIO, layout: Layout, initial: TensorFile, run: RunId) -> None:
         self._run = run
@@ -95,7 +95,7 @@ class PartWriter:
         self._fragment = fragment
         self._head = b""
         self._header: TensorHeader | None = None
-        self._left = [(piece, 0) for piece in reversed(fragment.pieces)]  # pieces and their bytes so far, last first
+        self._left = [(piece, 0) for piece in reversed(fragment.pieces)]  # pieces and their written bytes, last first
 
     def take(self, chunk: bytes) -> None:
         """Writes a chunk. Raises PartError if the part differs from the fragment."""

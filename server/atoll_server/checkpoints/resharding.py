@@ -1,4 +1,4 @@
-"""Divides a stopped run's fragments among another number of shards.
+"""Divides a stopped run's fragments among a different number of shards.
 
 The new directories are written next to the old ones, compared with them, and take their final name at the end. Until
 then, the old directories stay complete. A crash at any point leaves either the old run, or a move that a second call
@@ -95,7 +95,7 @@ def reshard(
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
 ) -> Resharded:
-    """Writes a stopped run into new directories for another number of shards. Learners keep their outstanding work.
+    """Writes a stopped run into new directories for a new number of shards. Learners keep their outstanding work.
 
     directories: of all the run's processes, in any order. shards: how many shards hold fragments. out: the folder of
     the new directories, which must not exist. alone: whether the registrar gets no fragments. logs: pattern of the
@@ -137,7 +137,7 @@ def reshard(
 
 
 class _Move:
-    """The move of a run into new directories. targets: the registrar's directory first. part: their folder."""
+    """The move of a run into new directories. targets: the registrar's directory first. part: the targets' folder."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Move:
             self.targets.append(_Target(number, directory, fragments, identity, db, writer))
 
     def copy(self, logs: str, progress: Callable[[int, int], None] | None) -> None:
-        """Writes everything durably, except the final names."""
+        """Fills the new directories durably. logs, progress: see `reshard`."""
         owners = {index: target for target in self.targets for index in target.fragments}
         with contextlib.ExitStack() as stack:
             for target in self.targets:
@@ -303,7 +303,7 @@ class _Move:
     # ------------------------------------------------------------------------------ payloads and snapshots
 
     def _copy_payloads(self, source: StoppedShard, owners: dict[int, _Target]) -> None:
-        """Copies the payloads of pending contributions. If the run is recorded, copies those of merged ones, too."""
+        """Copies the payloads of pending contributions, and those of merged contributions in a recorded run."""
         old, newest = Spool(source.directory / "spool", 0, 0, self._disk), self._meta["generation"]
         for generation in range(1, newest + 1):
             for row, fate in shard_ledger.contributions(source.db, generation, "AND fate<>'refused'"):
@@ -315,7 +315,7 @@ class _Move:
                     self._disk.copy(path, new.path(generation, row.key), link=True)
 
     def _write_snapshot_row(self, target: _Target) -> None:
-        """Adds the new snapshot to a ledger. With several shards, the registrar gets a checkpoint that names all."""
+        """Adds the new snapshot to a ledger. With several shards, the registrar also gets a manifest."""
         writer, generation, now = target.snapshot, self._meta["generation"], self._clock.wall()
         tokens = {name: account.counted_tokens() for name, account in self._accounts.items()}
         checksums = dict(writer.checksums)

@@ -127,7 +127,7 @@ def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
 
 
 def learners_of(sources: Sequence[StoppedShard], registrar: StoppedShard) -> list[LearnerRow]:
-    """Returns the registrar's learners. A shard may have seen a newer process, whose older ones stay fenced."""
+    """Returns the registrar's learners with the newest incarnations, which only another shard may have seen."""
     newest: dict[str, int] = {}
     for source in sources:
         for row in run_ledger.learners(source.db):

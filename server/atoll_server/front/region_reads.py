@@ -116,7 +116,7 @@ class RegionReads:
         return self._run
 
     def _forget(self) -> None:
-        """Ends the readers' watches, which then describe the run again, and this front's watches."""
+        """Ends this front's watches and the readers' watches. The readers then describe the run again."""
         self._run = None
         self.board.clear()
         waits, self._waits = self._waits, InterruptibleWaits()

@@ -253,7 +253,7 @@ class LearnerRegistry:
         return entry
 
     def let_in(self, name: str, incarnation: int, session: int, wall: float) -> RegistryEntry | None:
-        """Applies the registrar's decision to let a process in. For a copy of the registry, as a shard process has it.
+        """Applies the registrar's decision to let a process in. Only for the copy of the registry in a shard process.
 
         Returns the entry if this is a newer process, or a newer session of the same process; otherwise None.
         session: the number of the session. wall: wall-clock seconds.
@@ -360,7 +360,7 @@ class LearnerRegistry:
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Returns the number of all learners' tokens that operators voided or rollbacks undid."""
+        """Returns the number of all learners' tokens that operators voided or restores discarded."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:

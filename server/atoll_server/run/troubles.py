@@ -33,7 +33,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
 
 
 def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the current troubles of this process and its shard. damage, now: as above."""
+    """Yields the current troubles of this process and its shard. damage, now: as for `troubles`."""
     if run.writer.full:
         yield _lasting("the disk is full: the core acknowledges no contributions until you free space")
     elif run.shard is not None and run.shard.spool.room_bytes == 0:

@@ -19,7 +19,7 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
-# A file system without links, or with too many for one file; or two file systems
+# Errors for file systems without links, with too many links to one file, or different for the two paths
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -86,7 +86,7 @@ class Disk:
         old.rename(new)
 
     def copy(self, old: Path, new: Path, *, link: bool) -> None:
-        """Copies a file, whose data is then durable. link: whether they may share the data, which never changes."""
+        """Copies a file, whose data is then durable. link: whether the files may share data that never changes."""
         try:
             if link:
                 new.hardlink_to(old)

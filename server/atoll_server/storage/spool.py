@@ -101,7 +101,7 @@ class StoredPayload:
         return data
 
     def check(self, frames: int, digest: bytes) -> None:
-        """Reads all frames, then closes the file. frames, digest: of the contribution.
+        """Reads all frames, then closes the file. frames: number of frames. digest: as declared.
 
         Raises SpoolError if a frame is missing or damaged, or the file belongs to another contribution.
         """
