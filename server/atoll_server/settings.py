@@ -367,7 +367,7 @@ class CoreSettings(Serving):
         return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
 
     def run_settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the run settings that this start sets: those of the preset, and those given, which win."""
+        """Returns the run settings that this start sets: the preset's, and those given, which take precedence."""
         preset = PRESETS[self.preset] if self.preset else {}
         return preset | {name: value for name, value in given.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Splits the stream of one safetensors file into a folder of smaller files with an index. Needs no numpy.
+"""Splits the stream of one safetensors file into a folder of smaller files with an index. Does not use NumPy.
 
 The files contain the tensors in the stream's order. The data pass through in chunks, so that memory never contains a
 whole tensor.

@@ -115,7 +115,7 @@ class PartWriter:
             chunk = chunk[len(mine) :]
 
     def _begun(self) -> bytes:
-        """Reads the header once it is complete. Returns the data that follow it, or no bytes before that."""
+        """Reads the header once it is complete. Returns the data after the header, or no bytes before that."""
         if len(self._head) < LENGTH_BYTES:
             return b""
         try:

@@ -1,8 +1,8 @@
 """Divides a stopped run's fragments among a different number of shards.
 
-The new directories are written next to the old ones, compared with them, and take their final name at the end. Until
-then, the old directories stay complete. A crash at any point leaves either the old run, or a move that a second call
-completes; never two runs that can both be started.
+The new directories are written next to the old ones, compared with them, and renamed at the end. Until then, the old
+directories stay complete. A crash at any point leaves either the old run, or a move that a second call completes. It
+never leaves two runs that can both be started.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DIRECTORY_BYTES = 16  # size of the value that identifies a shard's directory
 
 @dataclass(frozen=True, slots=True)
 class MovedFragment:
-    """A fragment whose state is the same in its old and new directory. before, after: numbers of its shards.
+    """A fragment whose state is the same in its old and new directory. before, after: shard numbers.
 
     checksums: CRC-32C of theta, theta_pub and momentum.
     """
@@ -102,8 +102,8 @@ def reshard(
     registrar's log files to copy. progress: called with the number of moved fragments, and of all fragments.
 
     The old directories are kept, but no core starts from them afterwards. Older checkpoints stay there. Raises
-    SettingsError if a directory is missing, in use or of another run, and LedgerError, SnapshotError, SpoolError or
-    TensorFileError if its content is damaged.
+    SettingsError if a directory is missing, in use or of another run. Raises LedgerError, SnapshotError, SpoolError or
+    TensorFileError if a directory's content is damaged.
 
     Example: `reshard([Path("run")], 4, Path("run-4"))`
     """
@@ -165,7 +165,7 @@ class _Move:
         self._accounts = {row.name: TimeAccount.from_data(row.account) for row in self._learners}
         lengths = {each.index: each.length for each in layout.fragments}
         self._datasets = data_ledger.of_stopped_run(registrar.db, lengths)
-        # Above all numbers of the old directories, so that no number ever names two different snapshots.
+        # Above all numbers in the old directories, so that no number ever names two different snapshots.
         self._snapshot = 1 + max(
             (
                 *(row.id for source in sources for row in shard_ledger.snapshots(source.db)),
@@ -279,7 +279,7 @@ class _Move:
         return meta
 
     def _shard_meta(self, target: _Target, initial_sha256: str) -> dict[str, Any]:
-        """Returns the run's values for a shard in a separate process. initial_sha256: of its part, in hex."""
+        """Returns the run's values for a shard in a separate process. initial_sha256: the part's digest, in hex."""
         kept = ("protocol", "run", "generation", "session_key", "settings", "tensors", "fragments", "fingerprint")
         meta = {key: self._meta[key] for key in (*kept, lineage.META) if key in self._meta}
         return meta | self._owned(target) | {

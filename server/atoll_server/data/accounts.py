@@ -11,8 +11,8 @@ Rules:
   none of its work can still be merged (settled). If this takes too long, it is decided early (overdue).
 - A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise the unit
   returns to the pool, and its merged part counts as repeated.
-- Work on a unit that was decided early may be merged later. It reduces the lost part of a consumed unit, and adds to
-  the repeated part of a returned unit.
+- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit, and
+  adds to the repeated part of a returned unit.
 
 At any time, in parameters: merged parts of all units = consumed units x parameters + repeated - lost + merged parts of
 undecided units.
@@ -30,9 +30,9 @@ from atoll_server.data.merged_units import MergedUnits
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A dataset as its first learner declared it. tokens: per unit; 0 if unknown. fingerprint: of the data's content.
+    """A dataset as its first learner declared it. tokens: tokens per unit; 0 if unknown.
 
-    epochs: number of times that each unit is trained.
+    fingerprint: identifies the data's content. epochs: number of times that each unit is trained.
     """
 
     name: str

@@ -14,7 +14,7 @@ MAX_RUNS = 256  # per lease: the newest runs
 
 @dataclass(frozen=True, slots=True)
 class UnitRange:
-    """The units of a lease that were fully trained within a contribution's steps: ordinals above `after`, to `upto`."""
+    """The units of a lease that were fully trained within a contribution's steps: ordinals `after` + 1 to `upto`."""
 
     lease: int
     after: int

@@ -63,7 +63,7 @@ class CachedFetch:
 
     @property
     def idle(self) -> bool:
-        """Whether neither a learner nor a fetch uses the item."""
+        """Whether neither a call nor a fetch uses the item."""
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a front knows for all its readers: the run and the newest versions, from one watch of each core address.
+"""The run and the newest versions, which a front learns for all its readers from one watch of each core address.
 
 The front watches while it has readers. It describes the run from memory, so that readers cost the core nothing.
 """
@@ -67,7 +67,7 @@ class RegionReads:
             task.exception()  # the readers that wait raise it
 
     def described(self, run: str, generation: int) -> pb.DescribeReply:
-        """Returns the run if this is its name and generation. Raises Refused otherwise."""
+        """Returns the run. Raises Refused if the run has another name or generation."""
         self._used_at = self._routes.clock.monotonic()
         if self._run is None or (self._run.run, self._run.generation) != (run, generation):
             raise Refused(Status.UNAUTHENTICATED, AGAIN)

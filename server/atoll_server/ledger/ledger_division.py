@@ -25,7 +25,7 @@ def divide_rows(
 ) -> None:
     """Copies contributions, sums and merges to the ledgers that own their fragments, which must have none yet.
 
-    owners: a target's ledger, by fragment. generation: the run's current one. Raises LedgerError if a row does
+    owners: a target's ledger, by fragment. generation: the run's current generation. Raises LedgerError if a row does
     not match its checksum.
     """
     through = [_summed(db, generation) for db in sources]

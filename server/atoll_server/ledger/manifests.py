@@ -109,8 +109,8 @@ def put_kept(db: sqlite3.Connection, kept: KeptSnapshots) -> None:
 def dropped(manifests: Sequence[Manifest], generation: int, keep: int) -> list[Manifest]:
     """Returns the manifests that the run no longer needs, oldest first.
 
-    generation: the current one. keep: how many of the newest manifests stay. After a restore, all manifests stay until
-    the new generation has two, so that the restore can be undone.
+    generation: the current generation. keep: how many of the newest manifests stay. After a restore, all manifests stay
+    until the new generation has two, so that the restore can be undone.
     """
     mine = [each for each in manifests if each.generation == generation]
     if len(mine) < 2 and len(mine) < len(manifests):

@@ -1,7 +1,7 @@
 """Pages of receipts: those of one shard, and those of all shards, newest first.
 
-A position names, for each shard, the number before which its receipts continue, such as "0:120,1:87". A page can
-therefore continue exactly, even though each shard counts its own receipts.
+A position has the number of the last receipt read from each shard, such as "0:120,1:87". The next page can therefore
+continue exactly, even though each shard numbers its own receipts.
 """
 
 from __future__ import annotations

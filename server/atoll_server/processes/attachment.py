@@ -62,7 +62,7 @@ class Attachment:
         self._sending = asyncio.Lock()
 
     async def keep(self) -> None:
-        """Attaches again and again until cancelled.
+        """Keeps the shard attached until cancelled.
 
         Raises GenerationChangedError, and RegistrarRefusedError if a shard without parameters is refused.
         """

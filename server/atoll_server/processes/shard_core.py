@@ -1,4 +1,4 @@
-"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts by itself."""
+"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIRECTORY_BYTES = 16
 class GenerationChangedError(SettingsError):
     """The run was restored to a checkpoint, so this process must restore its shard and start again.
 
-    generation: the run's new one. snapshot: the shard's snapshot from which the generation began.
+    generation: the run's new generation. snapshot: the shard's snapshot from which the generation began.
     """
 
     def __init__(self, generation: int, snapshot: int) -> None:

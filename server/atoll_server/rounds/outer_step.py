@@ -52,7 +52,7 @@ class OuterRule:
 
         part: the fraction of an outer step that the merge takes. The momentum is multiplied by mu**part, where mu is
         `self.momentum`. Merges that add up to one outer step thus multiply it by mu. In the long run, a unit of work
-        moves the parameters by lr / (1 - mu), whether all learners' work is merged together or in equal parts.
+        moves the parameters by lr / (1 - mu). This holds whether all learners' work is merged together or in parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -1,4 +1,4 @@
-"""PURE: when the shards of one run open their rounds, so that a learner's peak rate is its mean rate.
+"""PURE: when the shards of one run open their rounds, so that a learner's peak rate equals its mean rate.
 
 A run has one slot per fragment. The slots of one cycle are evenly spaced over H inner steps, and each belongs to a
 shard. The registrar sends the position in the cycle to all shards. A shard opens its rounds as if it were alone, but

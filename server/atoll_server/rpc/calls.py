@@ -163,7 +163,7 @@ async def end(
 ) -> NoReturn:
     """Ends a call with a status. details: the message for the caller. more: further trailing metadata.
 
-    meant: whether to mark the status as Atoll's own, so that the caller does not take it for a connection failure.
+    meant: whether to mark the status as Atoll's own, so that the caller does not mistake it for a connection failure.
     """
     try:
         await context.abort(code, details, (*(ATOLL_STATUS if meant else ()), *more))

@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on memory limits."""
+    """A peer's or learner's open calls and rates. many: multiplies quotas. trusted: multiplies memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas

@@ -119,7 +119,7 @@ class AttachedShards:
             self.shards.setdefault(number, AttachedShard(number)).fragments = self.fragments(layout, number)
 
     def places(self, own: pb.ShardPlace) -> list[pb.ShardPlace]:
-        """Returns the places of all shards. own: the registrar's. Raises Refused while an address is unknown."""
+        """Returns the places of all shards. own: the registrar's place. Raises Refused while an address is unknown."""
         places = {self.own: own}
         for number in self.remote:
             shard = self.shards[number]

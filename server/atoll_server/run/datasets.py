@@ -59,7 +59,7 @@ class Datasets:
     async def lease(self, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> pb.LeaseUnitsReply:
         """Leases units to a learner, and resends units that it has not received.
 
-        Raises Refused if the request is invalid, or declares another dataset than the run has under this name.
+        Raises Refused if the request is invalid, or its dataset differs from the run's dataset with this name.
         """
         self._run.running()
         declared = declared_dataset(request.dataset)
@@ -98,7 +98,7 @@ class Datasets:
     def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
         """Returns the process's living lease, or None if it must begin one. Changes nothing.
 
-        Raises Refused if the run has another dataset under this name, or the request does not fit the lease.
+        Raises Refused if the run has a different dataset with this name, or the request does not fit the lease.
         """
         dataset = self._accounts.named(declared.name)
         if dataset is None:
@@ -131,7 +131,7 @@ class Datasets:
         return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
 
     def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
-        """Begins a lease, and ends the one that the process had. Adds the dataset if it is new."""
+        """Begins a lease, and ends the process's previous lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
         if (old := self._living(dataset, process)) is not None:
             self._accounts.end(old, "its process began another lease", changes)

@@ -255,7 +255,7 @@ class Registrar(KnownRun):
 
 
 def stage_of(layout: Layout, tensors: list[dict[str, Any]], sha256: bytes) -> sh.Stage:
-    """Returns the message that tells shards to fetch the initial parameters. sha256: of the whole file."""
+    """Returns the message that tells shards to fetch the initial parameters. sha256: digest of the whole file."""
     return sh.Stage(
         sha256=sha256, tensors=json.dumps(tensors), fragments=len(layout.fragments), fingerprint=layout.fingerprint
     )

@@ -41,7 +41,7 @@ class ReaderService(rpc.ReaderServicer):
     """A core's Reader service. A process with only a shard has no Describe and no fixed values."""
 
     def __init__(self, core: CoreProcess, tokens: OperatorTokens | None) -> None:
-        """tokens: those of operators, who may also read; None if the core accepts no tokens."""
+        """tokens: operators' tokens, with which operators may read; None if the core accepts no tokens."""
         self._core = core
         self._run = core.run
         self._tokens = tokens
@@ -193,7 +193,7 @@ class ReaderService(rpc.ReaderServicer):
             )
 
     async def _show(self, shard: Shard) -> None:
-        """Computes the checksums of fragments that have no new version since this process started, and shows all."""
+        """Computes the checksums of fragments without a new version since this process started. Shows all versions."""
         async with self._showing:
             for fragment in shard.fragments.values():
                 if fragment.index not in self._newest:

@@ -19,7 +19,7 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
-# Errors for file systems without links, with too many links to one file, or different for the two paths
+# Errors if the file system has no hard links, a file has too many, or the paths are on different file systems
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
