@@ -50,7 +50,7 @@ class RolledBack:
 
 
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
-    """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already at it.
+    """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
     Raises SettingsError if there is no run, if the checkpoint is missing or damaged, or if a core uses the directory.
     Raises SettingsError for the directory of a shard without the registrar. Raises LedgerError for a damaged ledger.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Limits on what a fragment keeps, because a hostile learner chooses leases and gaps freely. Honest learners stay below.
-MAX_LEASES = 64  # per process: those of its newest merged contributions
+MAX_LEASES = 64  # per process: the leases of its newest merged contributions
 MAX_RUNS = 256  # per lease: the newest runs
 
 

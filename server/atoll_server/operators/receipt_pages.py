@@ -57,7 +57,7 @@ def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListRec
 def joined_page(
     replies: Mapping[int, pb.ListReceiptsReply], missing: list[int], request: pb.ListReceiptsRequest, most: int
 ) -> pb.ListReceiptsReply:
-    """Returns a page of all shards' receipts, newest first. replies: by shard. most: limit on a page."""
+    """Returns a page of all shards' receipts, newest first. replies: by shard number. most: limit on a page."""
     limit = min(request.limit or most, most)
     pages = (replies[shard].receipts for shard in sorted(replies))
     found = list(heapq.merge(*pages, key=lambda each: -each.accepted_at))[:limit]

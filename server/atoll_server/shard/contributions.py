@@ -84,7 +84,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Returns the tokens in an incarnation's contributions to a fragment, without refused contributions."""
+        """Returns the tokens in an incarnation's contributions to a fragment, excluding refused contributions."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
