@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# The state, cached updates, and a second copy of a fragment read during its merge (docs/benchmarks/sync-cost.md)
+# Bytes for state, cached updates, and a copy of a fragment that is read during its merge (docs/benchmarks/sync-cost.md)
 A_PARAMETER_BYTES = 12.4
 ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernel compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -20,7 +20,7 @@ def needed_bytes(parameters: float) -> int:
 
 
 def parameters_of(meta: Mapping[str, Any]) -> int:
-    """Returns the number of parameters that this process holds, from the run's values in the ledger; 0 at first."""
+    """Returns the number of parameters that this process holds; 0 before the run has any. meta: the run's values."""
     if "owned_parameters" in meta:
         return int(meta["owned_parameters"])
     return sum(math.prod(tensor["shape"]) for tensor in meta.get("tensors", ()))

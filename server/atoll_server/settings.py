@@ -192,7 +192,7 @@ class ServerLimits(Settings):
 class Limits(ServerLimits):
     """Limits of a core on learners, model sizes, disk space, memory and waiting times."""
 
-    readers: Watching = 64  # more readers need a front, so that the core does not notice their number
+    readers: Watching = 64  # more readers need a front, so that they do not load the core
     reads: Reading = 128
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
@@ -259,7 +259,7 @@ class Limits(ServerLimits):
             description="Seconds to send all initial parameters, if another learner waits to send them.",
         ),
     ] = 600.0  # doubles each time the same learner is chosen
-    notifications: int = 4096  # limit on those kept for Follow calls; a learner that missed more gets the full state
+    notifications: int = 4096  # limit on those kept for Follow calls; learners further behind get the full state
 
 
 class ShardNumber(BaseModel):
@@ -367,7 +367,7 @@ class CoreSettings(Serving):
         return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
 
     def run_settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the run settings that this start sets: those of the preset, and those given, which win."""
+        """Returns the run settings that this start sets: the preset's, and those given, which take precedence."""
         preset = PRESETS[self.preset] if self.preset else {}
         return preset | {name: value for name, value in given.items() if value is not None}
 
@@ -382,7 +382,7 @@ class CoreSettings(Serving):
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
-        """Raises SettingsError if `check_reach` does, for contradictory options, and if --init cannot be read."""
+        """Raises SettingsError for contradictory options or a missing --init, and as `check_reach` does."""
         self.check_reach(*self.listen)
         if self.shard is not None and self.registrar_only:
             raise SettingsError("--shard and --registrar-only cannot be combined: give only one of them")

@@ -2,8 +2,8 @@
 
 A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
 LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If the log leaves lines
-out, an additional line states their number. Without LINES_PER_MINUTE, one caller could fill the files, and rotation
-would delete older lines. LINES_PER_MINUTE does not apply to operator actions.
+out, an additional line states their number. Without this limit, one caller could fill the files, and rotation would
+delete older lines. The limit does not apply to operator actions.
 """
 
 from __future__ import annotations

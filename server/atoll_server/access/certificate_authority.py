@@ -38,7 +38,7 @@ USES = {
 
 
 def init(directory: Path) -> Path:
-    """Makes a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
+    """Creates a certificate authority: `ca.pem`, which every process needs, and `ca-key.pem`, which must stay secret.
 
     Returns the path of `ca.pem`. Raises CertificateError if `directory` already contains an authority or cannot be
     written.
@@ -61,7 +61,7 @@ def init(directory: Path) -> Path:
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
     """Creates or renews a process's certificate directory. Returns the directory's path.
 
-    hosts: the host names and addresses under which the process may serve. days: validity in days.
+    hosts: the host names and addresses at which the process may serve. days: validity in days.
     Raises CertificateError if an argument is invalid or `directory` contains no readable authority.
     """
     if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):

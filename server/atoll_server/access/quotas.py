@@ -25,7 +25,7 @@ LIMITS = (
     "reads",
 )  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
-    16  # factor on quotas of a peer that may act for many learners: a front, or an address without a certificate
+    16  # multiplies the quotas of a peer that may act for many learners: a front, or an address without a certificate
 )
 # Limits of a process on all its readers together.
 Watching = Annotated[int, Field(ge=0, le=1 << 20, description="Readers that watch for new versions at the same time.")]
@@ -77,7 +77,7 @@ class Quotas(Settings):
     joins_burst: Annotated[
         float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send in a burst.")
     ] = 6.0
-    spoilt_per_s: float = 0.5  # calls per second of a learner or peer that end because of a wrong checksum
+    spoilt_per_s: float = 0.5  # calls per second per learner or peer that end because of a wrong checksum
     spoilt_burst: float = 5.0
     messages_per_s: Annotated[
         float,
@@ -92,7 +92,7 @@ class Quotas(Settings):
     reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports that a learner may send in a burst.")] = (
         40.0
     )
-    leases_per_s: float = 5.0  # requests for data units per second of a learner; each asks for many units
+    leases_per_s: float = 5.0  # requests per second per learner; each requests many data units
     leases_burst: float = 20.0
     max_wait_s: Annotated[
         float,
@@ -144,7 +144,7 @@ class Quotas(Settings):
 
 
 def slots_of(method: str) -> str:
-    """Returns the method whose slots a method's calls use. A caller's reads and fetches share theirs."""
+    """Returns the method whose slots a method's calls use. Read uses the slots of Fetch."""
     return "Fetch" if method == "Read" else method
 
 

@@ -1,4 +1,4 @@
-"""PURE: limits how many versions learners read at the same time, so that stalled readers cannot fill the memory."""
+"""PURE: limits how many versions callers read at the same time, so that stalled callers cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from atoll_server.access.refusals import Refused, Status
 
 MAX_OF_ONE = (
-    2  # versions of one thing that a learner may read at a time, since its streams may begin before and after a merge
+    2  # versions of one thing that a caller may read at a time, since its streams may begin before and after a merge
 )
 MAX_OLD = 8  # old versions of all things that stay in memory only for their readers
 
@@ -22,10 +22,10 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Limits how many versions learners read at the same time.
+    """Limits how many versions callers (learners or readers) read at the same time.
 
-    A thing is anything with versions, such as a fragment. Each learner may read at most MAX_OF_ONE versions of a thing
-    at a time. All learners together may read at most `most_old` old versions, over all things. A version is old once a
+    A thing is anything with versions, such as a fragment. Each caller may read at most MAX_OF_ONE versions of a thing
+    at a time. All callers together may read at most `most_old` old versions, over all things. A version is old once a
     newer one exists.
     """
 
@@ -39,7 +39,7 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """Context manager that counts a learner as a reader of a thing's newest version.
+        """Context manager that counts a caller as a reader of a thing's newest version.
 
         end: called with the reason to end this read, if the read exceeds a limit now or later.
         """
@@ -58,7 +58,7 @@ class ReaderLimits:
             del self._readers[number]
 
     def reads(self, version: Hashable) -> bool:
-        """Returns whether any learner reads this version."""
+        """Returns whether any caller reads this version."""
         return any(reader.version == version for reader in self._readers.values())
 
     def passed(self, thing: Hashable) -> None:

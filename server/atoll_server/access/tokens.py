@@ -72,7 +72,7 @@ class OperatorTokens:
 
 
 def new(path: Path, name: str) -> str:
-    """Makes a token for an operator and returns it. A token that the file already lists for this name becomes invalid.
+    """Creates and returns an operator's token. A token that the file already lists for this name becomes invalid.
 
     Raises SettingsError if the name is invalid or the file cannot be read or written.
     """
@@ -93,7 +93,7 @@ def new(path: Path, name: str) -> str:
 
 
 def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the name of a process that may read the published model, as `operator_name` does.
+    """Returns the name of a caller that may read the published model, or an empty string as `operator_name` does.
 
     Readers, fronts and operators may read. A front checks its own readers. Raises Refused for other callers.
     """

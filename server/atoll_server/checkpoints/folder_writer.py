@@ -1,4 +1,4 @@
-"""Splits the stream of one safetensors file into a folder of smaller files with an index. Needs no numpy.
+"""Splits the stream of one safetensors file into a folder of smaller files with an index. Does not use NumPy.
 
 The files contain the tensors in the stream's order. The data pass through in chunks, so that memory never contains a
 whole tensor.
@@ -59,7 +59,7 @@ class FolderWriter:
         self._header: TensorHeader | None = None
         self._files: list[PlannedFile] = []
         self._names: list[str] = []
-        self._begun = 0  # number of files
+        self._begun = 0  # number of files begun
         self._left = 0  # missing bytes of the newest file
         self._file: BinaryIO | None = None
 

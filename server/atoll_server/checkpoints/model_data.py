@@ -35,7 +35,7 @@ class PartError(ValueError):
 
 
 class ModelData:
-    """The data of a whole model. file: empty, and open for writing at any position. initial: the whole file."""
+    """The data of a whole model. file: empty, and open for writing at any position. initial: the initial parameters."""
 
     def __init__(self, file: BinaryIO, layout: Layout, initial: TensorFile, run: RunId) -> None:
         self._run = run
@@ -95,7 +95,7 @@ class PartWriter:
         self._fragment = fragment
         self._head = b""
         self._header: TensorHeader | None = None
-        self._left = [(piece, 0) for piece in reversed(fragment.pieces)]  # pieces and their bytes so far, last first
+        self._left = [(piece, 0) for piece in reversed(fragment.pieces)]  # pieces and their written bytes, last first
 
     def take(self, chunk: bytes) -> None:
         """Writes a chunk. Raises PartError if the part differs from the fragment."""
@@ -115,7 +115,7 @@ class PartWriter:
             chunk = chunk[len(mine) :]
 
     def _begun(self) -> bytes:
-        """Reads the header once it is complete. Returns the data that follow it, or no bytes before that."""
+        """Reads the header once it is complete. Returns the data after the header, or no bytes before that."""
         if len(self._head) < LENGTH_BYTES:
             return b""
         try:

@@ -1,8 +1,8 @@
-"""Divides a stopped run's fragments among another number of shards.
+"""Divides a stopped run's fragments among a different number of shards.
 
-The new directories are written next to the old ones, compared with them, and take their final name at the end. Until
-then, the old directories stay complete. A crash at any point leaves either the old run, or a move that a second call
-completes; never two runs that can both be started.
+The new directories are written next to the old ones, compared with them, and renamed at the end. Until then, the old
+directories stay complete. A crash at any point leaves either the old run, or a move that a second call completes. It
+never leaves two runs that can both be started.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DIRECTORY_BYTES = 16  # size of the value that identifies a shard's directory
 
 @dataclass(frozen=True, slots=True)
 class MovedFragment:
-    """A fragment whose state is the same in its old and new directory. before, after: numbers of its shards.
+    """A fragment whose state is the same in its old and new directory. before, after: shard numbers.
 
     checksums: CRC-32C of theta, theta_pub and momentum.
     """
@@ -95,15 +95,15 @@ def reshard(
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
 ) -> Resharded:
-    """Writes a stopped run into new directories for another number of shards. Learners keep their outstanding work.
+    """Writes a stopped run into new directories for a new number of shards. Learners keep their outstanding work.
 
     directories: of all the run's processes, in any order. shards: how many shards hold fragments. out: the folder of
     the new directories, which must not exist. alone: whether the registrar gets no fragments. logs: pattern of the
     registrar's log files to copy. progress: called with the number of moved fragments, and of all fragments.
 
     The old directories are kept, but no core starts from them afterwards. Older checkpoints stay there. Raises
-    SettingsError if a directory is missing, in use or of another run, and LedgerError, SnapshotError, SpoolError or
-    TensorFileError if its content is damaged.
+    SettingsError if a directory is missing, in use or of another run. Raises LedgerError, SnapshotError, SpoolError or
+    TensorFileError if a directory's content is damaged.
 
     Example: `reshard([Path("run")], 4, Path("run-4"))`
     """
@@ -137,7 +137,7 @@ def reshard(
 
 
 class _Move:
-    """The move of a run into new directories. targets: the registrar's directory first. part: their folder."""
+    """The move of a run into new directories. targets: the registrar's directory first. part: the targets' folder."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Move:
         self._accounts = {row.name: TimeAccount.from_data(row.account) for row in self._learners}
         lengths = {each.index: each.length for each in layout.fragments}
         self._datasets = data_ledger.of_stopped_run(registrar.db, lengths)
-        # Above all numbers of the old directories, so that no number ever names two different snapshots.
+        # Above all numbers in the old directories, so that no number ever names two different snapshots.
         self._snapshot = 1 + max(
             (
                 *(row.id for source in sources for row in shard_ledger.snapshots(source.db)),
@@ -194,7 +194,7 @@ class _Move:
             self.targets.append(_Target(number, directory, fragments, identity, db, writer))
 
     def copy(self, logs: str, progress: Callable[[int, int], None] | None) -> None:
-        """Writes everything durably, except the final names."""
+        """Fills the new directories durably. logs, progress: see `reshard`."""
         owners = {index: target for target in self.targets for index in target.fragments}
         with contextlib.ExitStack() as stack:
             for target in self.targets:
@@ -279,7 +279,7 @@ class _Move:
         return meta
 
     def _shard_meta(self, target: _Target, initial_sha256: str) -> dict[str, Any]:
-        """Returns the run's values for a shard in a separate process. initial_sha256: of its part, in hex."""
+        """Returns the run's values for a shard in a separate process. initial_sha256: the part's digest, in hex."""
         kept = ("protocol", "run", "generation", "session_key", "settings", "tensors", "fragments", "fingerprint")
         meta = {key: self._meta[key] for key in (*kept, lineage.META) if key in self._meta}
         return meta | self._owned(target) | {
@@ -303,7 +303,7 @@ class _Move:
     # ------------------------------------------------------------------------------ payloads and snapshots
 
     def _copy_payloads(self, source: StoppedShard, owners: dict[int, _Target]) -> None:
-        """Copies the payloads of pending contributions. If the run is recorded, copies those of merged ones, too."""
+        """Copies the payloads of pending contributions, and those of merged contributions in a recorded run."""
         old, newest = Spool(source.directory / "spool", 0, 0, self._disk), self._meta["generation"]
         for generation in range(1, newest + 1):
             for row, fate in shard_ledger.contributions(source.db, generation, "AND fate<>'refused'"):
@@ -315,7 +315,7 @@ class _Move:
                     self._disk.copy(path, new.path(generation, row.key), link=True)
 
     def _write_snapshot_row(self, target: _Target) -> None:
-        """Adds the new snapshot to a ledger. With several shards, the registrar gets a checkpoint that names all."""
+        """Adds the new snapshot to a ledger. With several shards, the registrar also gets a manifest."""
         writer, generation, now = target.snapshot, self._meta["generation"], self._clock.wall()
         tokens = {name: account.counted_tokens() for name, account in self._accounts.items()}
         checksums = dict(writer.checksums)

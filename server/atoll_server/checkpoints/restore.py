@@ -47,8 +47,8 @@ class Restored:
     """A run's restored state, the updates of the replayed merges, and the usable snapshots.
 
     states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
-    usable snapshots in this history. undone: the other usable snapshots, of work that a rollback discarded. Operators
-    can still restore these snapshots. kept: numbers of snapshots that checkpoints of several shards name.
+    usable snapshots in this history. undone: the other usable snapshots, whose work a restore discarded. Operators can
+    still restore these snapshots. kept: the snapshots that checkpoints of several shards name.
     """
 
     layout: Layout
@@ -90,7 +90,7 @@ class Origin:
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """Returns the run's first layout. Raises LedgerError if this version of Atoll computes a different one."""
+    """Returns the run's layout. Raises LedgerError if this version of Atoll computes a different one."""
     layout = plan(tensors_from_data(meta["tensors"]), meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(

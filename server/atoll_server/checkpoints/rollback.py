@@ -36,7 +36,7 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The result of a rollback. row: the row of the directory's snapshot. merges: up to the checkpoint, in all shards.
+    """The result of a rollback. row: the directory's snapshot. merges: number of merges up to it, in all shards.
 
     generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
     shards: number of other shards, which must also be rolled back.
@@ -52,8 +52,8 @@ class RolledBack:
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
-    Raises SettingsError if there is no run, or the checkpoint is missing or damaged. Also raises it if a core uses the
-    directory, or the directory belongs to a shard without the registrar. Raises LedgerError if the ledger is damaged.
+    Raises SettingsError if there is no run, if the checkpoint is missing or damaged, or if a core uses the directory.
+    Raises SettingsError for the directory of a shard without the registrar. Raises LedgerError for a damaged ledger.
     """
     with stopped_ledger(directory, disk) as db:
         meta = _meta(db, directory)
@@ -68,8 +68,8 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Rolls back the directory of a shard, whose run was restored to a checkpoint.
 
-    generation: the run's new one. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard is
-    already at this generation. Raises the same errors as `roll_back`.
+    generation: the run's new generation. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard
+    is already at this generation. Raises the same errors as `roll_back`.
     """
     with stopped_ledger(directory, disk) as db:
         return _Rollback(db, directory, _meta(db, directory), disk, clock).of_shard(generation, snapshot)

@@ -53,7 +53,7 @@ class StoppedShard:
 
 @contextlib.contextmanager
 def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
-    """Context manager for the ledger of a directory, which no core can use meanwhile.
+    """Context manager for a directory's ledger. No core can use the directory meanwhile.
 
     Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
     """
@@ -75,13 +75,13 @@ def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
 
 
 def open_shards(stack: contextlib.ExitStack, directories: Sequence[Path], disk: Disk) -> list[StoppedShard]:
-    """Locks the directories and opens their ledgers, until the stack closes. Raises what `stopped_ledger` raises."""
+    """Locks the directories and opens their ledgers, until the stack closes. Raises the errors of `stopped_ledger`."""
     opened = [(directory, stack.enter_context(stopped_ledger(directory, disk))) for directory in directories]
     return [StoppedShard(directory, db, run_ledger.get_meta(db)) for directory, db in opened]
 
 
 def registrar_of(sources: Sequence[StoppedShard], out: Path) -> StoppedShard:
-    """Returns the registrar's directory. Raises SettingsError unless the directories are all those of one run."""
+    """Returns the registrar's directory. Raises SettingsError unless these are exactly the directories of one run."""
     for source in sources:
         if "fingerprint" not in source.meta:
             raise SettingsError(f"the run in {source.directory} has no parameters yet: start it with --shard instead")
@@ -127,7 +127,7 @@ def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
 
 
 def learners_of(sources: Sequence[StoppedShard], registrar: StoppedShard) -> list[LearnerRow]:
-    """Returns the registrar's learners. A shard may have seen a newer process, whose older ones stay fenced."""
+    """Returns the registrar's learners with the newest incarnations, which only another shard may have seen."""
     newest: dict[str, int] = {}
     for source in sources:
         for row in run_ledger.learners(source.db):

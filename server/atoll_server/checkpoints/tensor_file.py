@@ -1,6 +1,6 @@
 """Reads safetensors files through a memory map.
 
-The safetensors library's numpy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
+The safetensors library's NumPy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
 describes the format. Tests compare both modules with the safetensors library.
 """
 
@@ -79,7 +79,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
 
 
 def read_header(path: Path, file: ReadableFile) -> TensorHeader:
-    """Reads and checks a file's header. path: for the error's text. Raises TensorFileError."""
+    """Reads and checks a file's header. path: for error messages. Raises TensorFileError."""
     try:
         length = header_length(file.read_at(0, LENGTH_BYTES), file.size)
         return parse_header(file.read_at(LENGTH_BYTES, length), file.size)

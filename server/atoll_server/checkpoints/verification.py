@@ -1,4 +1,4 @@
-"""Verifies the ledger and the initial parameters while the core serves, since a starting core reads only parts."""
+"""Verifies the ledger and the initial parameters while the core serves. A starting core reads only parts of them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _folder(out: Path, max_file_bytes: int) -> Iterator[Sink]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raises ExportError if `folder` exists and is anything but a folder with only an export's files."""
+    """Raises ExportError if `folder` exists and is not a folder with only an export's files."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ExportError(f"{folder} exists and is not a folder: give another path, or omit --max-file-size")
     others = [each.name for each in folder.iterdir() if not _is_ours(each)] if folder.exists() else []

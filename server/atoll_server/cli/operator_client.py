@@ -68,7 +68,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError if the operator uses a core's certificate, since a core refuses its calls."""
+    """Raises OperatorError for a core's certificate, since a core would refuse the operator's calls."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, which is no operator's"

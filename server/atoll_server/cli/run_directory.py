@@ -49,7 +49,7 @@ def read_run(
 
 
 def run_id(directory: Path, generation: int | None = None) -> RunId:
-    """Returns the run in a directory. generation: None for the current one. Raises SettingsError."""
+    """Returns the identity of the run in a directory. generation: None for the current one. Raises SettingsError."""
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
     return RunId(meta["run"], meta["generation"] if generation is None else generation)

@@ -1,8 +1,8 @@
-"""PURE: decides which units of a dataset are handed out, consumed, returned and repeated. Facts in, rows to store out.
+"""PURE: decides which units of a dataset are handed out, consumed, returned and repeated.
 
 Positions number the units of all epochs in the order in which they are handed out. A lease is one process's growing
-sequence of positions, and the k-th has ordinal k. A unit is outstanding from the time it is handed out until it is
-consumed. It waits in the pool while no lease has it.
+sequence of positions, and the k-th position has ordinal k. A returned unit waits in the pool until another lease gets
+the unit.
 
 Rules:
 - A lease's unit is in the merged work of a fragment if a merged contribution contains the unit's last step. The unit's
@@ -11,11 +11,11 @@ Rules:
   none of its work can still be merged (settled). If this takes too long, it is decided early (overdue).
 - A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise the unit
   returns to the pool, and its merged part counts as repeated.
-- Work on a unit that was decided early may be merged later. It reduces the lost part of a consumed unit, and adds to
-  the repeated part of a returned unit.
+- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit, and
+  adds to the repeated part of a returned unit.
 
-So at any time, in parameters: merged parts of all units = consumed units x parameters + repeated - lost + merged parts
-of undecided units.
+At any time, in parameters: merged parts of all units = consumed units x parameters + repeated - lost + merged parts of
+undecided units.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from atoll_server.data.merged_units import MergedUnits
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A dataset as its first learner declared it. tokens: per unit; 0 if unknown. fingerprint: of the data's content.
+    """A dataset as its first learner declared it. tokens: tokens per unit; 0 if unknown.
 
-    epochs: number of times that each unit is trained.
+    fingerprint: identifies the data's content. epochs: number of times that each unit is trained.
     """
 
     name: str
@@ -69,11 +69,11 @@ class LeasedUnit:
 
 @dataclass(slots=True)
 class Lease:
-    """A lease. The ledger stores its first fields.
+    """A lease. The ledger stores the fields up to `ended`, and the units.
 
-    handed: number of positions handed out. ended: why it ended; empty while it lives. finished: number of units that
-    its process has finished, as last reported. by_fragment: the merged work on its units. settled: whether no shard can
-    merge more of its work. overdue: whether its units are decided now.
+    handed: number of positions handed out. ended: why the lease ended; empty before its end. finished: number of units
+    that its process has finished, as last reported. by_fragment: the merged work on its units. settled: whether no
+    shard can merge more of its work. overdue: whether its units are decided early.
     """
 
     id: int
@@ -93,7 +93,8 @@ class Lease:
 class Dataset:
     """A dataset's account. next: the first position that was never handed out. pool: returned positions, ascending.
 
-    consumed: number of consumed units. repeated, lost: merged twice or more, and never merged; in units x parameters.
+    consumed: number of consumed units. repeated: repeatedly merged work. lost: the consumed units' work that was never
+    merged. Both are in units x parameters.
     """
 
     id: int
@@ -111,7 +112,7 @@ class Dataset:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next unit, from 0; the number of epochs when every unit of the last one is handed out."""
+        """The epoch of the next unit, from 0. It is the number of epochs once all units are handed out."""
         return (self.pool[0] if self.pool else self.next) // self.declared.units
 
 
@@ -128,7 +129,7 @@ class Changes:
 
 
 class Accounts:
-    """The accounts of all datasets of a run. lengths: parameters of each fragment; empty before the run has any."""
+    """The accounts of all datasets of a run. lengths: see `measure`; empty before the run has parameters."""
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
         self.measure(lengths)
@@ -136,12 +137,12 @@ class Accounts:
         self.leases: dict[int, Lease] = {}
 
     def measure(self, lengths: Mapping[int, int]) -> None:
-        """Sets the fragments of a run that has parameters."""
+        """Sets the fragments of the run. lengths: number of parameters, by fragment."""
         self._lengths = lengths
         self.parameters = sum(lengths.values())
 
     def restore(self, datasets: Iterable[Dataset], leases: Iterable[Lease], units: Iterable[LeasedUnit]) -> None:
-        """Adds the rows of the ledger. Facts about merges must be given again."""
+        """Adds the rows of the ledger, which lack `finished`, `by_fragment`, `settled` and `overdue` of leases."""
         self.datasets.update((each.id, each) for each in datasets)
         self.leases.update((each.id, each) for each in leases)
         for unit in sorted(units, key=lambda each: each.ordinal):
@@ -162,7 +163,7 @@ class Accounts:
         self.leases[lease.id] = changes.leases[lease.id] = lease
 
     def hand_out(self, lease: Lease, wanted: int, changes: Changes) -> list[LeasedUnit]:
-        """Hands out up to `wanted` units, or none if there are none. Returned units come first."""
+        """Hands out `wanted` units, or as many as are left. Returned units come first."""
         assert not lease.ended, "an ended lease gets no units"
         dataset, given = self.datasets[lease.dataset], list[LeasedUnit]()
         while len(given) < wanted and (dataset.pool or dataset.next < dataset.declared.positions):
@@ -203,7 +204,7 @@ class Accounts:
             if unit.outcome is not Outcome.LEASED or final or (lease.ended and lease.overdue):
                 self._book(unit, changes)
             elif not lease.ended:
-                break  # later units have not been trained longer
+                break  # no later unit can be decided either
             if final:
                 del lease.units[unit.ordinal]
                 changes.units[lease.id, unit.ordinal] = None
@@ -235,9 +236,9 @@ class Accounts:
 
 
 def booked(dataset: Dataset, unit: LeasedUnit, part: int, parameters: int) -> LeasedUnit:
-    """Decides a unit, or counts later merges of a unit that was decided early. Returns the unit after that.
+    """Decides a unit, or counts later merges of a unit that was decided early. Returns the changed unit.
 
-    dataset: changed in place. part: the unit's merged part. parameters: of the run.
+    dataset: changed in place. part: the unit's merged part. parameters: number of the run's parameters.
     """
     outcome = unit.outcome
     match outcome:

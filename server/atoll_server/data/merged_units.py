@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 # Limits on what a fragment keeps, because a hostile learner chooses leases and gaps freely. Honest learners stay below.
-MAX_LEASES = 64  # per process: those of its newest merged contributions
+MAX_LEASES = 64  # per process: the leases of its newest merged contributions
 MAX_RUNS = 256  # per lease: the newest runs
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRange:
-    """The units of a lease that were fully trained within a contribution's steps: ordinals above `after`, to `upto`."""
+    """The units of a lease that were fully trained within a contribution's steps: ordinals `after` + 1 to `upto`."""
 
     lease: int
     after: int
@@ -35,8 +35,8 @@ class MergedUnits:
     def plus(self, merged: UnitRange) -> MergedUnits:
         """Returns these units and those of one more merged contribution.
 
-        A learner's contributions to a fragment have disjoint steps, in order. So units up to `through` cannot be merged
-        again, whatever a learner declares.
+        A learner's contributions to a fragment have disjoint steps, in order. Units up to `through` therefore cannot be
+        merged again, whatever a learner declares.
         """
         first, last = max(merged.after, self.through) + 1, merged.upto
         through = max(self.through, merged.after, merged.upto)

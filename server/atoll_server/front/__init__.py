@@ -3,8 +3,8 @@
 A front serves the core's gRPC service to learners, and calls the core for them. If a front loses its state, no work is
 lost.
 
-`region_fetches` answers learners' fetches from `fetch_cache`, which caches updates and whole fragments. `region_reads`
-does so for readers. `pass_through` forwards operators' calls.
+`region_fetches` answers learners and readers from `fetch_cache`, which caches updates and whole fragments.
+`region_reads` tracks the newest versions for readers. `pass_through` forwards operators' calls.
 
 May import: access, rpc, settings, upstream.
 """

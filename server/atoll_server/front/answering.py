@@ -34,7 +34,7 @@ class Route:
 
 
 class Answering:
-    """The end of all calls of one front."""
+    """Ends the calls of one front."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, audit_log: AuditLog) -> None:
         self._routes = routes

@@ -1,4 +1,4 @@
-"""Caches updates and whole fragments, so that a front fetches each of them once for all learners of its region.
+"""Caches updates and whole fragments, so that a front fetches each of them once for its whole region.
 
 The memory for cached frames is bounded. The cache keeps the frames that arrived before a fetch was interrupted. The
 next fetch requests only the missing frames from the core.
@@ -63,7 +63,7 @@ class CachedFetch:
 
     @property
     def idle(self) -> bool:
-        """Whether neither a learner nor a fetch uses the item."""
+        """Whether neither a call nor a fetch uses the item."""
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:

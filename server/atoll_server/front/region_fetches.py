@@ -131,14 +131,14 @@ class RegionFetches:
     def announced(
         self, shard: UpstreamShard, log: int, run: str, generation: int, versions: Iterable[tuple[int, int]]
     ) -> None:
-        """Records versions that a shard announced (see `UpstreamShard.told`). If the log changed, drops its items."""
+        """Records a shard's new versions (see `UpstreamShard.told`). If the log changed, drops the shard's items."""
         if not shard.told(log, run, generation, versions):
             self.cache.clear(shard.fragments)
 
     async def _read_item(
         self, request: pb.ReadRequest, newest: pb.PublishedVersion | None, fixed_frames: int
     ) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the item for a reader. The core is not asked for the header, so readers cost it nothing."""
+        """Returns the item for a reader. Does not ask the core for the header, so readers cost the core nothing."""
         if request.fixed:
             place, count = CacheKey(request.run, request.generation, FIXED, True, 0), fixed_frames
         else:

@@ -1,4 +1,4 @@
-"""What a front knows for all its readers: the run and the newest versions, from one watch of each core address.
+"""The run and the newest versions, which a front learns for all its readers from one watch of each core address.
 
 The front watches while it has readers. It describes the run from memory, so that readers cost the core nothing.
 """
@@ -67,7 +67,7 @@ class RegionReads:
             task.exception()  # the readers that wait raise it
 
     def described(self, run: str, generation: int) -> pb.DescribeReply:
-        """Returns the run if this is its name and generation. Raises Refused otherwise."""
+        """Returns the run. Raises Refused if the run has another name or generation."""
         self._used_at = self._routes.clock.monotonic()
         if self._run is None or (self._run.run, self._run.generation) != (run, generation):
             raise Refused(Status.UNAUTHENTICATED, AGAIN)
@@ -116,7 +116,7 @@ class RegionReads:
         return self._run
 
     def _forget(self) -> None:
-        """Ends the readers' watches, which then describe the run again, and this front's watches."""
+        """Ends this front's watches and the readers' watches. The readers then describe the run again."""
         self._run = None
         self.board.clear()
         waits, self._waits = self._waits, InterruptibleWaits()

@@ -57,14 +57,14 @@ class IncarnationCounters:
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """Returns the number of tokens whose work the learner dropped or a rollback undid."""
+        """Returns the number of tokens whose work the learner dropped or a restore discarded."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None, undone: float = 0.0) -> float:
         """Returns the stepping time, in seconds, of tokens that will never be merged.
 
         accepted: acknowledged tokens of dead incarnations. None for the living incarnation, which may send more tokens.
-        undone: tokens that a rollback undid in other processes.
+        undone: tokens that a restore discarded in other processes.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
@@ -81,8 +81,8 @@ class ShardSums:
     bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these contributions.
     accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
     weighted by the number of parameters. accepted_before: the same for dead incarnations. bytes_down, parameters_down,
-    bytes_whole: as in TimeAccount, for a shard in another process; 0 for the shard of this process.
-    undone_tokens: as in IncarnationCounters, likewise.
+    bytes_whole: as in TimeAccount. undone_tokens: as in IncarnationCounters. These four are 0 for the shard of this
+    process.
     """
 
     merged_token_parameters: int = 0
@@ -185,7 +185,7 @@ class TimeAccount:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
-        if was.restored_to is not None:  # this report's new tokens were trained on parameters that the rollback undid
+        if was.restored_to is not None:  # this report's new tokens were trained on discarded parameters
             self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
@@ -236,7 +236,7 @@ class TimeAccount:
         return self.bytes_whole + sum(each.bytes_whole for each in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
-        """Returns the number of reported tokens that operators voided or rollbacks undid."""
+        """Returns the number of reported tokens that operators voided or restores discarded."""
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
@@ -252,7 +252,7 @@ class TimeAccount:
         """Reduces the number of counted tokens to that at a restored checkpoint.
 
         tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
-        that the rollback undid, as a mean over fragments weighted by their number of parameters.
+        that the restore discarded, as a mean over fragments weighted by their number of parameters.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
@@ -264,7 +264,7 @@ class TimeAccount:
     def moved(self, *, registrar: bool) -> TimeAccount:
         """Returns a copy for a run whose fragments move to other shards, which compute their own sums again.
 
-        The registrar's copy keeps what only the other processes counted. The copies of other shards begin at 0.
+        The registrar's copy keeps the traffic and discarded tokens of all shards. In other copies, these are 0.
         """
         if not registrar:
             current = replace(self.current, undone_tokens=0.0)

@@ -52,7 +52,7 @@ class RegistryEntry:
     # Functions that end the open Follow and Report calls.
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)
     due_since: float | None = (
-        None  # monotonic seconds of a connected process's new Join; the process must reopen its calls
+        None  # time of a connected process's new Join, in monotonic seconds; the process must reopen its calls
     )
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     loss: float = float("nan")
@@ -253,7 +253,7 @@ class LearnerRegistry:
         return entry
 
     def let_in(self, name: str, incarnation: int, session: int, wall: float) -> RegistryEntry | None:
-        """Applies the registrar's decision to let a process in. For a copy of the registry, as a shard process has it.
+        """Applies the registrar's decision to let a process in. Used in a shard process's copy of the registry.
 
         Returns the entry if this is a newer process, or a newer session of the same process; otherwise None.
         session: the number of the session. wall: wall-clock seconds.
@@ -360,7 +360,7 @@ class LearnerRegistry:
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Returns the number of all learners' tokens that operators voided or rollbacks undid."""
+        """Returns the number of all learners' tokens that operators voided or restores discarded."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:

@@ -115,7 +115,7 @@ def of_stopped_run(db: sqlite3.Connection, lengths: Mapping[int, int]) -> list[A
 
 
 def roll_back(db: sqlite3.Connection, datasets: Iterable[Sequence[Any]]) -> None:
-    """Replaces all accounts by those of a checkpoint. Ends all leases. datasets: the result of `as_data`."""
+    """Replaces all accounts with those of a checkpoint. Ends all leases. datasets: the result of `as_data`."""
     for table in ("datasets", "leases", "leased_units"):
         db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
     write(db, DataRows(tuple(("datasets", tuple(values)) for values in datasets), ()))

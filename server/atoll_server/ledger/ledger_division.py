@@ -1,7 +1,7 @@
 """Divides the rows of several shards' ledgers among other ledgers, by fragment.
 
-Every row keeps its bytes and its checksum, except that sums end at a new number. Contributions are numbered by their
-order in a ledger. Functions here run within a transaction of each target.
+Rows keep their bytes and checksums. Only sums get a new `through`, since contributions are numbered by their order in
+a ledger. Functions here run within a transaction of each target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def divide_rows(
 ) -> None:
     """Copies contributions, sums and merges to the ledgers that own their fragments, which must have none yet.
 
-    owners: a target's ledger, by fragment. generation: the run's current one. Raises LedgerError if a row does
+    owners: a target's ledger, by fragment. generation: the run's current generation. Raises LedgerError if a row does
     not match its checksum.
     """
     through = [_summed(db, generation) for db in sources]

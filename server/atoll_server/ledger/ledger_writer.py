@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work` in a thread when a core starts. Repeats it while the disk is full. Returns its result."""
+    """Runs `work` in a thread when a core starts. Repeats `work` while the disk is full. Returns the result."""
     said = False
     while True:
         try:

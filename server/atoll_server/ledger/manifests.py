@@ -1,8 +1,8 @@
 """Checkpoints of a run with several shards, and the snapshots that a shard keeps for them.
 
-A checkpoint of such a run is a manifest in the registrar's ledger, which names one snapshot of each shard. It is
-written after all these snapshots are durable, so an interrupted checkpoint leaves no manifest. Functions here read or
-write values of the run within their caller's transaction (see ledger_writer.py).
+A checkpoint of such a run is a manifest in the registrar's ledger, which names one snapshot of each shard. The manifest
+is written after all these snapshots are durable, so an interrupted checkpoint leaves no manifest. Functions here read
+or write values of the run within their caller's transaction (see ledger_writer.py).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KeptSnapshots:
         return replace(self, snapshots=self.snapshots | {snapshot})
 
     def told(self, snapshots: frozenset[int], through: int) -> KeptSnapshots:
-        """Returns what to keep after the registrar named the snapshots up to `through` that manifests name."""
+        """Returns the snapshots to keep. snapshots: those up to `through` that the registrar's manifests name."""
         newer = {each for each in self.snapshots if each > through}
         return KeptSnapshots(snapshots | newer, through)
 
@@ -109,8 +109,8 @@ def put_kept(db: sqlite3.Connection, kept: KeptSnapshots) -> None:
 def dropped(manifests: Sequence[Manifest], generation: int, keep: int) -> list[Manifest]:
     """Returns the manifests that the run no longer needs, oldest first.
 
-    generation: the current one. keep: how many of the newest manifests stay. After a restore, all manifests stay until
-    the new generation has two, so that the restore can be undone.
+    generation: the current generation. keep: how many of the newest manifests stay. After a restore, all manifests stay
+    until the new generation has two, so that the restore can be undone.
     """
     mine = [each for each in manifests if each.generation == generation]
     if len(mine) < 2 and len(mine) < len(manifests):

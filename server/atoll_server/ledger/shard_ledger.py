@@ -19,7 +19,7 @@ from atoll_server.ledger.database import LedgerError, checksum, verified
 from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TotalsRow
 from atoll_server.rounds.syncer_events import ContributionKey
 
-CONTRIBUTION_COLUMNS, TALLY_COLUMNS, MERGE_COLUMNS = 17, 12, 13  # that a row's first checksum covers
+CONTRIBUTION_COLUMNS, TALLY_COLUMNS, MERGE_COLUMNS = 17, 12, 13  # columns under a row's first checksum
 
 # ------------------------------------------------------------------------------------------------- writing
 

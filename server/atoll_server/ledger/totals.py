@@ -1,7 +1,7 @@
 """Sums over contributions, so that a starting core reads only these sums and newer contributions.
 
-Each row sums the contributions from one incarnation of a learner to one fragment. A contribution is added after it
-and all earlier ones are merged or refused. Functions here run within their caller's transaction.
+Each row sums the contributions from one incarnation of a learner to one fragment. A contribution is added once all
+contributions up to it are merged or refused. Functions here run within their caller's transaction.
 """
 
 from __future__ import annotations

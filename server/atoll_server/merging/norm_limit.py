@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 LONGEST = 10.0  # multiple of the median number of steps, above which more steps do not raise the expected norm
 AGREED = 4  # number of consecutive refusals; a learner has at most one refusal per round (`Uploads.offer`)
 
-Size = tuple[float, int]  # norm over the whole fragment, inner steps
+Size = tuple[float, int]  # norm of the whole fragment, inner steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class NormLimiter:
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:
         """Judges a contribution, and records its size and the decision.
 
-        norm: over the whole fragment. steps: inner steps. present: learners from which the core expects contributions.
+        norm: of the whole fragment. steps: inner steps. present: learners from which the core expects contributions.
         """
         usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
@@ -98,7 +98,7 @@ class NormLimiter:
         return verdict
 
     def note(self, learner: str, norm: float, steps: int) -> None:
-        """Records the size of an accepted contribution. norm: over the whole fragment. steps: inner steps."""
+        """Records the size of an accepted contribution. norm: of the whole fragment. steps: inner steps."""
         usual = self._usual
         usual.refused.pop(learner, None)
         latest = usual.taken.pop(learner, ())
@@ -107,7 +107,7 @@ class NormLimiter:
         usual.count += 1
 
     def judge(self, norm: float, steps: int) -> NormVerdict:
-        """Judges a contribution without recording its size. norm: over the whole fragment. steps: inner steps."""
+        """Judges a contribution without recording its size. norm: of the whole fragment. steps: inner steps."""
         if not self.judges:
             return NormVerdict()
         sizes = self._usual.sizes(self.window)

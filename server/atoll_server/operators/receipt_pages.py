@@ -1,7 +1,7 @@
 """Pages of receipts: those of one shard, and those of all shards, newest first.
 
-A position names, for each shard, the number before which its receipts continue, such as "0:120,1:87". A page can
-therefore continue exactly, even though each shard counts its own receipts.
+A position has the number of the last receipt read from each shard, such as "0:120,1:87". The next page can therefore
+continue exactly, even though each shard numbers its own receipts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListRec
 def joined_page(
     replies: Mapping[int, pb.ListReceiptsReply], missing: list[int], request: pb.ListReceiptsRequest, most: int
 ) -> pb.ListReceiptsReply:
-    """Returns a page of all shards' receipts, newest first. replies: by shard. most: limit on a page."""
+    """Returns a page of all shards' receipts, newest first. replies: by shard number. most: limit on a page."""
     limit = min(request.limit or most, most)
     pages = (replies[shard].receipts for shard in sorted(replies))
     found = list(heapq.merge(*pages, key=lambda each: -each.accepted_at))[:limit]

@@ -34,7 +34,7 @@ async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, which are the own shard's snapshots if the run has no other shards."""
+    """The checkpoints of a run. With only one shard, these are the shard's snapshots."""
 
     def __init__(self, core: Core, calls: ShardCalls) -> None:
         self._core = core

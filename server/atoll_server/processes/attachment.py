@@ -34,7 +34,7 @@ Dial: TypeAlias = Callable[[], contextlib.AbstractAsyncContextManager[Any]]
 
 
 class RegistrarRefusedError(SettingsError):
-    """The registrar refused this shard for good. The message is one line with the fix."""
+    """The registrar refused this shard permanently. The message is one line with the fix."""
 
 
 def dial(address: str, security: TransportSecurity) -> Dial:
@@ -62,9 +62,9 @@ class Attachment:
         self._sending = asyncio.Lock()
 
     async def keep(self) -> None:
-        """Attaches again and again until cancelled.
+        """Keeps the shard attached until cancelled.
 
-        Raises GenerationChangedError, and RegistrarRefusedError if this shard has no parameters yet.
+        Raises GenerationChangedError, and RegistrarRefusedError if a shard without parameters is refused.
         """
         wait_s = SHORTEST_S
         while True:

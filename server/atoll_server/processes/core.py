@@ -127,7 +127,7 @@ class Core(CoreProcess):
     # ------------------------------------------------------------------------------ attached shards
 
     def welcome(self, number: int) -> sh.Welcome:
-        """Returns the first message to a newly attached shard. number: the shard's."""
+        """Returns the first message to a newly attached shard. number: the shard's number."""
         run = self.run
         snapshots = {} if run.from_manifest is None else run.from_manifest.snapshots
         return sh.Welcome(

@@ -68,7 +68,7 @@ class CoreFacts:
 def check_startable(meta: dict[str, Any]) -> None:
     """Sets the protocol version of a new run. Raises SettingsError if a core must not start from this directory.
 
-    That is so if the run uses a different protocol version, or `atoll reshard` has moved the run.
+    It must not start if the run uses a different protocol version, or if `atoll reshard` has moved the run.
     """
     if moved := meta.get(run_ledger.MOVED):
         raise SettingsError(

@@ -1,7 +1,7 @@
 """A shard process's copy of the run, which the registrar keeps up to date.
 
-The copy is durable, so that a shard can restart and serve its learners while the registrar is unavailable. It learns of
-a learner from the registrar, or from the learner's session token, which only the registrar can issue.
+The copy is durable, so that a shard can restart and serve its learners while the registrar is unavailable. The shard
+learns of a learner from the registrar, or from the learner's session token, which only the registrar can issue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Replica(KnownRun):
         self.attached = False
         self._place = place
         self._view = self._stored = RunView()
-        self._unfenced: set[str] = set()  # learners with a newer process, eviction or leave than the ledger knows
+        self._unfenced: set[str] = set()  # learners whose newest process, eviction or Leave is not in the ledger yet
 
     @property
     def number(self) -> int:
@@ -70,7 +70,7 @@ class Replica(KnownRun):
         self.sessions = SessionKey(bytes.fromhex(secret), bytes.fromhex(start), self.run_id, self.generation)
 
     async def welcomed(self, welcome: sh.Welcome) -> None:
-        """Durably records the registrar's greeting. Sessions from before a restart of the registrar end."""
+        """Durably records the registrar's first message. Sessions from before a restart of the registrar end."""
         values: dict[str, Any] = {
             "run": welcome.run,
             "generation": welcome.generation,
@@ -79,7 +79,7 @@ class Replica(KnownRun):
             "settings": RunSettings.model_validate_json(welcome.settings).model_dump(mode="json"),
         }
         await self.writer.commit(partial(run_ledger.put_all_meta, meta=values))
-        self.leases.clear()  # the registrar names all again
+        self.leases.clear()  # the registrar sends all leases again
         again = welcome.start != self.sessions.start
         self.run_id, self.generation = welcome.run, welcome.generation
         self.settings = RunSettings.model_validate(values["settings"])

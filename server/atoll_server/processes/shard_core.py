@@ -1,4 +1,4 @@
-"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts by itself."""
+"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIRECTORY_BYTES = 16
 class GenerationChangedError(SettingsError):
     """The run was restored to a checkpoint, so this process must restore its shard and start again.
 
-    generation: the run's new one. snapshot: the shard's snapshot that it began from.
+    generation: the run's new generation. snapshot: the shard's snapshot from which the generation began.
     """
 
     def __init__(self, generation: int, snapshot: int) -> None:
@@ -49,7 +49,7 @@ class GenerationChangedError(SettingsError):
 
 
 class ShardCore(CoreProcess):
-    """The process of one shard. directory: identifies its directory. changed: why the shard must start again, if so."""
+    """The process of one shard. directory: identifies its directory. changed: set if the shard must start again."""
 
     run: Replica
 
@@ -153,7 +153,7 @@ class ShardCore(CoreProcess):
                 await self._begun(message.begun)
 
     async def stage(self, stage: sh.Stage, chunks: AsyncIterator[sh.FetchInitialReply]) -> None:
-        """Durably writes this shard's part of the initial parameters. Raises Refused if they do not arrive complete."""
+        """Durably writes this shard's part of the initial parameters. Raises Refused if the part is incomplete."""
         layout = _layout(stage)
         directory, limit = self.settings.directory, self.settings.limits.model_bytes
         parameters = sum(layout.fragments[index].length for index in stage.owned)
@@ -167,7 +167,7 @@ class ShardCore(CoreProcess):
                 else:
                     await asyncio.to_thread(file.take, reply.chunk)
             await asyncio.to_thread(file.check)
-            if self.staged:  # the new file must never be taken for the older parameters
+            if self.staged:  # the new file must never be mistaken for the older parameters
                 await self.run.writer.commit(partial(run_ledger.put_all_meta, meta={run_ledger.STAGED: ""}))
                 self.staged = b""
             await asyncio.to_thread(file.publish, directory)

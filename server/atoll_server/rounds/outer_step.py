@@ -50,9 +50,9 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """Returns the (decay, push) arguments of `merging.merge_kernels.frame_step`.
 
-        part: the fraction of an outer step that the merge takes. Momentum decays by the factor mu**part. Merges that
-        add up to one outer step thus decay it by the factor mu. In the long run, a unit of work moves the parameters by
-        lr / (1 - mu). This holds whether all learners' work is merged together or in equal parts.
+        part: the fraction of an outer step that the merge takes. The momentum is multiplied by mu**part, where mu is
+        `self.momentum`. Merges that add up to one outer step thus multiply it by mu. In the long run, a unit of work
+        moves the parameters by lr / (1 - mu). This holds whether all learners' work is merged together or in parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -1,4 +1,4 @@
-"""PURE: when the shards of one run open their rounds, so that a learner's peak rate is its mean rate.
+"""PURE: when the shards of one run open their rounds, so that a learner's peak rate equals its mean rate.
 
 A run has one slot per fragment. The slots of one cycle are evenly spaced over H inner steps, and each belongs to a
 shard. The registrar sends the position in the cycle to all shards. A shard opens its rounds as if it were alone, but
@@ -48,6 +48,6 @@ class Position:
         return at + min(gaps, key=abs, default=0.0) * self.slot_s
 
     def moved(self, cycle: int, now: float, slot_s: float) -> Position:
-        """Returns the position at `now`, from which it moves by one slot per `slot_s` seconds."""
+        """Returns the position at `now`, which then advances by one slot per `slot_s` seconds."""
         passed = (now - self.at) / self.slot_s if self.slot_s else 0.0
         return Position((self.slot + passed) % cycle, now, slot_s)

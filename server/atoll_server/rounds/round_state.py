@@ -67,7 +67,7 @@ class RoundState:
 
         synced_at: time of the last merge, in monotonic seconds. ages: by version, in outer steps, oldest first.
         """
-        self.cycle = cycle  # `asked` stays None: the time until an answer that arrives now includes the restart
+        self.cycle = cycle  # `asked` stays None, since the time until an answer would include the restart
         self.opened_at = synced_at
         self.ages = ages
         self.pending = dict(pending)

@@ -11,7 +11,7 @@ Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
 - A cycle is the number of a fragment's round. A round with nothing to merge lapses: the cycle grows, but the version
   does not.
 - A late contribution answers an earlier round, so it has a lower cycle than the open round. The open round does not
-  wait for the learner that sent it, but the contribution neither counts towards the quorum nor starts the grace window.
+  wait for its sender. The contribution neither counts towards the quorum nor starts the grace window.
 - Without a grace window (gamma = 0), late contributions do not wait for a round. They are merged when late
   contributions of K learners are pending.
 - The weights are divided by the total weight that all counted learners would have without staleness. A merge of few
@@ -111,7 +111,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones the deadline of the fragment's round when a frame arrives. Not an event: frames are frequent."""
+        """Postpones the deadline of the fragment's round when a frame arrives. Not an event, as frames are frequent."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -133,7 +133,7 @@ class Syncer:
         observed.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle:
             observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
-        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted meanwhile, if there is a reason
+        return self._refuse_all(event.key.learner, observed.refuse_reason)  # set if the learner was evicted
 
     def _gone(self, event: ev.Left) -> list[ev.Effect]:
         observed = self.liveness.get(event.learner)
@@ -318,7 +318,7 @@ class Syncer:
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
         if any(rounds.pending for rounds in self.fragments.values()):
-            times.append(now + 1.0)  # by then, no learner may be expected, so pending contributions are merged
+            times.append(now + 1.0)  # if no learner is expected by then, pending contributions are merged
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:

@@ -80,7 +80,7 @@ class InterruptibleWait:
             raise Refused(Status.UNAVAILABLE, late) from error
         finally:
             self._limit = None
-        self._check()  # the session may have ended at the moment at which the wait succeeded
+        self._check()  # the session may have ended just as the wait succeeded
 
     async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
         """Returns the next message of a stream, or None at the end of the stream. Raises Refused like `__call__`."""
@@ -123,7 +123,7 @@ class InterruptibleWaits:
 
 
 def wanted_frames(request: pb.FetchRequest | pb.ReadRequest, count: int) -> Sequence[int]:
-    """Returns the indices of the frames that a Fetch or Read requests. A request that lists no frames means all frames.
+    """Returns the indices of the frames that a Fetch or Read requests. An empty list requests all frames.
 
     count: number of frames in the fragment. Raises Refused if an index is repeated, out of order or too large.
     """
@@ -163,7 +163,7 @@ async def end(
 ) -> NoReturn:
     """Ends a call with a status. details: the message for the caller. more: further trailing metadata.
 
-    meant: whether to mark the status as Atoll's own, so that the caller does not take it for a connection failure.
+    meant: whether to mark the status as Atoll's own, so that the caller does not mistake it for a connection failure.
     """
     try:
         await context.abort(code, details, (*(ATOLL_STATUS if meant else ()), *more))

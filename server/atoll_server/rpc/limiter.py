@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: factor on quotas. trusted: factor on memory limits."""
+    """A peer's or learner's open calls and rates. many: multiplies quotas. trusted: multiplies memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -143,7 +143,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
                 self._ended(method.name, context.peer(), why.detail)
-                await abort(context, why)  # the call keeps its slots meanwhile, so that stalled readers get no others
+                await abort(context, why)  # the call keeps its slots until then, so that stalled calls stay limited
         finally:
             for place in places:
                 place.leave(call)
@@ -273,9 +273,9 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """Returns the peer.
+        """Returns the owner that counts the calls of the caller's peer.
 
-        Fronts, and addresses without a certificate, have larger quotas, since each can stand for many learners.
+        Fronts, and addresses without a certificate, have larger quotas, since each may act for many learners.
         """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])

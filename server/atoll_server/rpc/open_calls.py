@@ -29,7 +29,7 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         self.open = count_by_method(())
 
     def doing(self) -> bool:
-        """Returns whether a call is open that should not end early."""
+        """Returns whether any open call should not end early."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:

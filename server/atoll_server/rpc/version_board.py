@@ -1,6 +1,6 @@
 """Shows the newest published versions of a process's shards to the readers that watch them.
 
-A board keeps one version per fragment. A slow reader skips versions, so the memory does not depend on readers.
+A board keeps one version per fragment. Slow readers skip versions, so the board's memory does not grow for them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class VersionBoard:
         self.watching = 0  # number of readers that watch now
 
     def show(self, shard: int, log: int, versions: Iterable[pb.PublishedVersion]) -> None:
-        """Shows newer versions. shard: its number. log: see WatchReply; with a new log, `versions` has all fragments.
+        """Shows newer versions, and ignores others. shard: the shard's number.
 
-        Versions that are not newer change nothing.
+        log: see WatchReply. If it is new, `versions` must have all fragments of the shard.
         """
         shown = self._shards.get(shard)
         if shown is None or shown.log != log:
@@ -63,7 +63,7 @@ class VersionBoard:
         return shard in self._shards
 
     async def watch(self) -> AsyncGenerator[pb.WatchReply, None]:
-        """Yields the versions of all shards, then changes. Yields an empty reply after BEAT_S seconds without any."""
+        """Yields the versions of all shards, then changes. After BEAT_S seconds without any, yields an empty reply."""
         told = dict[int, tuple[int, int]]()  # log and count by shard
         self.watching += 1
         try:

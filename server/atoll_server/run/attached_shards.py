@@ -1,7 +1,7 @@
 """A run's shards that are separate processes, as the registrar knows them.
 
-Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends it what
-it must know, and the shard reports what operators ask for. If a shard is not attached, its place and last report stay.
+Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends its
+decisions, and the shard sends summaries. If a shard is not attached, its address and last summary stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll_server.shard_context.run_view import RunView
 
 CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
 AWAY_S = 20.0  # how long a shard may be missing while the run begins
-QUIET_S = 4.0  # a shard that sent no summary for this long may be replaced by another process with its directory
+QUIET_S = 4.0  # before the run begins, another directory may replace a shard that sent nothing for this long
 
 
 class LeaseFacts(NamedTuple):
@@ -119,7 +119,7 @@ class AttachedShards:
             self.shards.setdefault(number, AttachedShard(number)).fragments = self.fragments(layout, number)
 
     def places(self, own: pb.ShardPlace) -> list[pb.ShardPlace]:
-        """Returns the places of all shards. own: the registrar's. Raises Refused while an address is unknown."""
+        """Returns the places of all shards. own: the registrar's place. Raises Refused while an address is unknown."""
         places = {self.own: own}
         for number in self.remote:
             shard = self.shards[number]
@@ -132,7 +132,7 @@ class AttachedShards:
     # ------------------------------------------------------------------------------ attaching
 
     def admit(self, hello: sh.Hello, run: str, generation: int, *, epoch: int, begun: bool) -> AttachedShard:
-        """Returns the shard that a process may speak for. Ends the call of its predecessor.
+        """Returns the shard that a process may act for. Ends the call of the process's predecessor.
 
         run, generation, epoch: the registrar's. begun: whether the run has parameters. Raises Refused.
         """
@@ -288,7 +288,7 @@ class AttachedShards:
         return known if len(known) == len(self.remote) else None
 
     async def confirmed(self) -> list[int]:
-        """Waits until all shards have made all messages durable. Returns the numbers of those that have not."""
+        """Waits up to CONFIRM_S until all shards have made all messages durable. Returns the shards that have not."""
         wanted: dict[Outbox, int] = {}  # a shard that attaches again gets a new outbox, with all that it must know
 
         def late(number: int) -> bool:
@@ -359,13 +359,13 @@ class AttachedShards:
         return {"count": self.count, "shards": known}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restores what `as_data` returned. Raises Refused if this process was started for another division."""
+        """Restores what `as_data` returned."""
         self.count = data["count"]
         for number, (address, directory) in data["shards"].items():
             self.shards[int(number)] = AttachedShard(int(number), address, bytes.fromhex(directory))
 
     def all(self) -> Sequence[AttachedShard]:
-        """Returns all other shards that were ever attached, in order."""
+        """Returns the other shards that this process knows, in order."""
         return [self.shards[number] for number in sorted(self.shards)]
 
 

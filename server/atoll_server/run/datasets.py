@@ -1,7 +1,7 @@
 """Leases the units of the run's datasets to learners. The registrar does this for all shards.
 
 Every lease, and every decision about a unit, is durable before a learner can see it. The merged work on units is not
-stored here: shards derive it from their ledgers, and give it as sums (`MergedUnits`).
+stored here: shards derive it from their ledgers, and send it as sums (`MergedUnits`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_DATASETS = 64
 MAX_EPOCHS = 1 << 20
 MAX_POSITIONS = 1 << 60  # units of all epochs
 MAX_FINGERPRINT = 64  # bytes
-MAX_WANTED = 512  # units in one reply, which takes milliseconds to compute
+MAX_WANTED = 512  # limit on the units in one reply, which takes milliseconds to compute
 MAX_HELD = 1 << 16  # undecided units of one learner, in all its leases
 MAX_ORDINAL = 1 << 62
 LEASE_BITS = 62
 RETRY_S = 1.0
-LOOK_S = 0.25  # seconds between checks of all leases because of requests; housekeeping checks them once per second
+LOOK_S = 0.25  # shortest time between checks of all leases for requests; housekeeping checks once per second
 SILENT = "silent"
 
 
@@ -49,7 +49,7 @@ class Datasets:
         self._ended_at: dict[int, float] = {}  # by lease: when this process saw that it had ended, in monotonic seconds
 
     def as_data(self) -> list[Any]:
-        """Returns the accounts for a checkpoint whose parameters are read later, so they contain all of this work."""
+        """Returns the accounts for a checkpoint, whose parameters are read later and thus contain all this work."""
         for lease in self._accounts.leases.values():
             self._take_facts(lease)
         return data_ledger.as_data(self._accounts)
@@ -59,7 +59,7 @@ class Datasets:
     async def lease(self, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> pb.LeaseUnitsReply:
         """Leases units to a learner, and resends units that it has not received.
 
-        Raises Refused if the request is invalid, or declares another dataset than the run has under this name.
+        Raises Refused if the request is invalid, or its dataset differs from the run's dataset with this name.
         """
         self._run.running()
         declared = declared_dataset(request.dataset)
@@ -91,14 +91,14 @@ class Datasets:
         return sum(len(each.units) for each in self._accounts.leases.values() if each.learner == learner)
 
     def _is_out_of(self, name: str) -> bool:
-        """Returns whether no unit of a dataset is left, so that a newly decided one makes a difference."""
+        """Returns whether all units of a dataset are handed out, so that only a decision can return one."""
         dataset = self._accounts.named(name)
         return dataset is not None and not dataset.pool and dataset.next == dataset.declared.positions
 
     def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
         """Returns the process's living lease, or None if it must begin one. Changes nothing.
 
-        Raises Refused if the run has another dataset under this name, or the request does not fit the lease.
+        Raises Refused if the run has a different dataset with this name, or the request does not fit the lease.
         """
         dataset = self._accounts.named(declared.name)
         if dataset is None:
@@ -116,7 +116,7 @@ class Datasets:
                 raise Refused(Status.FAILED_PRECONDITION, text)
         lease = self._living(dataset, process)
         if lease is None or (request.lease != lease.id and (request.lease or lease.finished)):
-            return None  # a number of 0 repeats a call whose reply was lost
+            return None  # a lease number of 0 repeats a call whose reply was lost
         received = request.received if request.lease == lease.id else 0
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
@@ -131,7 +131,7 @@ class Datasets:
         return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
 
     def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
-        """Begins a lease, and ends the one that the process had. Adds the dataset if it is new."""
+        """Begins a lease, and ends the process's previous lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
         if (old := self._living(dataset, process)) is not None:
             self._accounts.end(old, "its process began another lease", changes)
@@ -190,7 +190,7 @@ class Datasets:
         return SILENT if wall - heard_at > self._silence_s else ""
 
     def _take_facts(self, lease: Lease) -> None:
-        """Takes over the shards' sums of the merged work on a lease's units."""
+        """Updates a lease with the shards' sums of the merged work on its units."""
         here = self._run.running().contributions
         lease.by_fragment.update(here.merged_units(lease.learner, lease.incarnation, lease.id))
         for shard in self._run.attached.all():

@@ -1,6 +1,6 @@
 """A run as one core process knows it: its settings, layout, learners and the fragments that this process holds.
 
-The registrar (`registrar`) decides about the run. A process with only a shard has a copy of its decisions (`replica`).
+The registrar (`registrar`) decides about the run. A process with only a shard has a copy of the decisions (`replica`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class KnownRun:
 
     paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
     layout of the learner that holds the lease. turned_away: number of contributions that this process refused before
-    their upload was complete, since it started. leases: learner and incarnation of the leases of data units for which a
-    registrar in another process wants the sums.
+    their upload was complete, since its start. leases: learner and incarnation, for each lease of data units whose sums
+    a registrar in another process wants.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -85,7 +85,7 @@ class KnownRun:
         raise NotImplementedError
 
     def tell(self) -> None:
-        """Called after each report, which may have changed the run's tokens."""
+        """Tells the shards the run's tokens, which each report may change."""
         raise NotImplementedError
 
     def record(self, entry: entries.Entry) -> None:
@@ -156,7 +156,7 @@ class KnownRun:
         return entry.incarnation > incarnation or bool(entry.evicted) or entry.account.left_at is not None
 
     async def fence(self, process: LearnerProcess) -> None:
-        """Returns when older processes of the same learner would be refused even after a restart."""
+        """Waits until older processes of the same learner are refused even after a restart."""
 
     async def left(self, entry: RegistryEntry) -> None:
         """Durably records that a learner left, so that a restarted core does not count the learner as lost."""

@@ -47,7 +47,7 @@ class Registrar(KnownRun):
     """The registrar of one run. Every change is durable before learners can see it.
 
     attached: the other shards. manifests: the checkpoints of a run with several shards, oldest first.
-    from_manifest: the one from which this generation began, if any. data: the accounts of the datasets (`datasets`).
+    from_manifest: the manifest from which this generation began, if any. data: the datasets' accounts (`datasets`).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Registrar(KnownRun):
         self.restore_learners(learners)
 
     def newly_restored(self) -> Beginning | None:
-        """Returns this generation's beginning, or None if it is the first one or an earlier core served it."""
+        """Returns this generation's beginning; None for the first generation, or if an earlier core served this one."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
@@ -173,12 +173,12 @@ class Registrar(KnownRun):
         self.attached.tell(view)
 
     def places(self) -> list[pb.ShardPlace]:
-        """Returns the address and fragments of each shard, for learners. An empty address is this process's own."""
+        """Returns the address and fragments of each shard, for learners. This process's address is empty."""
         own = pb.ShardPlace(fragments=sorted(self.running().fragments))
         return self.attached.places(own)
 
     def versions(self) -> dict[int, int]:
-        """Returns the version of each fragment in this process. Learners learn the other versions from their shards."""
+        """Returns the version of each fragment in this process. Other shards tell learners the other versions."""
         return {} if self.shard is None else self.shard.versions()
 
     # ------------------------------------------------------------------------------ learners and operators
@@ -255,7 +255,7 @@ class Registrar(KnownRun):
 
 
 def stage_of(layout: Layout, tensors: list[dict[str, Any]], sha256: bytes) -> sh.Stage:
-    """Returns the message that tells shards to fetch the initial parameters. sha256: of the whole file."""
+    """Returns the message that tells shards to fetch the initial parameters. sha256: digest of the whole file."""
     return sh.Stage(
         sha256=sha256, tensors=json.dumps(tensors), fragments=len(layout.fragments), fingerprint=layout.fingerprint
     )

@@ -1,4 +1,4 @@
-"""The run's wall clock, which never goes backwards. It dates learners' accounts, since they outlive the core's process.
+"""The run's wall clock, which never goes backwards. Learners' accounts use it, since they outlive the core's process.
 
 Within a process, the run's clock follows the machine's monotonic clock, even if the machine's wall clock is set. After
 a restart, the run's clock does not start before the last saved time. Each jump of the machine's clock is logged once.

@@ -13,7 +13,7 @@ from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
 MISSED = 4  # a live learner is reported after more than this many merges per fragment without its work
-OTHER_TOKENS = 20.0  # if tokens per step differ by more than this factor, one learner may count in different units
+OTHER_TOKENS = 20.0  # if tokens per step differ by more than this factor, one learner may count something else
 BEYOND = 1.02  # exceeding --total-tokens by up to this factor is normal, since learners end at different times
 
 
@@ -33,7 +33,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
 
 
 def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the current troubles of this process and its shard. damage, now: as above."""
+    """Yields the current troubles of this process and its shard. damage, now: as for `troubles`."""
     if run.writer.full:
         yield _lasting("the disk is full: the core acknowledges no contributions until you free space")
     elif run.shard is not None and run.shard.spool.room_bytes == 0:

@@ -33,7 +33,7 @@ class OperatorService(rpc.OperatorServicer):
     def __init__(
         self, core: Core, calls: ShardCalls, checkpoints: RunCheckpoints, tokens: OperatorTokens | None = None
     ) -> None:
-        """calls: to the run's other shards. checkpoints: those of the run."""
+        """calls: calls the run's other shards. checkpoints: the run's checkpoints."""
         self._core = core
         self._calls = calls
         self._checkpoints = checkpoints

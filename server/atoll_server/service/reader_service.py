@@ -34,14 +34,14 @@ from atoll_server.shard.shard import Shard
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
-ENCODED_AT_ONCE = 2  # limit on frames of whole fragments and fixed values that are read for readers simultaneously
+ENCODED_AT_ONCE = 2  # frames of whole fragments and fixed values that are prepared for readers at the same time
 
 
 class ReaderService(rpc.ReaderServicer):
     """A core's Reader service. A process with only a shard has no Describe and no fixed values."""
 
     def __init__(self, core: CoreProcess, tokens: OperatorTokens | None) -> None:
-        """tokens: the operators', who may also read; None if the core accepts no tokens."""
+        """tokens: operators' tokens, with which operators may read; None if the core accepts no tokens."""
         self._core = core
         self._run = core.run
         self._tokens = tokens
@@ -116,7 +116,7 @@ class ReaderService(rpc.ReaderServicer):
                     replies = self._fixed_values(shard, request)
                 else:
                     fragment = self._run.owner(request.fragment)[1]
-                    # Fronts pass updates on to learners, which need the receipts. Without TLS, fronts are unknown.
+                    # Fronts pass receipts on to learners. Without TLS, any caller may be a front.
                     receipts = who.role in {None, Role.FRONT}
                     read = self._whole if request.whole else self._update
                     replies = read(shard, fragment, request, receipts=receipts)
@@ -142,7 +142,7 @@ class ReaderService(rpc.ReaderServicer):
     async def _whole(
         self, shard: Shard, fragment: Fragment, request: pb.ReadRequest, *, receipts: bool
     ) -> AsyncGenerator[Sent, None]:
-        del receipts  # a whole fragment has only those of one learner
+        del receipts  # a whole fragment's receipt is for the learner that fetches it
         wanted = wanted_frames(request, len(fragment.place.frames))
         async with shard.readers.newest_for_readers(fragment) as state:
             yield await fragment_replies.whole_header(fragment, state, ())
@@ -193,7 +193,7 @@ class ReaderService(rpc.ReaderServicer):
             )
 
     async def _show(self, shard: Shard) -> None:
-        """Computes the checksums of fragments that have no new version since this process started, and shows all."""
+        """Computes the checksums of fragments without a new version since this process started. Shows all versions."""
         async with self._showing:
             for fragment in shard.fragments.values():
                 if fragment.index not in self._newest:

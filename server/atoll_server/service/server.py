@@ -182,7 +182,7 @@ def _services(
 ) -> tuple[list[Service], RunCheckpoints | None]:
     """Adds the core's services to its server.
 
-    Returns those whose calls must be ended when the core stops, and the run's checkpoints if this is the registrar.
+    Returns the services whose calls must be ended when the core stops. At the registrar, also returns the checkpoints.
     """
     outer, reader = OuterService(core), ReaderService(core, tokens)
     frame_messages.serve(outer, public.server)

@@ -1,6 +1,6 @@
 """The Operator service of a process with only a shard.
 
-The registrar answers operators for the whole run. This service answers the registrar for its own shard.
+The registrar answers operators for the whole run. This service answers only the registrar, for one shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShardOperatorService(rpc.OperatorServicer):
 
     @contextlib.asynccontextmanager
     async def _answering(self, context: Context) -> AsyncIterator[None]:
-        """Context manager for a call of the registrar. Ends the call if an operator made it, or on Refused."""
+        """Context manager for a call of the registrar. Ends an operator's call, or a call whose body raises Refused."""
         try:
             who = caller(context)
             if who.role not in {None, Role.CORE} or not set(FOR_REGISTRAR) <= set(context.invocation_metadata() or ()):

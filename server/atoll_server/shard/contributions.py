@@ -28,7 +28,7 @@ class Contributions:
     def __init__(
         self, number: int, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry
     ) -> None:
-        """number: the shard's number, which is its key in accounts. parameters: number in the whole model.
+        """number: the shard's number, its key in accounts. parameters: number of the whole model's parameters.
 
         fragments: the shard's fragments, which keep pending contributions.
         """
@@ -36,7 +36,7 @@ class Contributions:
         self._shard = number
         self._parameters = parameters
         self._registry = registry
-        # by learner and fragment: an incarnation, and the tokens in its contributions without refused ones
+        # by learner and fragment: an incarnation, and the tokens in its contributions, excluding refused ones
         self._given: dict[tuple[str, int], tuple[int, int]] = {}
         self.pending_bytes: Counter[str] = Counter()  # by learner
         self.merges = 0  # merges of all fragments since this core started
@@ -84,7 +84,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Returns the tokens in an incarnation's contributions to a fragment, without refused contributions."""
+        """Returns the tokens in an incarnation's contributions to a fragment, excluding refused contributions."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 

@@ -1,4 +1,4 @@
-"""A bounded log of notifications for followers, which are the learners with an open Follow call."""
+"""A bounded log of notifications for the learners with an open Follow call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEAT_S = 1.0  # interval of empty notifications, which show that the core is ali
 
 
 class FollowerLog:
-    """The log for all followers, each with its own position. Followers that are too far behind get the full state."""
+    """The log for all Follow calls, each with its own position. Calls that are too far behind get the full state."""
 
     def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
         self.number = 1 + secrets.randbits(62)  # random: a counter would repeat after a restore from a backup
@@ -69,14 +69,14 @@ class FollowerLog:
                 assert_never(entry)
 
     def _append(self, notification: pb.Notification) -> None:
-        """Assigns a position to a notification, and wakes every follower."""
+        """Assigns a position to a notification, and wakes every Follow call."""
         self._sequence += 1
         notification.log, notification.sequence = self.number, self._sequence
         self._kept.append(notification)
         self._wake()
 
     def close(self) -> None:
-        """Ends every follower's stream."""
+        """Ends every Follow call."""
         self._append(pb.Notification(shutting_down=pb.ShuttingDown()))
         self.closed = True
         self._wake()
@@ -88,11 +88,11 @@ class FollowerLog:
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
         """Yields notifications after a position. Yields the full state first if the position is unknown or too old.
 
-        Between notifications, yields an empty one every BEAT_S seconds, so that followers notice if the core hangs.
+        Between notifications, yields an empty one every BEAT_S seconds, so that learners notice if the core hangs.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:
-            changed = self._changed  # read first, so that an entry appended meanwhile wakes this reader
+            changed = self._changed  # read first, so that an entry appended meanwhile wakes this call
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence

@@ -21,7 +21,7 @@ class Readers:
     """The current readers of one shard's fragments."""
 
     def __init__(self, work: Work) -> None:
-        """work: the shard's. If a task has failed, fragments may be half-changed, so they must not be read."""
+        """work: the shard's tasks. After a failed task, fragments may be half-changed and must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
         # Readers that are not learners have separate limits, so that they cannot end a learner's read.

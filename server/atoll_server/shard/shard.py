@@ -56,7 +56,7 @@ class Shard:
         self.context = context
         self.view = view
         self.follower_log = FollowerLog(context.settings.limits.notifications, self._current)
-        self._journal = Journal()  # this shard's followers get an entry before the core journal's subscribers
+        self._journal = Journal()  # the follower log gets an entry before the core journal's subscribers
         self._journal.subscribe(self.follower_log.on, only_shows=False)
         self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
@@ -254,7 +254,7 @@ class Shard:
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
-        """Returns the shard's full state, for followers whose position is unknown or too old."""
+        """Returns the shard's full state, for learners whose position is unknown or too old."""
         return pb.FullState(
             versions=self.versions(),
             open=[
@@ -270,7 +270,7 @@ class Shard:
     # ------------------------------------------------------------------------------ called by the registrar
 
     def told(self, view: RunView) -> None:
-        """Keeps a view if it is newer than the last one. Notifies followers if the run was paused or resumed."""
+        """Keeps a view if it is newer than the last one. Notifies learners if the run was paused or resumed."""
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
@@ -286,7 +286,7 @@ class Shard:
         return Pacing.of(counts, self.context.number, rounds_in_flight(self.context.run, len(self.layout.fragments)))
 
     def _place(self, view: RunView) -> None:
-        """Sets the position in the run's cycle. A view without a position leaves it unchanged."""
+        """Sets the position in the run's cycle, if the view has a position."""
         if view.slot_s:
             self.syncer.position = Position(view.slot, self.context.clock.monotonic(), view.slot_s)
 

@@ -72,7 +72,7 @@ class Snapshotter:
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     async def keep(self, snapshots: Collection[int], through: int) -> None:
-        """Durably keeps only these snapshots beyond the newest ones. A snapshot above `through` stays kept."""
+        """Durably keeps these snapshots, those already kept above `through`, and the newest ones."""
         kept = self.kept.told(frozenset(snapshots), through)
         if kept != self.kept:
             self.kept = kept

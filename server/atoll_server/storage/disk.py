@@ -19,7 +19,7 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
-# A file system without links, or with too many for one file; or two file systems
+# Errors if the file system has no hard links, a file has too many, or the paths are on different file systems
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -86,7 +86,7 @@ class Disk:
         old.rename(new)
 
     def copy(self, old: Path, new: Path, *, link: bool) -> None:
-        """Copies a file, whose data is then durable. link: whether they may share the data, which never changes."""
+        """Copies a file, whose data is then durable. link: whether the files may share data that never changes."""
         try:
             if link:
                 new.hardlink_to(old)

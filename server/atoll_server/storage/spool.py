@@ -101,7 +101,7 @@ class StoredPayload:
         return data
 
     def check(self, frames: int, digest: bytes) -> None:
-        """Reads all frames, then closes the file. frames, digest: of the contribution.
+        """Reads all frames, then closes the file. frames: number of frames. digest: the declared digest.
 
         Raises SpoolError if a frame is missing or damaged, or the file belongs to another contribution.
         """
@@ -203,7 +203,7 @@ class Spool:
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """Deletes every file that is not in `needed`, when a core starts. Returns the number of deleted files."""
+        """Deletes every file that is not in `needed`. Runs when a core starts. Returns the number of deleted files."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

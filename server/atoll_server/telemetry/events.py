@@ -1,6 +1,6 @@
 """PURE: keeps recent events as text for people.
 
-A reader's position consists of the log's number and the number of the last event that the reader has seen.
+A caller's position consists of the log's number and the number of the last event that the caller has seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
-LONGEST_TEXT = 400  # characters of another process's event
+LONGEST_TEXT = 400  # limit on the characters of another process's event
 MAX_EVENTS = 2000  # number of events that are kept
 REFUSED_EVERY_S = 10.0  # shortest time between two events about refused contributions
 
@@ -66,7 +66,7 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Returns the events after a reader's position, or all events if the position is from another process."""
+        """Returns the events after a caller's position, or all events if the position is from another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 
@@ -117,7 +117,7 @@ class EventLog:
                 assert_never(entry)
 
     def add(self, event: pb.Event, where: str) -> None:
-        """Adds an event of another process. where: the process. An event of an unknown kind is ignored."""
+        """Adds an event of another process, or ignores an event of unknown kind. where: the process's name."""
         if event.kind in set(Kind):
             self._number += 1
             text = f"{where}: {event.text}"[:LONGEST_TEXT]

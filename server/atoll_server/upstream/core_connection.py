@@ -118,5 +118,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a call failed because its connection broke, and not with a status of the core or the front."""
+    """Returns whether a call failed because its connection broke, not with a status that the core or the front sent."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

@@ -1,4 +1,4 @@
-"""Selects the shard that receives a call. The core's replies to Join and Describe list them."""
+"""Selects the shard that receives a call. The core's replies to Join and Describe list the shards."""
 
 from __future__ import annotations
 
