@@ -1,7 +1,8 @@
 """The fixed values of a run: everything in the model's file that training does not change, as one safetensors file.
 
 The file has the tensors of the initial parameters in the same order. Trained tensors are empty in it, because readers
-fetch their values as fragments. Its metadata describes the trained tensors. It travels in frames of FRAME_BYTES.
+fetch their values as fragments. The metadata describes the trained tensors. Readers fetch the file in frames of
+FRAME_BYTES.
 """
 
 from __future__ import annotations
