@@ -76,7 +76,7 @@ class FragmentTrack:
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """Records the shard's newest version after an outage. known: the newest one known before the outage."""
+        """Records the shard's newest version after an outage. known: the newest version known before the outage."""
         if version >= known:
             self.target = max(self.target, version)
             return

@@ -66,7 +66,7 @@ class Sender:
         if not track.run.frames and self._coordination.owners.rank:
             self._exchange.settle(taken)
             return
-        if track.in_flight is not None:  # it has ended, but rank 0's message has not arrived yet
+        if track.in_flight is not None:  # the contribution has ended, but rank 0's message has not arrived yet
             self.end(track, merged=False)
         track.in_flight = InFlight(taken, seq)
         self._counters.pending += 1

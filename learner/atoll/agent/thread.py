@@ -35,7 +35,7 @@ from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
 
 log = structlog.get_logger()
 
-ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
+ENDING_S = 1.0  # the main thread ends at most this many seconds after the interpreter closes its thread pools
 
 
 class Agent:
@@ -125,7 +125,7 @@ class Agent:
         """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)

@@ -1,4 +1,4 @@
-"""The lock of a learner's folder of checkpoints: one learner at a time uses the folder."""
+"""The lock of a learner's folder of checkpoints: only one learner at a time can use the folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DirectoryLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds the lock. It never does on a file system without locks."""
+        """Whether this process holds the lock. Always False on a file system without locks."""
         return self._lock is not None
 
     def take(self) -> None:
@@ -63,7 +63,7 @@ class DirectoryLock:
                 self._lock.write(_this_process().encode())
 
     def share(self) -> None:
-        """Lets the other ranks hold the lock too. They call this after rank 0 has called it. Raises LearnerError."""
+        """Lets the other ranks hold the lock too. Rank 0 calls this before them. Raises LearnerError."""
         if self._lock is None:
             if not self._taken(shared=True):
                 raise self._in_use()

@@ -34,7 +34,7 @@ class AtollCallback(TrainerCallback):
     - After `train(resume_from_checkpoint=...)`, the optimizer continues from the Trainer's checkpoint, and the
       parameters are the run's. The checkpoint's own parameters are not used.
 
-    Pass the callback in `callbacks=[...]`, so that it can leave after errors.
+    Pass the callback in `callbacks=[...]`, so that the learner leaves after errors.
 
     Args:
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
