@@ -1,7 +1,7 @@
 """Measures what followers cost a region's link: python -m benchmarks.data_plane.followers [--many 50] [--json PATH].
 
 A learner trains. One front serves a single follower, and another front serves many. All followers start
-before the first version and end at the same one. Their models must then have the same values.
+before the first version and end at the same version. Their models must then have the same values.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ KILLED_AT, SAVED_AT = 300, 290  # steps: the kill, and the checkpoint before it
 WARM_UP, DECAYED, LAST_RATE = 50, 400, 0.1  # the schedule: steps until its peak and its end, and the share at the end
 AFTER = (1, 2, 5, 10, 20, 30, 40, 50)  # steps after the kill at which the validation loss is measured
 WINDOWS = 64  # number of validation windows
-STAGED, COPIES = 10_000_000, 11  # parameters of the model whose state is copied; copies
+STAGED, COPIES = 10_000_000, 11  # parameters of the model whose state is copied; number of copies
 LIFE_S = 600.0  # limit on the duration of one process
 ARMS = ("not killed", "with checkpoint", "without checkpoint")
 

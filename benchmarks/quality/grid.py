@@ -63,7 +63,7 @@ class Budget:
 
 
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """Returns a recipe with changed run settings. Leaves out settings that have their defaults."""
+    """Returns a recipe with changed run settings. Omits settings that have their default values."""
     usual = RunSettings().model_dump()
     usual.pop("total_tokens")  # a recipe has its own number of tokens
     given = {n: value for n, value in (dict(base.run) | settings).items() if n not in usual or value != usual[n]}

@@ -224,7 +224,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Returns an event that does nothing if the learner's process has died. `_begin` also runs if it is dead."""
+        """Returns an event that does nothing if the learner's process has died. Only `_begin` also runs then."""
         incarnation = learner.incarnation
 
         def when() -> None:
