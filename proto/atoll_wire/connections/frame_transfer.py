@@ -33,7 +33,7 @@ async def upload(
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
-    """Offers a contribution and sends the frames that the core lacks. Returns the receipt, or None without a receipt.
+    """Offers a contribution and sends the frames that the core lacks. Returns the receipt, if one arrived.
 
     head: returns the header; called when it is this contribution's turn. messages: encoded frames by number.
     sent: called with the number of each frame that was passed to gRPC. known: whether the core should already have

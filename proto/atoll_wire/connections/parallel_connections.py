@@ -178,7 +178,7 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
+        """Records a response time. See `ConnectionCount.answered`."""
         self._width.answered(after_s)
         self._widen()
 

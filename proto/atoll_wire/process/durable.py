@@ -1,4 +1,4 @@
-"""Replaces files completely or not at all, and makes changes of folders durable."""
+"""Replaces files completely or not at all, and makes changes to folders durable."""
 
 from __future__ import annotations
 
