@@ -78,7 +78,7 @@ def _restore_handler() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the learners belong to the parent."""
+    """Empties the list in a forked child, because the learners belong to the parent."""
     _started.clear()
     _restore_handler()
 

@@ -189,10 +189,7 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Returns whether to report a pause to the core. now: monotonic seconds.
-
-        Short pauses are throttling, which counts as part of the steps.
-        """
+        """Returns whether to report a pause to the core: not for throttling. now: monotonic seconds."""
         since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
@@ -242,7 +239,7 @@ def number(loss: SupportsFloat) -> float:
 
 
 class LearnerMetrics(Collector):
-    """Exports this process's counters to Prometheus. The core exports its own series."""
+    """Exports this process's counters to Prometheus."""
 
     def __init__(self, counters: Counters, name: str) -> None:
         self._counters = counters

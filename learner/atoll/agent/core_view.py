@@ -1,4 +1,4 @@
-"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share it on one event loop."""
+"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share one view on its loop."""
 
 from __future__ import annotations
 

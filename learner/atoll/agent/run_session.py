@@ -46,10 +46,10 @@ PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outa
 
 
 class RunSession:
-    """A learner's membership in a run. Use it on one event loop only.
+    """Keeps a learner in a run. Use it on one event loop only.
 
     on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
-    coder: computes the changes of the parameters.
+    coder: computes the changes to the parameters.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class RunSession:
     async def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> tuple[pb.LeaseUnitsReply, int]:
-        """Leases data units. See `unit_leasing.lease_units`."""
+        """Leases data units: see `unit_leasing`."""
         return await lease_units(self.core, request, after_s, self._rng)
 
     @property

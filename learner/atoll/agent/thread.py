@@ -53,7 +53,7 @@ class Agent:
     ) -> None:
         """messages: the connection to the other ranks of this learner, or None if there are none.
 
-        coder: computes the changes of the parameters.
+        coder: computes the changes to the parameters.
         """
         self._clock = clock
         self._messages = messages
@@ -117,7 +117,7 @@ class Agent:
     def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
-        """Asks for units of a dataset (see `unit_leasing`). The result is cancelled if the agent ends first."""
+        """Asks for units of a dataset (see `unit_leasing`). The future is cancelled if the agent ends first."""
         assert self._session is not None and self._loop is not None, "call wait_ready first"  # noqa: PT018
         return asyncio.run_coroutine_threadsafe(self._session.lease_units(request, after_s), self._loop)
 

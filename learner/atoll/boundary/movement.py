@@ -1,4 +1,4 @@
-"""PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
+"""PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No torch.
 
 A place is a short run of values in the parameters. A row holds the values of all places. The watch reads rows at the
 end of a step boundary, before and after the optimizer's step, and at the beginning of the next boundary. Rows show two
@@ -24,9 +24,9 @@ from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # number of steps whose sizes are remembered
-RELIABLE = 8  # number of steps after which writes after a step are judged, because the first projection may be large
+RELIABLE = 8  # number of steps before writes after a step are judged, because the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
-ROUNDINGS = 4.0  # swapping values out and in may change them by this many relative roundings of their type
+ROUNDINGS = 4.0  # swapping values out and back in may change them by this many relative roundings of their type
 JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
 JUDGED_PART = 0.01  # or, before the first step, more than this fraction of the values' norm,
 JUDGED_VALUES = 16  # and at least this many values, because a few may move by chance

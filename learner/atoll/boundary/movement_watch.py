@@ -51,7 +51,7 @@ class MovementWatch:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Context manager for a change of this object. Starts over if an exception interrupted the last change."""
+        """Context manager for a change to this object. Starts over if an exception interrupted the last change."""
         if self._busy:
             self._begin()
         self._busy = True

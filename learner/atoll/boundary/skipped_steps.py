@@ -52,7 +52,7 @@ class SkippedSteps:
         return self._versions == self._now()
 
     def settled(self) -> None:
-        """Records that Atoll's own changes of the parameters are complete."""
+        """Records that Atoll's own changes to the parameters are complete."""
         self._versions = self._now()
 
     def _now(self) -> list[int]:

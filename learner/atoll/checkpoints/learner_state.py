@@ -53,7 +53,7 @@ class Restored:
 
 
 class LearnerState:
-    """One rank's state. extra: the user's objects by name. rank, ranks: number of this rank, and of all ranks."""
+    """One rank's state. extra: the user's objects by name. rank: number of this rank. ranks: number of ranks."""
 
     def __init__(self, parameters: Parameters, extra: Mapping[str, HasState], rank: int, ranks: int) -> None:
         self._parameters = parameters

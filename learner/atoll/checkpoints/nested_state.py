@@ -27,7 +27,7 @@ Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a value in a 
 
 CURE = "return tensors and plain values from its state_dict()"
 ALLOW = "allow the type with torch.serialization.add_safe_globals"
-DEEPEST = 50  # limit on the keys and indices that lead to a value in a message
+DEEPEST = 50  # limit on the length of a path in a message
 
 
 class StateError(Exception):
@@ -50,7 +50,7 @@ class Apart:
 def take_apart(
     what: str, state: object, key_of: Callable[[Path, torch.Tensor], str], tensors: dict[str, torch.Tensor]
 ) -> Apart:
-    """Returns a copy of a state without its tensors, which are added to `tensors` uncopied.
+    """Returns a copy of a state without its tensors. Adds the tensors to `tensors` without copying them.
 
     what: which state this is, for messages. key_of: returns the key of the tensor at a path. Raises StateError.
     """

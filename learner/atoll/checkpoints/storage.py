@@ -241,7 +241,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         if (module, name) in ALLOWED:
             found = super().find_class(module, name)
         elif module in {"pathlib", "pathlib._local"} and name in {"PosixPath", "WindowsPath"}:
-            found = PurePath  # the folder that was written, which nothing reads
+            found = PurePath  # the folder of the checkpoint, which nothing reads
         elif module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             found = getattr(torch, name)
         elif module.startswith("torch.distributed.checkpoint.") and "." not in name:

@@ -17,7 +17,7 @@ from atoll.data.unit_log import LeaseLog, UnitLog
 from atoll.errors import NONSENSE, LearnerError
 
 FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request, and limit on those in one request
-PIECE_S = 0.5  # the training thread waits in short pieces, since a signal that another thread receives does not wake it
+PIECE_S = 0.5  # seconds of one wait; see atoll.fragments.exchange
 LONGEST_RETRY_S = 10.0
 
 

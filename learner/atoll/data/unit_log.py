@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class LeaseLog:
-    """The units of one lease, which are trained in the order of their ordinals.
+    """The units of one lease. Training follows the order of their ordinals.
 
     lag: number of steps between handing out a sample and training on it. handed: number of units whose last sample was
     handed out. recent: `handed` at each of the last `lag` steps. forgotten: number of finished units without a step in
@@ -24,7 +24,7 @@ class LeaseLog:
 
     @property
     def finished(self) -> int:
-        """The number of units whose samples have all been trained on."""
+        """The number of finished units."""
         return self.forgotten + len(self.steps)
 
     def through(self, step: int) -> int:

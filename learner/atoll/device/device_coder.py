@@ -119,7 +119,7 @@ class DeviceCoder:
         return values.vector
 
     def used(self) -> None:
-        """Records that the current stream uses memory of this class's stream, which reuses it only afterwards."""
+        """Makes this class's stream wait for the current stream, which still uses memory of this class's stream."""
         self._stream.wait_stream(self._torch.current_stream(self.device))
 
     def beside(self) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ from atoll.transfers.retry_loop import Failure, retry
 log = structlog.get_logger()
 
 MANY = 3  # consecutive failures of one fetch before a warning
-AT_ONCE = 2  # simultaneous fetches; limits memory
+AT_ONCE = 2  # limit on simultaneous fetches, to limit memory
 
 
 class FragmentFetches:

@@ -1,4 +1,4 @@
-"""PURE: the state of one fragment at a learner, and how it changes. No IO, no threads, no torch.
+"""PURE: the state of one fragment at a learner, and how it changes. No torch.
 
 Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
@@ -125,7 +125,7 @@ class Track:
     overwritten: tokens of that contribution that are no longer outstanding. If it is not merged, they are dropped.
     restores: number of restores to a checkpoint that this process had seen when the anchor arrived. The learner does
     not send work from before the latest restore.
-    takes: number of pseudo-gradients taken so far, and of the newest contribution. It is the same on all ranks.
+    takes: number of pseudo-gradients taken so far, and so the newest contribution's number. The same on all ranks.
     """
 
     shape: FragmentShape

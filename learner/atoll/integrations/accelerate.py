@@ -24,7 +24,7 @@ SCHEDULE = (
 
 
 class AcceleratedLearner:
-    """Turns an Accelerate loop into a learner of a run. Entering the `with` block joins the run, and its end leaves it.
+    """Turns an Accelerate loop into a learner of a run. The `with` block joins at its start and leaves at its end.
 
     `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
     synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that

@@ -120,7 +120,7 @@ class AtollCallback(TrainerCallback):
         del args, control, given
         self.close(drain=False)
         callbacks = _calling(CallbackHandler).callbacks
-        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before those that send the log elsewhere
+        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log elsewhere
         self._session.begin(model, [optimizer], [lr_scheduler] if lr_scheduler is not None else [], state.max_steps)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
