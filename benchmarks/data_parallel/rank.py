@@ -156,7 +156,7 @@ def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step:
 def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
     """Loads the checkpoint, if there is one, and returns its number of steps.
 
-    optimizer: None: the function does not load the optimizer's state.
+    optimizer: None to skip the optimizer's state.
     """
     if not path.exists():
         return 0

@@ -3,9 +3,8 @@
 python -m benchmarks.islands --ranks 4 --json PATH
 
 Memory: the largest rank's peak, with a Learner and without. Its extra memory has a limit: 2.5 times its share of the
-parameters in float32, one tensor, and 200 MB. Time: the duration of a
-`Learner.step()` with nothing due, and the share of time in `step()` with steps of 200 ms. A pause replaces the
-computation of a step.
+parameters in float32, one tensor, and 200 MB. Time: the duration of a `Learner.step()` with nothing due, and the share
+of time in `step()` with steps of 200 ms. A pause replaces the computation of a step.
 """
 
 from __future__ import annotations

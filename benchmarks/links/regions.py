@@ -134,7 +134,7 @@ def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
         outcome.copies[region] = took * 8 / bits / once
 
 
-# Reads a front's metrics inside its network namespace. It imports little, because learners train at the same time.
+# Reads a front's metrics inside its network namespace. Imports little, because learners train meanwhile.
 READ = f"""
 import urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:{METRICS}/metrics", timeout=20).read().decode())

@@ -1,4 +1,4 @@
-"""A whole run in virtual time, with the core's syncer, simulated steps, link delays and failures.
+"""The learners and syncers of a whole run in virtual time.
 
 The fleet does not train. It calls the methods of a `Work` for each change of a learner's parameters, in order. The same
 fleet therefore serves simulations without parameters and runs that train models (benchmarks/quality). This package
