@@ -3,8 +3,8 @@
 python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
 
 The job trains the reference model and text under DistributedDataParallel (gloo, CPU, one process with one thread per
-rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job is ended,
-restarted, and continues from its last checkpoint.
+rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job ends,
+restarts, and continues from its last checkpoint.
 
 goodput = useful rank-seconds / provisioned rank-seconds. Useful time is time in steps whose result is in the final
 model. A repeated step counts once. Waiting for other ranks inside a step counts as useful. Failures are detected

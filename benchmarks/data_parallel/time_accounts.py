@@ -165,7 +165,7 @@ class Balance:
 
 
 def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
-    """Yields endless failures of a Poisson process, each of which kills a random rank. mtbf_s: mean of the job."""
+    """Yields endless failures of a Poisson process, each of a random rank. mtbf_s: mean seconds between failures."""
     dice, at_s = random.Random(seed), 0.0  # noqa: S311 - failures, not secrets
     while True:
         at_s += dice.expovariate(1 / mtbf_s)

@@ -23,7 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-RATE, SYNCS = 100, 12  # samples per second; syncs
+RATE, SYNCS = 100, 12  # samples per second; number of syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
     "_find_and_load",

@@ -220,7 +220,7 @@ BUDGETS = (
 
 
 def series(recipe: Recipe) -> str:
-    """Returns the file name for a recipe's record: the first table that contains the recipe with any seed."""
+    """Returns the file name for a recipe's record: that of the first table with the recipe, with any seed."""
     if recipe.fine_tuning:
         return FINE_TUNING
     first = replace(recipe, seed=0)

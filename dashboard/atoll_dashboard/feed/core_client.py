@@ -1,4 +1,4 @@
-"""The dashboard's calls to a core, over one channel. New certificates lead to a new channel."""
+"""The dashboard's calls to a core, over one channel. If the certificates change, a new channel replaces it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class HasState(Protocol):
 
 @dataclass(slots=True)
 class Restored:
-    """The values read from a checkpoint. unused: reason why the extra state of this name is not restored."""
+    """The values read from a checkpoint. unused: why extra state is not restored, by name."""
 
     model: dict[str, torch.Tensor] = field(default_factory=dict)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -81,7 +81,7 @@ class FollowedFragment:
 
 @dataclass(slots=True, eq=False)
 class ModelView:
-    """The run. fragments: by number. places: the fragments of each shard. logs: the last log of each shard."""
+    """The view of a run. fragments: by number. places: the fragments of each shard. logs: each shard's last log."""
 
     run: RunId | None = None
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)
