@@ -1,4 +1,4 @@
-"""`make bench`: measures the data plane, and compares it with its peers. ARGS="--json PATH --only kernels"."""
+"""`make bench`: measures the data plane, and compares it with other systems. ARGS="--json PATH --only kernels"."""
 
 from __future__ import annotations
 

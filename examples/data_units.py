@@ -1,9 +1,9 @@
-"""Several learners share one dataset, and each unit of it is trained once, even if learners are killed.
+"""Several learners share one dataset. They train on each unit once, even if learners are killed.
 
 python examples/data_units.py --name eu-west
 python examples/data_units.py --name us-east      # at the same time; stop it with kill -9, and start it again
 
-`atoll status` shows how many units are consumed, leased and returned. Both learners end when all units are trained.
+`atoll status` shows how many units are consumed, leased and returned. Both learners end when all units are finished.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python examples/gpt.py --name eu-west --curve loss.png
 
 The text is the source code of Python's standard library, or the file --text. The model has rotary positions, RMSNorm
-without parameters, normalised queries and keys, and squared ReLU. Needs torch 2.9 or later for `torch.optim.Muon`;
+without parameters, normalised queries and keys, and squared ReLU. `torch.optim.Muon` needs torch 2.9 or later, and
 --curve needs matplotlib.
 """
 

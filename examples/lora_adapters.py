@@ -1,4 +1,4 @@
-"""LoRA adapters with PEFT and Hugging Face's Trainer. Only the adapters travel.
+"""LoRA adapters with PEFT and Hugging Face's Trainer. Learners exchange only the adapters.
 
 pip install '.[transformers]' peft
 python examples/lora_adapters.py --name eu-west

@@ -2,7 +2,7 @@
 
 python examples/plain_loop.py --name eu-west
 
-Start it a second time with another name: both then train one model.
+Start a second learner with another name: both then train one model.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
 
 The job trains the reference model and text under DistributedDataParallel (gloo, CPU, one process with one thread per
-rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job is ended,
-restarted, and continues from its last checkpoint.
+rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job ends,
+restarts, and continues from its last checkpoint.
 
 goodput = useful rank-seconds / provisioned rank-seconds. Useful time is time in steps whose result is in the final
 model. A repeated step counts once. Waiting for other ranks inside a step counts as useful. Failures are detected
-immediately, and a spare machine is always available. All three favour the synchronous job. Provisioned time begins when
-all ranks have read their text and built their model for the first time. (A learner of Atoll is provisioned from its
-first join.) The first start of interpreters comes before that (first_start_s). Later starts count (interpreter_start_s
-of provisioned_s). See also `time_accounts.balance`.
+immediately, and a spare machine is always available. These assumptions favour the synchronous job. Provisioned time
+begins when all ranks have read their text and built their model for the first time. (A learner of Atoll is provisioned
+from its first join.) It excludes the first start of interpreters (first_start_s), but includes later starts
+(interpreter_start_s). See also `time_accounts.balance`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
         "kills": len(history.kills),
         "killed": [asdict(kill) for kill in history.kills],
         "steps": steps,
-        "first_steps": [lives[0].first_step for lives in history.lives],  # one per start; null: its ranks did not meet
+        "first_steps": [lives[0].first_step for lives in history.lives],  # one per start; null: the ranks did not meet
         "first_start_s": history.began_s - history.lives[0][0].spawned_s,
         "validation_loss": loss,
         "settings": asdict(settings) | {"mtbf_s": options.mtbf},

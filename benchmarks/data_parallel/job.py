@@ -169,7 +169,7 @@ class Job:
     def _ask_to_stop(self) -> bool:
         """Asks the ranks to end after the current step.
 
-        Returns False if there is no step, because they have not met yet.
+        Returns False if there is no step, because the ranks have not met yet.
         """
         if any(rank.life.joined_s is None for rank in self._ranks):
             return False

@@ -93,7 +93,7 @@ def main() -> None:
     record(Joined(time.monotonic(), first))
     context = SIZES[settings.size].context
     tokens = settings.batch * context
-    # Without --tokens the learning rate falls as in a run of USUAL_TOKENS, and then stays constant.
+    # Without --tokens, the learning rate falls as in a run of USUAL_TOKENS, and then stays constant.
     horizon = math.ceil((options.tokens or USUAL_TOKENS) / (tokens * options.ranks))
     # Each batch depends only on its number, so a repeated step has the same text.
     batches = data.batches(corpus.training, settings.batch, context, settings.seed, f"rank-{options.rank}", first)
@@ -156,7 +156,7 @@ def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step:
 def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
     """Loads the checkpoint, if there is one, and returns its number of steps.
 
-    optimizer: None: the function does not load the optimizer's state.
+    optimizer: None to skip the optimizer's state.
     """
     if not path.exists():
         return 0

@@ -165,7 +165,7 @@ class Balance:
 
 
 def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
-    """Yields endless failures of a Poisson process, each of which kills a random rank. mtbf_s: mean of the job."""
+    """Yields endless failures of a Poisson process, each of a random rank. mtbf_s: mean seconds between failures."""
     dice, at_s = random.Random(seed), 0.0  # noqa: S311 - failures, not secrets
     while True:
         at_s += dice.expovariate(1 / mtbf_s)
@@ -176,10 +176,9 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
     """Returns the accounts of a job that ended at end_s with a model of final_step steps.
 
     Provisioned: the time of all ranks, including downtime and restarts, from their first preparation to the end.
-    (A learner of Atoll is provisioned from its first join.)
     Useful: time in kept steps. If a step was repeated after a restart, only the last repetition counts. Waiting for
-    other ranks inside a step counts as useful, even while rank 0 saves. This favours the synchronous job. Only recorded
-    steps count. The time of a killed rank after its last record is `cut_off`.
+    other ranks inside a step counts as useful, even while rank 0 saves. Only recorded steps count. The time of a killed
+    rank after its last record is `cut_off`.
     lost_s: the remaining time by cause. useful_s and the causes sum to provisioned_s.
     """
     began_s = history.began_s

@@ -1,7 +1,7 @@
 """Measures what followers cost a region's link: python -m benchmarks.data_plane.followers [--many 50] [--json PATH].
 
 A learner trains. One front serves a single follower, and another front serves many. All followers start
-before the first version and end at the same one. Their models must then have the same values.
+before the first version and end at the same version. Their models must then have the same values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES, MAX_MORE = 0.4, 1.05
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A front process."""
+    """A front process on this machine."""
 
     child: Child
     address: str
@@ -102,7 +102,7 @@ def cost(many: int) -> Cost:
 
 
 def started(group: Children, name: str, core: str) -> Front:
-    """Starts a front."""
+    """Starts a front. core: the core's HOST:PORT."""
     port = free_port()
     child, address = group.start_front(name, "127.0.0.1:0", core, ["--metrics-listen", f"127.0.0.1:{port}"])
     return Front(child, address, port)
@@ -121,7 +121,7 @@ def region(followers: int, front: Front) -> Region:
 
 
 def main() -> None:
-    """Measures, prints the figures, and exits with an error if many followers cost the link more than one."""
+    """Measures, prints the figures, and exits with an error if many followers cost the link more than one does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--many", type=int, default=50)
     parser.add_argument("--json", type=Path, dest="json_path")

@@ -1,6 +1,6 @@
 """Measures the codec and the merge on one CPU, on vectors larger than the cache.
 
-The rows compare both with this machine's copy bandwidth and with eager torch. Each figure is the median of several
+The rows compare them with this machine's copy bandwidth, or with eager torch. Each figure is the median of several
 passes. Ratios are computed per pass, so that both sides see the same machine speed.
 """
 

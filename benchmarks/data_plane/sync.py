@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes on the wire, both ways, per parameter per learner. Nothing else may use loopback meanwhile."""
+        """Bytes on the wire, both ways, per parameter per learner. Nothing else may use loopback during a sync."""
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 

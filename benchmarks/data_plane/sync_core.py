@@ -2,7 +2,7 @@
 
 python -m benchmarks.data_plane.sync_core FOLDER ...
 
-Sync K begins when the file `go.K` exists in FOLDER, and no round closes while a file `hold` exists. The further
+Sync K begins when the file `go.K` exists in FOLDER, and no round closes while a file `hold` exists. The other
 arguments are those of `atoll core`. Everything else is the real core.
 """
 

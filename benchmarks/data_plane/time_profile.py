@@ -3,8 +3,8 @@
 py-spy samples the Python threads of the core and of the learners, including C code and compiled kernels, while
 `benchmarks.data_plane.sync` repeats its sync. The table has the share of samples by process, thread and kind of work.
 The table omits threads that wait for work and stacks of process starts, but counts waiting for the disk. py-spy cannot
-see gRPC's threads, which run no Python, so their CPU seconds are printed below the table. py-spy needs the permission
-to trace the user's own processes (ptrace).
+see gRPC's threads, which run no Python, so their CPU seconds are printed below the table. py-spy needs permission to
+trace the user's processes (ptrace).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-RATE, SYNCS = 100, 12  # samples per second; syncs
+RATE, SYNCS = 100, 12  # samples per second; number of syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
     "_find_and_load",

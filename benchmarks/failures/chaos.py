@@ -2,7 +2,7 @@
 
 python -m benchmarks.failures.chaos --seconds 600 --json PATH
 
-First `atoll chaos` kills random learners, with a given mean time between failures. Then the synchronous job of
+First, `atoll chaos` kills random learners, with a given mean time between failures. Then, the synchronous job of
 benchmarks/data_parallel trains the same model for the same time, and the same ranks are killed at the same times.
 """
 

@@ -74,7 +74,7 @@ def moments(seed: int, kills: int, seconds: float) -> list[float]:
 
 
 def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bool, console: Console) -> dict[str, Any]:
-    """Runs four learners to the end, and returns the run's figures. at: seconds of the kills, or of idle processes."""
+    """Runs four learners to the end. Returns the run's figures. at: times of kills or idle processes, in seconds."""
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
         options = [*OPTIONS, "--total-tokens", str(tokens)]

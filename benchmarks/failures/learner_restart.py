@@ -40,10 +40,10 @@ LEARNING_RATE, BETAS = 3e-3, (0.9, 0.999)
 # Plain averaging: with outer momentum, the loss of outstanding work hides the effect of the lost optimizer state.
 CORE = ["--fragments", "2", "--inner-steps", "10", "--outer-lr", "1", "--outer-momentum", "0"]
 KILLED_AT, SAVED_AT = 300, 290  # steps: the kill, and the checkpoint before it
-WARM_UP, DECAYED, LAST_RATE = 50, 400, 0.1  # the schedule: steps until its peak and its end, and the share at the end
+WARM_UP, DECAYED, LAST_RATE = 50, 400, 0.1  # the schedule: steps to its peak, steps to its end, last share of the peak
 AFTER = (1, 2, 5, 10, 20, 30, 40, 50)  # steps after the kill at which the validation loss is measured
 WINDOWS = 64  # number of validation windows
-STAGED, COPIES = 10_000_000, 11  # parameters of the model whose state is copied; copies
+STAGED, COPIES = 10_000_000, 11  # parameters of the model whose state is copied; number of copies
 LIFE_S = 600.0  # limit on the duration of one process
 ARMS = ("not killed", "with checkpoint", "without checkpoint")
 
@@ -95,7 +95,7 @@ def staging_ms() -> list[float]:
 
 
 def mean(runs: list[dict[str, float]], after: int) -> float:
-    """Returns the mean validation loss of all seeds."""
+    """Returns the mean validation loss of all seeds, `after` steps after the kill."""
     return statistics.mean(each[str(after)] for each in runs)
 
 
@@ -162,7 +162,7 @@ def live(life: str, address: str, saved: str, report: str, seed: str, rate: str)
 
 
 def scheduled(step: int) -> float:
-    """Returns the learning rate's share of its peak: a linear warm-up, then a cosine decay."""
+    """Returns the learning rate as a share of its peak: a linear warm-up, then a cosine decay."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     done = min(1.0, (step - WARM_UP) / (DECAYED - WARM_UP))

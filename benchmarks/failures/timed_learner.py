@@ -3,8 +3,8 @@
 python -m benchmarks.failures.timed_learner TIMES.npy NAME ADDRESS SEED
 
 Writes float64 (steps, 4). The first two columns are the times when `Learner.step()` was entered and left, in monotonic
-seconds. The third is its CPU time. The last is a control: the wall-clock time of plain computing for the same CPU time
-right after it.
+seconds. The third is the CPU time of the call. The last is a control: the wall-clock time of a busy loop that uses the
+same CPU time right afterwards.
 """
 
 from __future__ import annotations

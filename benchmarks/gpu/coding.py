@@ -1,8 +1,8 @@
 """Measures coding on the device of the parameters: `python -m benchmarks.gpu.coding`.
 
 There is no core. The script takes every fragment's pseudo-gradient once and adopts an update of every fragment once, as
-one period of H inner steps would. `--code-on host` measures coding in host memory. Run each in its own process, because
-a process's peak memory never falls.
+one period of H inner steps would. `--code-on host` measures coding in host memory. Run one process per measurement,
+because a process's peak memory never falls.
 
 `--ranks N` measures N ranks of one learner, whose model is sharded with `fully_shard`. Each rank has its own GPU. With
 `--device cpu`, all ranks share the CPUs and exchange values over gloo. Each figure is that of the worst rank.

@@ -44,7 +44,7 @@ class Phase:
 class Figures:
     """All figures. blocked: share of time inside `step()`. in_step_s: seconds of each call of `step()`, in order.
 
-    joining_s: from `start` until the first step, with the upload of the first parameters.
+    joining_s: from `start` until the first step, with the upload of the initial parameters.
     host_bytes: peak resident memory of the training process.
     """
 

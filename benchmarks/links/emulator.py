@@ -87,7 +87,7 @@ def device(namespace: str, name: str) -> int:
 def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> None:
     """Carries packets forever.
 
-    ways, other: by a device's descriptor, its direction and the other device.
+    ways, other: the direction and the other device's descriptor, by a device's descriptor.
     """
     counted_at = 0.0
     while True:

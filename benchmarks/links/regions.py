@@ -38,7 +38,7 @@ CONTEXT = 128
 FRAGMENTS = 8
 PORT, METRICS = 7070, 9100
 CUT_AT, CUT_S = 0.3, 60.0  # share of the tokens; seconds
-COUNT_AT = 0.9  # share of the tokens: while all learners train, because none fetches updates after its last step
+COUNT_AT = 0.9  # share of the tokens: all learners still train then; none fetches updates after its last step
 WATCH_S = 1.0
 ANSWER_S = 30.0
 MAX_RUN_S = 1800.0
@@ -134,7 +134,7 @@ def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
         outcome.copies[region] = took * 8 / bits / once
 
 
-# Reads a front's metrics inside its network namespace. It imports little, because learners train meanwhile.
+# Reads a front's metrics inside its network namespace. Imports little, because learners train meanwhile.
 READ = f"""
 import urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:{METRICS}/metrics", timeout=20).read().decode())

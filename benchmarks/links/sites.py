@@ -82,7 +82,7 @@ class Sites:
 def sites(group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> Iterator[Sites]:
     """Context manager that makes sites.
 
-    At the end, the context manager kills all children, because a process keeps its namespace alive.
+    At the end, it kills all children, because a process keeps its namespace alive.
     """
     made = Sites(group, directory, names, mbit, delay_ms)
     try:

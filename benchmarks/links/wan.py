@@ -33,7 +33,7 @@ from benchmarks.data_plane.sync import OPTIONS, wait
 MBIT = 200.0
 DELAY_MS = 40.0
 LOSS = 0.0005
-QUICK, SYNCS, COUNTED = 2, 9, 5  # number of syncs over the fast link; after sync 0; measured at the end
+QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; number of the last sync, from 0; last syncs that count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}

@@ -3,10 +3,10 @@
 python -m benchmarks.narrow_links [--json PATH] [--plot PATH] [--gbit 2 5]
 
 Four regions have one learner each; the core is at home. The claim assumes 12B parameters, steps of 3 s, and links of
-R Gbit/s and 40 ms each way. Here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step),
+R Gbit/s and 40 ms each way. Here, a step of n parameters takes `--step-s`. Links have R x (n / 12e9) x (3 s / step),
 and delays are scaled like steps. Model, batches, step length and links are the same for DistributedDataParallel on gloo
 and for Atoll with the settings of `atoll plan`. DistributedDataParallel uses its best bucket size and hook at each
-rate; below 20 Gbit/s, it uses the best ones at 20 Gbit/s.
+rate. Below 20 Gbit/s, it uses the best ones at 20 Gbit/s.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _watched(
 ) -> list[tuple[float, float]]:
     """Waits until all processes have ended.
 
-    Returns (up, down) bits per second for each site's link, while all train.
+    Returns (up, down) bits per second for each site's link, while all processes train.
     """
     records = [path / f"{name}.steps" for name in NAMES]
     newest, moved_at = 0, time.monotonic()

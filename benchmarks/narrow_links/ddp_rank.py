@@ -89,7 +89,7 @@ def main() -> None:
     if options.save is not None:
         torch.save(pace.model.state_dict(), options.save)
     dist.barrier()
-    # Destroying the group can hang: it holds the GIL while it joins a thread, and that thread needs the GIL for a
+    # Destroying the group can hang: the call holds the GIL while it joins a thread, and that thread needs the GIL for a
     # future.
     os._exit(0)
 

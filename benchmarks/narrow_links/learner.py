@@ -1,4 +1,4 @@
-"""A learner for the Atoll side of the comparison: the same steps as the other side, with three lines added."""
+"""A learner of the Atoll side: the same steps as the other side, with three lines added."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The training of both sides: the reference model, in steps of a fixed length.
 
 A step is padded to a fixed length, as if an accelerator computed while the CPU is idle. Four regions therefore do not
-slow each other down on two CPUs. The links' rate follows from the step length, so the ratio of both is exact.
+slow each other down on two CPUs. The links' rate follows from the step length, so the ratio of the two is exact.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ MAX_WAIT_S = 60.0
 def install() -> Path:
     """Makes hivemind's environment. Returns the path of its Python.
 
-    With NumPy 2.4, hivemind's 8-bit codec silently averages nothing.
+    Excludes NumPy 2.4, with which hivemind's 8-bit codec silently averages nothing.
     """
     return make(Path("build/peers-hivemind"), ("torch==2.13.0",), ("hivemind", "numpy<2.4"))
 
 
 @contextlib.contextmanager
 def ended(peers: list[Child]) -> Iterator[None]:
-    """Context manager that, at its end, kills the peers and all processes in their sessions."""
+    """Context manager that kills the peers and all processes in their sessions at the end."""
     try:
         yield
     finally:

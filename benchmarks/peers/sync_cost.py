@@ -1,6 +1,6 @@
 """The cost of a peer's sync: seconds, CPU seconds of all its processes, and bytes over loopback.
 
-Bytes are counted at the interface, headers included. Nothing else may use loopback meanwhile.
+Bytes are counted at the interface, headers included. Nothing else may use loopback during a sync.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def below(root: int) -> float:
     """Returns the CPU seconds of all descendants of a process."""
     total = 0.0
     for process in psutil.Process(root).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # the process ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total

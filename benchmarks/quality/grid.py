@@ -63,7 +63,7 @@ class Budget:
 
 
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """Returns a recipe with changed run settings. Leaves out settings that have their defaults."""
+    """Returns a recipe with changed run settings. Omits settings that have their default values."""
     usual = RunSettings().model_dump()
     usual.pop("total_tokens")  # a recipe has its own number of tokens
     given = {n: value for n, value in (dict(base.run) | settings).items() if n not in usual or value != usual[n]}
@@ -220,7 +220,7 @@ BUDGETS = (
 
 
 def series(recipe: Recipe) -> str:
-    """Returns the file name for a recipe's record: the first table that contains the recipe with any seed."""
+    """Returns the file name for a recipe's record: that of the first table with the recipe, with any seed."""
     if recipe.fine_tuning:
         return FINE_TUNING
     first = replace(recipe, seed=0)

@@ -36,7 +36,7 @@ class LowRank(nn.Module):
 
 
 def adapt(model: Transformer, seed: int) -> None:
-    """Freezes a model, and puts an adapter around each linear layer of its blocks. seed: of the first adapters."""
+    """Freezes a model, and puts an adapter around each linear layer of its blocks. seed: of the adapters."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(requires_grad=False)
     for block in model.blocks:

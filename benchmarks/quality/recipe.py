@@ -32,7 +32,7 @@ class Recipe:
     "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
     delay: one way, in steps. failures: mean steps of a learner between failures, or 0 for none. repair: in steps.
     policy: see `policies`. shards: number of shards. fine_tuning: begin with the base model instead of random
-    parameters, and train "all" of them, or only adapters ("lora"), on the text of the standard library's tests.
+    parameters, and train "all" of them, or only adapters ("lora"). The text is then the standard library's tests.
     """
 
     method: Literal["data-parallel", "synchronous", "decoupled"]

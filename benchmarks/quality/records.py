@@ -46,10 +46,7 @@ class Records:
         return cls(folder, {recipe_of(run): run for run in found})
 
     def read(self, recipe: Recipe) -> dict[str, Any] | None:
-        """Returns the record of a run.
-
-        Returns None if there is no record, or if its settings are no longer Atoll's defaults.
-        """
+        """Returns the record of a run, or None if there is none or Atoll's defaults have changed since."""
         run = self._runs.get(recipe)
         return run if run is not None and run.get("settings") == recipe.deciding_settings() else None
 

@@ -134,7 +134,7 @@ async def train(run: Run, tensors: Sequence[TensorSpec], rounds: int, step_s: fl
     await asyncio.to_thread(run.pause, "the benchmark ends")
     while (await asyncio.to_thread(run.status)).contributions.pending:  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.5)
-    await asyncio.sleep(2.0)  # the last updates arrive
+    await asyncio.sleep(2.0)  # time for the last updates to arrive
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Follower", "FollowerError", "Learner", "LearnerError", "RandomState", "Stats", "__version__", "data"]
 
 
-# Where the public names are. They are imported when they are first used, because torch takes seconds to import.
+# The module of each public name, for imports on first use.
 PLACES = {
     "Follower": "atoll.follower.follower",
     "FollowerError": "atoll.errors",

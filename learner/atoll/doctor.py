@@ -65,7 +65,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        verdict: Whether something is wrong.
+        verdict: How serious the finding is.
         what: The fact, as one line.
         remedy: How to fix it; empty if nothing is wrong.
     """

@@ -71,10 +71,10 @@ OTHER_THREAD = (
 class Learner:
     """Connects a PyTorch training loop to a run. It exchanges fragments with other learners while the loop trains.
 
-    Entering the `with` block joins the run and sets the model's trainable parameters to the run's values. It waits up
-    to `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s` seconds
-    for the core's acknowledgement, and leaves the run. After an exception, it leaves without sending. `start` and
-    `close` do the same without a block.
+    Entering the `with` block joins the run and sets the model's trainable parameters to the run's values. Joining
+    waits up to `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s`
+    seconds for the core's acknowledgement, and leaves the run. After an exception, nothing is sent. `start` and `close`
+    do the same without a block.
 
     A parameter is trainable if it requires gradients and an optimizer updates it. Under torchrun, every rank creates a
     Learner and calls `step`. Data loaders may fork at any time if the program imports atoll before grpc.
@@ -95,7 +95,7 @@ class Learner:
         drain_s: Seconds to wait for acknowledgements before leaving.
         same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
         checkpoint_dir: Directory for this learner's checkpoints, in a folder of its name. When it joins, the learner
-            restores the optimizers and extra_state from the newest checkpoint of this run, or raises LearnerError if
+            restores the optimizers and extra_state from this run's newest checkpoint. Joining raises LearnerError if
             another learner of this name uses the directory. Under torchrun, all ranks need the same directory.
         checkpoint_every_s: Seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: More objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
@@ -398,8 +398,8 @@ class Learner:
             loss: The training loss, shown in status and metrics. If it is a GPU tensor, `step` waits for the GPU.
 
         Raises:
-            LearnerError: If this learner cannot continue, for example because the core fenced or evicted it. Also if
-                another thread than the one that joined calls this.
+            LearnerError: If this learner cannot continue, for example because the core fenced or evicted it. Also if a
+                thread other than the one that joined calls this.
 
         Example:
             ```python
@@ -438,8 +438,8 @@ class Learner:
             source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
             name: The dataset's name. All learners need the same source, seed and epochs for it.
             seed: Decides the order of units, which differs between epochs.
-            epochs: How many times each unit is trained.
-            lag: Number of steps that the loop's loader is ahead of training, such as 1 for Accelerate's.
+            epochs: Number of times that the run trains on each unit.
+            lag: Number of steps by which the loop's loader is ahead of training, such as 1 with Accelerate.
 
         Raises:
             LearnerError: If the learner has several ranks, or already uses a dataset of this name.
@@ -488,7 +488,7 @@ class Learner:
         self._exchange.excused = True
 
     def save_checkpoint(self) -> None:
-        """Asks for a checkpoint at the end of the next `step`, or of a later one while another is being written.
+        """Asks for a checkpoint at the end of the next `step`, or of a later one if another is being written.
 
         That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
         the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.

@@ -1,7 +1,7 @@
 """The learners that this process has started and not closed. They leave the run when the process ends, or on SIGTERM.
 
-A process has at most one learner of a name at a server. In a notebook, a cell may run again while the learner of its
-last run is still in the run.
+A process has at most one learner of a name at a server. In a notebook, a cell may be executed again while the learner
+that it started is still in the run.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _at_exit = False
 def add(learner: StartedLearner) -> None:
     """Adds a learner. Closes an earlier learner of the same name and servers.
 
-    If another living thread uses the earlier learner, it stays, and the core refuses the new learner.
+    If another living thread uses the earlier learner, that learner stays, and the core refuses the new one.
     """
-    global _at_exit  # noqa: PLW0603 - the hook of the interpreter's end is set once
+    global _at_exit  # noqa: PLW0603 - the exit hook is set once
     if not _at_exit:
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_forget)
@@ -78,7 +78,7 @@ def _restore_handler() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the learners belong to the parent."""
+    """Empties the list in a forked child, because the learners belong to the parent."""
     _started.clear()
     _restore_handler()
 

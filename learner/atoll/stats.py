@@ -19,7 +19,7 @@ from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
 SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # shorter pauses are throttling, which counts as part of a step
-LATELY = 4  # number of last steps; the shortest of them is `period_s`
+LATELY = 4  # number of newest steps; the shortest of them is `period_s`
 MAX_TOKENS = 1 << 40  # limit on the tokens of one rank in one step
 
 
@@ -128,12 +128,12 @@ class Counters:
     checkpoints_failed: int = 0
     run_tokens: int = 0
     run_tokens_at: int = 0  # this learner's tokens that run_tokens includes
-    voided_tokens: int = -1  # tokens that operators or a restore removed from the run; -1: not known yet
+    voided_tokens: int = -1  # tokens that operators voided or a restore undid; -1: not known yet
     corrected: bool = False  # run_tokens fell after training last read it
-    total_tokens: int = 0  # the run's goal; 0: the core has none
+    total_tokens: int = 0  # the run's target; 0: the core has none
 
     def told(self, run_tokens: int, voided_tokens: int = 0, *, restored: bool = False) -> None:
-        """Records the core's count of the run's tokens. The count falls when an operator removes tokens.
+        """Records the core's count of the run's tokens. The count falls when an operator voids tokens.
 
         Reports may arrive out of order: an update carries the tokens that were known when its merge began.
         restored: the run was restored to a checkpoint, so earlier reports no longer count.
@@ -147,11 +147,11 @@ class Counters:
 
     def known_tokens(self) -> int:
         """Returns the run's tokens: this learner's own, plus the other learners' tokens in the core's last report."""
-        # The core receives this learner's tokens with a delay. Removed tokens may include this learner's.
+        # The core receives this learner's tokens with a delay. Voided tokens may include this learner's.
         return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
-        """Returns the run's tokens: at least `agreed`, unless an operator has removed tokens since the last call."""
+        """Returns the run's tokens: at least `agreed`, unless tokens were voided since the last call."""
         corrected, self.corrected = self.corrected, False
         return max(0 if corrected else agreed, self.known_tokens())
 
@@ -189,10 +189,7 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Returns whether to report a pause to the core. now: monotonic seconds.
-
-        Short pauses are throttling, which counts as part of the steps.
-        """
+        """Returns whether to report a pause to the core: not for throttling. now: monotonic seconds."""
         since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
@@ -242,7 +239,7 @@ def number(loss: SupportsFloat) -> float:
 
 
 class LearnerMetrics(Collector):
-    """Exports this process's counters to Prometheus. The core exports its own series."""
+    """Exports this process's counters to Prometheus."""
 
     def __init__(self, counters: Counters, name: str) -> None:
         self._counters = counters

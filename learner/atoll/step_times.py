@@ -32,7 +32,7 @@ class StepTimes:
         return now
 
     def left(self, came_at: float, stood_s: float) -> None:
-        """Records that `step` returns. came_at: from `came`. stood_s: seconds that it waited for a paused run."""
+        """Records that `step` returns. came_at: from `came`. stood_s: seconds that `step` waited in a paused run."""
         self._left_at = self._clock.monotonic()
         self._counters.blocked_s += self._left_at - came_at - stood_s
 

@@ -90,7 +90,7 @@ class OuterServicer(object):
 
     def Initialise(self, request_iterator, context):
         """Uploads the initial parameters of a run, as a safetensors file. Only a learner whose Join returned STATE_INITIALISE
-        may call it.
+        may make this call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,8 +125,8 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseUnits(self, request, context):
-        """Leases units of a dataset to a learner. Only the registrar answers it. The call is idempotent: units that the learner
-        has not received are sent again.
+        """Leases units of a dataset to a learner. Only the registrar answers this call. The call is idempotent: the registrar
+        sends units again that the learner has not received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -443,7 +443,7 @@ class ReaderServicer(object):
     """
 
     def Describe(self, request, context):
-        """Describes the run, and the places of its shards.
+        """Describes the run and the places of its shards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -691,8 +691,8 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportCheckpoint(self, request, context):
-        """Streams the published model as a safetensors file for load_state_dict(). It lacks the frozen parameters that the
-        initial parameters lack.
+        """Streams the published model as a safetensors file for load_state_dict(). The file lacks the same frozen parameters
+        as the initial parameters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""The dashboard's calls to a core, over one channel. New certificates lead to a new channel."""
+"""The dashboard's calls to a core, over one channel. If the certificates change, a new channel replaces it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 class CoreClient:
-    """A client of a core or a front. token: the dashboard's own token, which it uses only for reading.
+    """A client of a core or a front. token: the dashboard's own token, used only for reading.
 
     Methods for operator actions take the operator's token as an argument.
 
@@ -94,7 +94,7 @@ class CoreClient:
     # ------------------------------------------------------------------------------ actions, with the caller's token
 
     async def pause(self, token: str, reason: str) -> list[int]:
-        """Pauses the run. With an empty reason, resumes it. Returns the shards that have not confirmed it yet."""
+        """Pauses the run. With an empty reason, resumes it. Returns the shards that have not confirmed the change."""
         reply = await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
         return list(reply.unconfirmed)
 

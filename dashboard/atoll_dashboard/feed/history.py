@@ -1,4 +1,4 @@
-"""PURE: growth rates, and time series of bounded size. A full series drops every second point."""
+"""PURE: growth rates, and time series of bounded size. A full series drops every other point."""
 
 from __future__ import annotations
 

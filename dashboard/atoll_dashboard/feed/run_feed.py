@@ -33,7 +33,7 @@ ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
 MANY_REGIONS = 16
-AT_ONCE = 4  # concurrent calls to the core, in addition to polls
+AT_ONCE = 4  # limit on concurrent calls to the core, in addition to polls
 T = TypeVar("T")
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
@@ -92,7 +92,7 @@ class RunFeed:
                 async with asyncio.timeout(EVERY_S if self.problem else rest_s):
                     await self._wanted.wait()
             except TimeoutError:
-                continue  # no page was opened meanwhile
+                continue  # no page was opened during the wait
 
     async def changed(self) -> None:
         """Waits for the next poll, for at most one second, because the displayed ages also change without a poll."""

@@ -8,7 +8,8 @@ import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-/** At most 16 regions, sorted by name: those with silent learners, then the largest. One more island sums the rest. */
+// At most 16 regions, sorted by name. Regions with silent learners are chosen first, then the largest. One more island
+// shows the others.
 function islandsOf(regions) {
   if (regions.length <= MOST_ISLANDS) return regions;
   const silent = (region) => Math.sign(region.learners.silent ?? 0);

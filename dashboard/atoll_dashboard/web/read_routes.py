@@ -71,7 +71,7 @@ async def learners(
     offset: Offset = 0,
     limit: Limit = 50,
 ) -> Page[Learner]:
-    """One page of the list of learners. Unknown values come last."""
+    """One page of the list of learners. Learners without a sort value come last."""
     found = in_order(feed.learners(region, state or "", search), sort, descending=descending)
     return Page[Learner](total=len(found), offset=offset, items=found[offset : offset + limit])
 

@@ -1,4 +1,4 @@
-"""A whole run in virtual time, with the core's syncer, simulated steps, link delays and failures.
+"""The learners and syncers of a whole run in virtual time.
 
 The fleet does not train. It calls the methods of a `Work` for each change of a learner's parameters, in order. The same
 fleet therefore serves simulations without parameters and runs that train models (benchmarks/quality). This package
@@ -224,7 +224,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Returns an event that does nothing if the learner's process has died. `_begin` also runs if it is dead."""
+        """Returns an event that does nothing if the learner's process has died. Only `_begin` also runs then."""
         incarnation = learner.incarnation
 
         def when() -> None:

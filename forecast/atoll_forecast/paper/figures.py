@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 
-# Table 1: goodput in %, with one failure per chip per year. dp: data-parallel, not elastic. Numbers: number of
+# Table 1: goodput in %, with one failure per chip per year. dp: data-parallel, not elastic. Numeric keys: number of
 # learners.
 GOODPUT: dict[str, tuple[int, ...]] = {
     "dp": (72, 57, 38, 27, 18),

@@ -11,8 +11,8 @@ from atoll_wire.layout.sharding import MAX_SHARDS
 SNAPSHOT_BYTES, INITIAL_BYTES = (
     4 * 12.0,
     4.0,
-)  # on disk, per parameter: four snapshots, and the initial parameters' file
-WAITING_BYTES = 0.5  # on disk, per parameter, learner and outer step of allowed staleness
+)  # bytes on disk per parameter: four snapshots, and the initial parameters' file
+WAITING_BYTES = 0.5  # bytes on disk per parameter, learner and outer step of allowed staleness
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class Leading(Coordination):
     def _part(self, rank: int, part: rk.Part) -> None:
         """Records a rank's part of a version. Confirms the version when all parts have arrived and are valid."""
         if part.generation != self._core.session.generation:
-            return  # the run was restored to a checkpoint, which the rank will prepare
+            return  # the run was restored to a checkpoint, whose version the rank will prepare
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
         parts = self._parts[name]
         parts[rank] = part

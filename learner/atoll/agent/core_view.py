@@ -1,4 +1,4 @@
-"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share it on one event loop."""
+"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share one view on its loop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FragmentTrack:
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """Records the shard's newest version after an outage. known: the newest one known before the outage."""
+        """Records the shard's newest version after an outage. known: the newest version known before the outage."""
         if version >= known:
             self.target = max(self.target, version)
             return

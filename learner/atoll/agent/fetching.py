@@ -38,7 +38,7 @@ MANY = 3  # consecutive failures of one fetch before a warning
 class Fetcher:
     """Brings each fragment up to its newest announced version.
 
-    stop: ends the learner with an error. coder: computes the changes of the parameters.
+    stop: ends the learner with an error. coder: computes the changes to the parameters.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Fetcher:
         self._stop = stop
         self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(2)  # number of simultaneous fetches; limits memory
+        self._at_once = asyncio.Semaphore(2)  # limit on simultaneous fetches, to limit memory
         self._shapes: dict[int, FragmentShape] = {}
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
@@ -192,7 +192,7 @@ class Fetcher:
     def _decoded(
         self, track: FragmentTrack, incoming: PartialFetch, q: Coded | None
     ) -> tuple[Decoded | None, Change | None]:
-        """Returns the fetched values, and the change of the parameters. Runs in a worker thread."""
+        """Returns the fetched values, and the change to the parameters. Runs in a worker thread."""
         old = track.anchor
         decoded = incoming.decoded(old if incoming.version else None)
         if decoded is None or len(decoded.values) != len(old):

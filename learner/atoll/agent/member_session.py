@@ -78,7 +78,7 @@ class MemberSession(RunSession):
         self._fetcher.begin(track)
 
     async def _report(self) -> None:
-        """Reports transferred bytes, and sessions that the core does not know, to rank 0."""
+        """Reports to rank 0 the transferred bytes, and the sessions that the core does not know."""
         told, lost = (0, 0, 0), set[bytes]()
         while True:
             await asyncio.sleep(TOLD_S)

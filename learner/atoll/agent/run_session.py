@@ -39,17 +39,17 @@ from atoll.transfers.places import checked_address
 
 log = structlog.get_logger()
 
-HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from its shortest wait
+HELD_S = 2.0  # after a connection that lasted this many seconds, back-off restarts from its shortest wait
 # For this many seconds after its first refusal, a core may still consider the name's previous process alive.
 DUPLICATE_S = 12.0
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 
 
 class RunSession:
-    """A learner's membership in a run. Use it on one event loop only.
+    """Keeps a learner in a run. Use it on one event loop only.
 
     on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
-    coder: computes the changes of the parameters.
+    coder: computes the changes to the parameters.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RunSession:
                         if self._clock.monotonic() - joined_at > HELD_S:
                             short, began = 0, self._clock.monotonic()
                 except grpc.aio.AioRpcError as error:
-                    if not self.core.said_goodbye:  # after a leave the core ends the session with an error
+                    if not self.core.said_goodbye:  # after Leave, the core ends the session with an error
                         self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
                     pass  # another link has replaced this link
@@ -195,7 +195,7 @@ class RunSession:
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
-        # After a restore from a backup, the run may have fewer removed tokens than before.
+        # After a restore from a backup, the run may have fewer voided tokens than before.
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, restored=restored)
         self._counters.total_tokens = reply.settings.total_tokens
@@ -344,7 +344,7 @@ class RunSession:
     async def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> tuple[pb.LeaseUnitsReply, int]:
-        """See `unit_leasing`."""
+        """Leases data units: see `unit_leasing`."""
         return await lease_units(self.core, request, after_s, self._rng)
 
     @property

@@ -66,7 +66,7 @@ class Sender:
         if not track.run.frames and self._coordination.owners.rank:
             self._exchange.settle(taken)
             return
-        if track.in_flight is not None:  # it has ended, but rank 0's message has not arrived yet
+        if track.in_flight is not None:  # the contribution has ended, but rank 0's message has not arrived yet
             self.end(track, merged=False)
         track.in_flight = InFlight(taken, seq)
         self._counters.pending += 1
@@ -159,7 +159,7 @@ class Sender:
         error, name = failure.error, self._name(track, in_flight)
         self._counters.last_error = one_line(error)
         if track.in_flight is not in_flight:
-            return True  # its fate became known in the meantime
+            return True  # the contribution's fate became known in the meantime
         match failure.remedy:
             case Remedy.DROP_WORK:
                 log.warning("dropped outstanding work: the core refused it", contribution=name, detail=detail(error))
@@ -209,7 +209,7 @@ class Sender:
             self._ended_together(track, in_flight.seq, drop=False)
 
     def ended_elsewhere(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
-        """Applies rank 0's message that a contribution ended without a merge. Only other ranks call this."""
+        """Applies rank 0's message that a contribution ended without a merge. Rank 0 does not call this."""
         track.ended = max(track.ended, seq)
         if track.in_flight is None or track.in_flight.seq != seq:
             return

@@ -35,7 +35,7 @@ from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
 
 log = structlog.get_logger()
 
-ENDING_S = 1.0  # the main thread ends at most this long after the interpreter closes its thread pools
+ENDING_S = 1.0  # the main thread ends at most this many seconds after the interpreter closes its thread pools
 
 
 class Agent:
@@ -53,7 +53,7 @@ class Agent:
     ) -> None:
         """messages: the connection to the other ranks of this learner, or None if there are none.
 
-        coder: computes the changes of the parameters.
+        coder: computes the changes to the parameters.
         """
         self._clock = clock
         self._messages = messages
@@ -117,7 +117,7 @@ class Agent:
     def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
-        """Asks for units of a dataset (see `unit_leasing`). The result is cancelled if the agent ends first."""
+        """Asks for units of a dataset (see `unit_leasing`). The future is cancelled if the agent ends first."""
         assert self._session is not None and self._loop is not None, "call wait_ready first"  # noqa: PT018
         return asyncio.run_coroutine_threadsafe(self._session.lease_units(request, after_s), self._loop)
 
@@ -125,7 +125,7 @@ class Agent:
         """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)

@@ -1,4 +1,4 @@
-"""Asks the registrar for units of a dataset, until it answers."""
+"""Asks the registrar for units of a dataset until an answer arrives."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MANY = 3  # consecutive failures before a warning
 async def lease_units(
     core: CoreView, request: Callable[[], pb.LeaseUnitsRequest], after_s: float, rng: random.Random
 ) -> tuple[pb.LeaseUnitsReply, int]:
-    """Returns the reply, and the generation of the session with which it was asked.
+    """Returns the reply, and the run's generation when the request was sent.
 
-    request: returns the request without its session, when it is sent. after_s: seconds to wait first. Raises
-    LearnerError if the core refuses the request for good.
+    request: returns the request without its session; called for each attempt. after_s: seconds to wait first. Raises
+    LearnerError if a retry cannot help.
     """
     await asyncio.sleep(after_s)
     failures = 0

@@ -1,8 +1,8 @@
 """A rank's values on the device of its parameters, and their exchange with the other ranks.
 
 The training thread only queues work. It begins all exchanges, because all ranks must begin them in the same order. To
-take a pseudo-gradient, it copies and sends values on training's stream. The coder's stream receives them. To adopt an
-anchor, the coder's stream sends changes. Training's stream receives them when it adds them, at a later step.
+take a pseudo-gradient, it copies and sends values on the training stream. The coder's stream receives them. To adopt an
+anchor, the coder's stream sends changes. The training stream receives and adds them at a later step.
 
 For types narrower than float32, this module keeps the rounding error of each fragment's last write on the device, as
 `host_memory` does in host memory.
@@ -59,7 +59,7 @@ class DeviceValues:
         return self.coder.whole(anchor)
 
     def spread(self, number: int, values: OnDevice) -> Callable[[], torch.Tensor]:
-        """Queues an exchange. Training's stream waits for its result, but not this thread."""
+        """Queues an exchange. The training stream waits for the result, but this thread does not."""
         routes, division = self._routes[number], self._routes[number].division
         with self.coder.beside():
             given = self.coder.queued(routes.spread.collected(self.coder.await_on_stream(values)))

@@ -63,7 +63,7 @@ class LocalParameters:
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
     keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
-    coder: encodes the values on the parameters' device. All ranks have one, or none. None: host memory is used.
+    coder: encodes the values on the parameters' device; None: host memory is used. All ranks have a coder, or none has.
     """
 
     def __init__(

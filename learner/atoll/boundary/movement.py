@@ -1,4 +1,4 @@
-"""PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
+"""PURE: judges what moved the parameters: the optimizer, an adoption, or something else. No torch.
 
 A place is a short run of values in the parameters. A row holds the values of all places. The watch reads rows at the
 end of a step boundary, before and after the optimizer's step, and at the beginning of the next boundary. Rows show two
@@ -24,14 +24,14 @@ from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # number of steps whose sizes are remembered
-RELIABLE = 8  # number of steps after which writes after a step are judged, because the first projection may be large
+RELIABLE = 8  # number of steps before writes after a step are judged, because the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
-ROUNDINGS = 4.0  # swapping values out and in may change them by this many relative roundings of their type
+ROUNDINGS = 4.0  # swapping values out and back in may change them by this many relative roundings of their type
 JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
 JUDGED_PART = 0.01  # or, before the first step, more than this fraction of the values' norm,
 JUDGED_VALUES = 16  # and at least this many values, because a few may move by chance
 WATCHED = 16  # number of steps after an adoption that are examined
-LATER_STEPS = 3.0  # steps after the first are examined if they exceed this many usual steps
+LATER_STEPS = 3.0  # steps after the first are examined if they are larger than this many usual steps
 # Largest difference between a reversal and the adoption, relative to the adoption. FIRST_REST: before the first step.
 REST, FIRST_REST = 0.4, 0.25
 EPSILON = float(np.finfo(np.float32).eps)
@@ -77,7 +77,7 @@ LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Movement(IntEnum):
-    """A verdict on a movement, from best to worst. UNDONE: a step undid an adoption. COPIES: several steps did."""
+    """A verdict on a movement, from best to worst. UNDONE: a step undid an adoption. COPIES: several steps did so."""
 
     FINE = 0
     WRITTEN = 1
@@ -159,7 +159,7 @@ class MovementDetector:
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
         whole = self._norms(moved)
-        # Most cycles need no closer look. One numpy call for all cycles is as fast as a call for one cycle.
+        # Most intervals need no closer look. One numpy call for all of them is as fast as a call for one.
         beside: list[bool] = np.any(
             (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
         ).tolist()
@@ -252,7 +252,7 @@ class MovementDetector:
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
         """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
 
-        moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of the change.
+        moved, whole: the change over the interval, and its norm per place. step: the optimizer's part of the change.
         later: whether the change is large enough to reverse an adoption that is older than one step.
         """
         other = step  # remember only the rest of an undetected small reversal, so that reversals do not become usual

@@ -1,7 +1,7 @@
 """Detects when other code writes the parameters: reads a few values around each optimizer step, and judges movements.
 
-The watch judges movements before work that contains them is sent. On a device, rows arrive some steps later: a step
-boundary does not wait for them, but keeps back the work that it takes until `judged` reaches its number.
+The watch judges movements before work that contains them is sent. On a device, rows arrive some steps later. A step
+boundary does not wait for them, but keeps back the work that it takes until `judged` reaches the boundary's number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MovementWatch:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Context manager for a change of this object. Starts over if an exception interrupted the last change."""
+        """Context manager for a change to this object. Starts over if an exception interrupted the last change."""
         if self._busy:
             self._begin()
         self._busy = True
@@ -101,7 +101,7 @@ class MovementWatch:
     def glance(self, *, now: bool) -> Movement:
         """Judges the movements whose rows have arrived, without waiting. Returns the verdict, or FINE if there is none.
 
-        now: also begins to judge all others. Otherwise, it judges AT_ONCE of them together.
+        now: also begins to judge all others. Otherwise, judging begins once there are AT_ONCE of them.
         """
         with self._whole():
             verdict = self._arrived()

@@ -19,7 +19,7 @@ from atoll.stats import Counters
 class RoundAnswers:
     """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
 
-    log: the data units that this process trains, by step.
+    log: the data units of this process's steps.
 
     kept_back: submissions that wait for a verdict, each with the number of its boundary, in order of boundaries.
 
@@ -62,7 +62,7 @@ class RoundAnswers:
     def take(self, due: DueRound, boundary: int = 0) -> None:
         """Takes a pseudo-gradient. boundary: number of the boundary that must be judged before `hand_over` submits it.
 
-        With 0, it is submitted at once.
+        With 0, the pseudo-gradient is submitted immediately.
         """
         self._taking = due.fragment
         self._log.forget(min(track.steps_from for track in self._local.tracks))

@@ -27,7 +27,7 @@ class SkippedSteps:
         self._optimizers = OptimizersOf(parameters)
         self._parameters = parameters[:LOOKED_AT]
         self._visible: bool | None = None  # None: no step was seen yet
-        self._taken = 0  # steps since the last call that no scaler marked
+        self._taken = 0  # steps that no scaler has marked, since the last call
         self._marked: list[torch.Tensor] = []  # found_inf of the other steps since the last call
         self._versions: list[int] = []
 
@@ -52,7 +52,7 @@ class SkippedSteps:
         return self._versions == self._now()
 
     def settled(self) -> None:
-        """Records that Atoll's own changes of the parameters are complete."""
+        """Records that Atoll's own changes to the parameters are complete."""
         self._versions = self._now()
 
     def _now(self) -> list[int]:

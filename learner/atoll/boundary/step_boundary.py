@@ -95,7 +95,7 @@ class StepBoundary:
     # ------------------------------------------------------------------------------ between two inner steps
 
     def step(self, tokens: int, steps: int = 1) -> float:
-        """Does the work of one boundary. Returns the seconds that it waited because the run is paused.
+        """Does the work of one boundary. Returns the seconds that it waited because the run was paused.
 
         tokens: number of this rank's training tokens in the step. steps: 1, or 0 if the optimizer's step was skipped.
         Raises LearnerError if the learner cannot continue.

@@ -125,7 +125,7 @@ class CheckpointDirectory:
         return ""
 
     def ignore(self, folder: Path, reason: str) -> None:
-        """Logs that a checkpoint is not used. It is never deleted."""
+        """Logs that a checkpoint is not used. Unused checkpoints are never deleted."""
         self._ignored.add(folder)
         log.warning("ignoring a checkpoint", learner=self._learner, folder=str(folder), reason=reason)
 

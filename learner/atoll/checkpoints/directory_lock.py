@@ -1,4 +1,4 @@
-"""The lock of a learner's folder of checkpoints: one learner at a time uses the folder."""
+"""The lock on a learner's folder of checkpoints: only one learner at a time can use the folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.errors import LearnerError
 log = structlog.get_logger()
 
 LOCK = "lock"  # name of the file, which is never deleted: otherwise, two learners could lock two files of this name
-WAIT_S = 10.0  # a restarted job may begin while the old processes still end
+WAIT_S = 10.0  # a restarted job may begin before the old processes have ended
 RETRY_S = 0.1
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 USER = re.compile(r"process \d+ on \S+")
@@ -27,7 +27,7 @@ MAX_USER_BYTES = 512
 
 
 class DirectoryLock:
-    """The lock of a folder that all ranks of one learner share, possibly over a network file system.
+    """The lock on a folder that all ranks of one learner share, possibly over a network file system.
 
     Every rank holds the lock, because every rank writes to the folder. Rank 0 first takes the lock for itself, which
     works only if no rank of another learner is running. Then all ranks share it. The lock ends with its process.
@@ -40,7 +40,7 @@ class DirectoryLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds the lock. It never does on a file system without locks."""
+        """Whether this process holds the lock. Always False on a file system without locks."""
         return self._lock is not None
 
     def take(self) -> None:
@@ -63,7 +63,7 @@ class DirectoryLock:
                 self._lock.write(_this_process().encode())
 
     def share(self) -> None:
-        """Lets the other ranks hold the lock too. They call this after rank 0 has called it. Raises LearnerError."""
+        """Lets the other ranks hold the lock too. Rank 0 calls this before them. Raises LearnerError."""
         if self._lock is None:
             if not self._taken(shared=True):
                 raise self._in_use()

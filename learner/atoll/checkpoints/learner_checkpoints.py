@@ -149,7 +149,7 @@ class LearnerCheckpoints:
             restored = self._state.read(storage.SavedTensors(folder), facts)
         except StateError as error:
             problem = str(error)
-        except Exception as error:  # all ranks must learn of it, because they would wait for this one
+        except Exception as error:  # all ranks must learn of the error, because they would wait for this rank
             problem = f"it cannot be read ({type(error).__name__}: {first_line(error)})"
         if self._is_a_problem(folder, problem) or restored is None:
             return False

@@ -43,7 +43,7 @@ class HasState(Protocol):
 
 @dataclass(slots=True)
 class Restored:
-    """The values read from a checkpoint. unused: reason why the extra state of this name is not restored."""
+    """The values read from a checkpoint. unused: why extra state is not restored, by name."""
 
     model: dict[str, torch.Tensor] = field(default_factory=dict)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Restored:
 
 
 class LearnerState:
-    """One rank's state. extra: the user's objects by name. rank, ranks: number of this rank, and of all ranks."""
+    """One rank's state. extra: the user's objects by name. rank: number of this rank. ranks: number of ranks."""
 
     def __init__(self, parameters: Parameters, extra: Mapping[str, HasState], rank: int, ranks: int) -> None:
         self._parameters = parameters
@@ -101,7 +101,7 @@ class LearnerState:
         return held
 
     def _key_of(self, name: str, like: Like) -> Callable[[Path, torch.Tensor], str]:
-        """Returns a function that names tensors. like: returns the parameter whose state a tensor is, or None."""
+        """Returns a function that names tensors. like: returns the parameter that a tensor belongs to, or None."""
 
         def key(path: Path, tensor: torch.Tensor) -> str:
             inside = ".".join(map(str, (name, *path)))
@@ -129,7 +129,7 @@ class LearnerState:
             apart, reason = self._apart(saved, f"optimizer.{number}", facts.ranks)
             if apart is None:
                 raise StateError(f"the state of optimizer {number} {reason}")
-            optimizers.by_number(apart.state, self._groups(optimizer))  # raises if it does not fit
+            optimizers.by_number(apart.state, self._groups(optimizer))  # raises StateError if the parameters differ
             of_optimizers.append((apart, reading.of(apart, self._like_of(optimizer), own_too=False)))
         for name, each in self._extra.items():
             apart, reason = self._apart(saved, f"extra.{name}", facts.ranks)
@@ -145,7 +145,7 @@ class LearnerState:
     def _like_present(self, each: HasState, apart: Apart, saved: SavedTensors) -> Like:
         """Returns a function that returns the current value at a path in a user's object, which may be a DTensor.
 
-        Calls state_dict() only if the object may have DTensors, because some data loaders start workers then.
+        Calls state_dict() only if the object may have DTensors, because this call starts some data loaders' workers.
         """
         is_sharded = any(isinstance(value, DTensor) for value in self._parameters.values)
         if is_sharded and any(saved.dtype(key).is_floating_point for _, key in apart.tensors):
@@ -153,7 +153,7 @@ class LearnerState:
         return lambda _: None
 
     def _read_model(self, reading: _Reading, restored: Restored, facts: Facts) -> None:
-        """Asks for the tensors of the model. Trainable parameters are only needed to move their copies."""
+        """Asks for the tensors of the model. Trainable parameters are only needed to update their copies."""
         described, named = reading.saved.described, self._named_copies()
         for name, value in zip(self._names, self._parameters.values, strict=True):
             shape, _ = described.get(f"model.{name}", (None, None))
@@ -171,7 +171,7 @@ class LearnerState:
                 restored.copies[name] = reading.want_part(key, held)
 
     def _apart(self, saved: SavedTensors, name: str, ranks: int) -> tuple[Apart | None, str]:
-        """Returns this rank's nested state, or None and the reason for its absence. ranks: number in the checkpoint."""
+        """Returns this rank's nested state, or None and why it is missing. ranks: number of ranks in the checkpoint."""
         if f"objects.rank.0.{name}" not in saved.described:
             return None, "is not in the checkpoint"
         if ranks == self._ranks:
@@ -250,7 +250,7 @@ class LearnerState:
         return optimizers.groups(optimizer, self._parameters.names_of(optimizers.parameters(optimizer)))
 
     def _like_of(self, optimizer: torch.optim.Optimizer) -> Like:
-        """Returns a function that returns the parameter to whose state a path leads, or None."""
+        """Returns a function that returns the parameter whose state is at a path, or None."""
         names = (name for group in self._groups(optimizer) for name in group)
         owners = dict(zip(names, optimizers.parameters(optimizer), strict=True))
         return lambda path: owners.get(path[1]) if path[0] == optimizers.STATE and len(path) > 1 else None
@@ -320,7 +320,7 @@ def _same(saved: SavedTensors, first: Apart, other: Apart, rank: int) -> bool:
 
 
 def _state(what: str, each: HasState) -> Any:  # noqa: ANN401
-    """Returns an object's state. what: names its state_dict() in the StateError for any error that this raises."""
+    """Returns an object's state. what: name of the method in messages. Raises StateError if the method raises."""
     try:
         return each.state_dict()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Takes a nested state apart into tensors and the rest, and joins them again.
+"""Splits a nested state into tensors and the rest, and joins both again.
 
 torch.distributed.checkpoint stores the tensors by key. Scalars belong to the rest, which is stored as bytes that
 torch.load accepts with weights_only=True.
@@ -27,7 +27,7 @@ Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a value in a 
 
 CURE = "return tensors and plain values from its state_dict()"
 ALLOW = "allow the type with torch.serialization.add_safe_globals"
-DEEPEST = 50  # steps to a value that a message names
+DEEPEST = 50  # limit on the length of a path in a message
 
 
 class StateError(Exception):
@@ -50,7 +50,7 @@ class Apart:
 def take_apart(
     what: str, state: object, key_of: Callable[[Path, torch.Tensor], str], tensors: dict[str, torch.Tensor]
 ) -> Apart:
-    """Returns a copy of a state without its tensors, which are added to `tensors` uncopied.
+    """Returns a copy of a state without its tensors. Adds the tensors to `tensors` without copying them.
 
     what: which state this is, for messages. key_of: returns the key of the tensor at a path. Raises StateError.
     """
@@ -109,7 +109,7 @@ def at(state: object, path: Path) -> object:
 
 
 def pack(apart: Apart) -> torch.Tensor:
-    """Returns a state without its tensors as bytes, uint8 (bytes,). Raises StateError if it could not be loaded."""
+    """Returns a state without its tensors as bytes, uint8 (bytes,). Raises StateError if torch.load would refuse it."""
     packed, error = _packed({"state": apart.state, "tensors": apart.tensors})
     if error is not None:
         raise StateError(_refused(apart.state, apart.what, ())) from error

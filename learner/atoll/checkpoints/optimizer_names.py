@@ -1,4 +1,4 @@
-"""An optimizer's state_dict with the names of parameters in place of torch's numbers, and its reverse."""
+"""An optimizer's state_dict with the names of parameters in place of torch's numbers, and the reverse conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def groups(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> list[list[str]]:
     """Returns the names of the parameters in each group. names: the names of `parameters(optimizer)`."""
-    if len(set(names)) < len(names):  # it has a copy next to its parameter
+    if len(set(names)) < len(names):  # a parameter is next to its copy
         names = [str(number) for number in range(len(names))]
     left: Iterator[str] = iter(names)
     return [list(islice(left, len(group[PARAMS]))) for group in optimizer.param_groups]

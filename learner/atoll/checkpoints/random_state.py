@@ -26,7 +26,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of all generators. It includes the GPUs that this process uses.
+        """Returns the state of all generators, including those of the GPUs that this process uses.
 
         Returns:
             Tensors and plain values, which `torch.load` accepts with `weights_only=True`.

@@ -1,11 +1,10 @@
 """Writes and reads checkpoints with torch.distributed.checkpoint, atomically and without code in the files.
 
 The library stores objects with pickle. Atoll therefore stores only tensors: objects are bytes that torch.load must
-accept with weights_only=True. The library's metadata file is a pickle too. Its reader here allows only classes of
-metadata.
+accept with weights_only=True. The library's metadata file is a pickle too. `_Reader` allows only metadata classes.
 
-The planners here describe each rank's parts as blocks of the whole tensors. Any other division of the tensors among
-ranks can read them.
+The planners here describe each rank's parts as blocks of the whole tensors. Ranks with any other division of the
+tensors can read the blocks.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def start_save(
 ) -> Future[Any]:
     """Begins to write a checkpoint in a background thread. Every rank calls this.
 
-    staged: this rank's state, or the error that prevented it; the save then fails on all ranks. facts: None except on
+    staged: this rank's state, or the error of the copy; the save then fails on all ranks. facts: None except on
     rank 0. group: all ranks, used by nothing else; None without torch.distributed. The returned future raises the error
     of a failed save.
     """
@@ -242,7 +241,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         if (module, name) in ALLOWED:
             found = super().find_class(module, name)
         elif module in {"pathlib", "pathlib._local"} and name in {"PosixPath", "WindowsPath"}:
-            found = PurePath  # the folder where it was written, which nothing reads
+            found = PurePath  # the folder of the checkpoint, which nothing reads
         elif module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             found = getattr(torch, name)
         elif module.startswith("torch.distributed.checkpoint.") and "." not in name:

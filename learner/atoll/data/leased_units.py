@@ -17,13 +17,13 @@ from atoll.data.unit_log import LeaseLog, UnitLog
 from atoll.errors import NONSENSE, LearnerError
 
 FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request, and limit on those in one request
-PIECE_S = 0.5  # the training thread waits in short pieces, since a signal that another thread receives does not wake it
+PIECE_S = 0.5  # seconds of one wait; see atoll.fragments.exchange
 LONGEST_RETRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedUnit:
-    """A leased unit. ordinal: its number in its lease, from 1. log: of its lease."""
+    """A leased unit. ordinal: number in the lease, from 1. log: the lease's log."""
 
     unit: int
     epoch: int
@@ -41,16 +41,16 @@ class Leasing(Protocol):
     def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
-        """Asks for units. Returns the future reply, and the generation in which the core sent it.
+        """Asks for units. Returns a future: the reply, and the run's generation when the request was sent.
 
-        request: returns the request when it is sent. after_s: seconds to wait first.
+        request: returns the request; called for each attempt. after_s: seconds to wait first.
         """
 
 
 class LeasedUnits:
     """A queue of leased units. Only the training thread uses it.
 
-    failure: returns the learner's error, or None. finished: whether every unit of the dataset is trained.
+    failure: returns the learner's error, or None. finished: whether every unit of all epochs is finished.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class LeasedUnits:
         return unit
 
     def wait(self) -> bool:
-        """Waits until a unit can be leased. Returns False if every unit of the dataset is trained.
+        """Waits until a unit can be leased. Returns False if every unit of all epochs is finished.
 
-        All handed-out samples must be trained. Raises the same errors as `next`.
+        The loop must have trained on all handed-out samples. Raises the same errors as `next`.
         """
         self._log.settle()
         self.finished = False
@@ -156,7 +156,7 @@ class LeasedUnits:
         self._retry_s = min(max(0.0, reply.retry_s), LONGEST_RETRY_S) if waits else 0.0
 
     def _begin(self, lease: int) -> None:
-        """Begins a lease. The units of the last one that were not begun belong to other learners now."""
+        """Begins a lease. Units of the previous lease that were not begun now belong to other learners."""
         self._queue.clear()
         if self._lease:
             self._log.close(self._lease)

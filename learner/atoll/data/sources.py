@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from atoll.errors import LearnerError
 
-PROBES, PROBE_BYTES = 64, 4096  # parts of a file that its fingerprint contains
+PROBES, PROBE_BYTES = 64, 4096  # number and size of the parts of a file that its fingerprint covers
 
 
 class Source(Protocol):
@@ -32,7 +32,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> bytes:
-        """At most 64 bytes that identify the data. A learner with other bytes is refused."""
+        """At most 64 bytes that identify the data. The core refuses a learner with other bytes."""
 
     def samples(self, unit: int) -> int:
         """Returns the number of samples in a unit, at least 1. unit: from 0."""
@@ -81,8 +81,8 @@ class Rows:
 class TokenFile:
     """Units of a file of tokens, which is mapped into memory. A sample is an int64 tensor of `tokens` tokens.
 
-    path: a file of token numbers without a header. tokens: tokens in a sample; tokens after the last whole sample are
-    not used. unit: number of samples in a unit. dtype: of the numbers in the file. overlap: tokens that a sample shares
+    path: a file of token IDs without a header. tokens: tokens in a sample; tokens after the last whole sample are not
+    used. unit: number of samples in a unit. dtype: type of the IDs in the file. overlap: tokens that a sample shares
     with the next one: 1 if the loop shifts a sample to get its targets.
     """
 

@@ -1,4 +1,4 @@
-"""PURE: which inner step trained the last sample of each leased unit. Contributions name the units of their steps."""
+"""PURE: the inner step that finished each leased unit. Contributions name the units that their steps finished."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class LeaseLog:
-    """The units of one lease, which are trained in the order of their ordinals.
+    """The units of one lease. Training follows the order of their ordinals.
 
     lag: number of steps between handing out a sample and training on it. handed: number of units whose last sample was
-    handed out. recent: `handed` at each of the last `lag` steps. forgotten: number of trained units without a step in
-    `steps`. steps: the step that trained each later unit, ascending.
+    handed out. recent: `handed` at each of the last `lag` steps. forgotten: number of finished units without a step in
+    `steps`. steps: the step that finished each later unit, ascending.
     """
 
     lag: int
@@ -24,11 +24,11 @@ class LeaseLog:
 
     @property
     def finished(self) -> int:
-        """The number of units that are trained completely."""
+        """The number of finished units."""
         return self.forgotten + len(self.steps)
 
     def through(self, step: int) -> int:
-        """Returns the number of units that were trained completely after a step."""
+        """Returns the number of units that were finished after a step."""
         return self.forgotten + bisect_right(self.steps, step)
 
 
@@ -46,11 +46,11 @@ class UnitLog:
         return log
 
     def close(self, lease: int) -> None:
-        """Records that a lease has ended. It is forgotten when no contribution can contain its units."""
+        """Records that a lease has ended. `forget` drops the lease when no contribution can contain its units."""
         self._closed.add(lease)
 
     def stepped(self, step: int) -> None:
-        """Records that an inner step has trained the samples that were handed out `lag` steps earlier.
+        """Records that an inner step has trained on the samples that were handed out `lag` steps earlier.
 
         step: the number of the step, from 1.
         """
@@ -61,19 +61,19 @@ class UnitLog:
                 log.steps.extend([step] * (log.recent.popleft() - log.finished))
 
     def settle(self) -> None:
-        """Records that all handed-out samples are trained, because the training loop has none left."""
+        """Records that all handed-out samples have been trained on, because the training loop has none left."""
         for log in self._leases.values():
             log.steps.extend([self._step] * (log.handed - log.finished))
 
     def ranges(self, after: int, upto: int) -> tuple[tuple[int, int, int], ...]:
-        """Returns the units that were trained in the steps above `after`, up to `upto`: (lease, after, upto) each.
+        """Returns the units that the steps above `after`, up to `upto`, finished: (lease, after, upto) each.
 
         A range may be empty. It then tells the core that the work on earlier units is merged or dropped.
         """
         return tuple((lease, log.through(after), log.through(upto)) for lease, log in self._leases.items())
 
     def forget(self, step: int) -> None:
-        """Forgets the steps of units trained up to a step, because later contributions begin after it."""
+        """Forgets the steps of units finished up to a step, because later contributions begin after that step."""
         for lease, log in list(self._leases.items()):
             if (done := bisect_right(log.steps, step)) > 0:
                 del log.steps[:done]

@@ -30,8 +30,8 @@ class Units(IterableDataset[Any]):
                 learner.step(tokens=batch.numel())
 
     A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
-    learners may then still hold units, which return if they are lost, so `more` waits for them. A loader must not drop
-    the last batch (`drop_last=True`), and must not be in a worker process: `loader` returns one with worker processes.
+    learners may then still hold units. A lost learner's units return, so `more` waits for them. A loader must not drop
+    the last batch (`drop_last=True`), and must not run in a worker process: use `loader` for worker processes.
 
     epoch: the epoch of the last sample, from 0.
     """
@@ -53,7 +53,7 @@ class Units(IterableDataset[Any]):
         self.epoch = 0
 
     def more(self) -> bool:
-        """Waits until the loop can get samples. Returns False when every unit of all epochs is trained.
+        """Waits until the loop can get samples. Returns False when every unit of all epochs is finished.
 
         Call it between `for` loops, after the last `Learner.step`: all samples so far then count as trained. Raises
         LearnerError if the learner cannot continue.
@@ -87,7 +87,7 @@ class Units(IterableDataset[Any]):
     # ------------------------------------------------------------------------------ for loaders with a state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the dataset's identity. It has no position, since the core knows which units are consumed."""
+        """Returns the dataset's identity. The state has no position, since the core knows which units are consumed."""
         return dict(self._identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,8 +184,8 @@ class UnitLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yields batches until no unit can be leased. Raises LearnerError if the learner cannot continue."""
-        taken: deque[Place] = deque()  # by the loader, in the order in which it delivers them
-        sizes: deque[int] = deque()  # of the batches among them
+        taken: deque[Place] = deque()  # places that the loader took and has not delivered, in order
+        sizes: deque[int] = deque()  # number of places in each batch of `taken`
         indices = self._batches(taken, sizes)
         loader: DataLoader[Any] = DataLoader(
             _Samples(self._source),

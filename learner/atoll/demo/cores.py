@@ -1,4 +1,4 @@
-"""The demo's core: one process, or a registrar with shard 0, and the other shards. With shards, a front."""
+"""The demo's core: one process, or a process for each shard (shard 0 has the registrar) and a front."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Kills:
             self._done.append(victim)
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of kills and cuts by name. Every process of a shard or registrar is also a core."""
+        """Returns the number of kills and cuts by name. "core" includes the processes of shards and the registrar."""
         found = {victim.value: self._done.count(victim) for victim in (Victim.LEARNER, Victim.CORE)}
         found |= {victim.value: self._done.count(victim) for victim in victims(self._settings)}
         if self._settings.sharded:

@@ -85,7 +85,7 @@ class Children:
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt.
 
-        While a child is being started, this is delayed, because the child would otherwise outlive this process.
+        While a child is being started, the exception is delayed. Otherwise, the child would outlive this process.
         """
         if self._starting:
             self._interrupted = True

@@ -11,7 +11,7 @@ because torch is built without fast math. Two rules follow:
   instead, which rounds twice. Constants in divisions are therefore tensors on the device.
 - Sums are sums of integers, because the order of a sum differs between devices.
 
-Learners compute anchors and their checksums on the host. A device that rounds otherwise could therefore change the
+Learners compute anchors and their checksums on the host. A device that rounds differently could therefore change the
 codes of its own contributions, but no anchor.
 """
 

@@ -4,7 +4,7 @@ The training thread only queues a copy of the local parameters within the device
 model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there,
 and copy the coded bytes to the host. To adopt an update, they copy coded bytes to the device and decode them there.
 
-The parameters are copied on training's own stream. The next optimizer step may then change them immediately. If this
+The parameters are copied on the training stream. The next optimizer step may then change them immediately. If this
 module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
 
 Several ranks exchange values on the device. Each rank codes the frames that it owns, as a single-process learner does.
@@ -119,7 +119,7 @@ class DeviceCoder:
         return values.vector
 
     def used(self) -> None:
-        """Records that the current stream uses memory of this class's stream, which reuses it only afterwards."""
+        """Makes this class's stream wait for the current stream, which still uses memory of this class's stream."""
         self._stream.wait_stream(self._torch.current_stream(self.device))
 
     def beside(self) -> AbstractContextManager[object]:

@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent server; see ArrivalEstimator
 WATCH_S = 0.5  # seconds between checks for a silent server and for new certificates
-HELD_S = 2.0  # after a connection of this many seconds, back-off restarts from its shortest wait
+HELD_S = 2.0  # after a connection that lasted this many seconds, back-off restarts from its shortest wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class FollowSession:
             log.info("connected to the server", server=link.address)
 
     def _place(self, reply: pb.DescribeReply, layout: Layout, near: Link) -> None:
-        """Sets which address serves each fragment. Keeps the connections to addresses that serve others still."""
+        """Sets which address serves each fragment. Keeps the connections to addresses that still serve fragments."""
         upstreams = {"": Upstream("", near)}
         for place in reply.shards:
             if place.address not in upstreams:

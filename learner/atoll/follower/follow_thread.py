@@ -48,7 +48,7 @@ class FollowThread:
         self._ending = True
         self.exchange.end(FollowerError(ENDED))
         if self._loop is not None and self._main is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._main.cancel)
         if self._thread is not None:
             self._thread.join(ENDING_S)

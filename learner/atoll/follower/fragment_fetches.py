@@ -25,7 +25,7 @@ from atoll.transfers.retry_loop import Failure, retry
 log = structlog.get_logger()
 
 MANY = 3  # consecutive failures of one fetch before a warning
-AT_ONCE = 2  # simultaneous fetches; limits memory
+AT_ONCE = 2  # limit on simultaneous fetches, to limit memory
 
 
 class FragmentFetches:
@@ -116,7 +116,7 @@ class FragmentFetches:
         header = incoming.header
         if decoded is None or decoded.checksum != header.crc32c:
             return False
-        if fragment.restarts == restarts:  # otherwise, the fragment may have another history meanwhile
+        if fragment.restarts == restarts:  # otherwise, the fragment may now have another history
             fragment.values = FragmentValues(header.version, decoded.checksum, decoded.values)
             fragment.target = max(fragment.target, header.version)
             if not incoming.version:

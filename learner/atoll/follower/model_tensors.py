@@ -42,9 +42,9 @@ class ModelTensors:
         self.applied: Cut | None = None
 
     def apply(self, cut: Cut) -> bool:
-        """Writes a cut into the model. Returns whether it is another cut than before.
+        """Writes a cut into the model. Returns False if the model already has it.
 
-        Raises FollowerError if the model has other tensors than the run.
+        Raises FollowerError if the model's tensors differ from the run's.
         """
         if cut.same_as(self.applied):
             return False
@@ -111,6 +111,6 @@ def write_fragment(
 
 
 def _targets(state: Mapping[str, torch.Tensor], tensor: TensorSpec) -> list[torch.Tensor]:
-    """Returns the model's tensors with any name of a run's tensor. Names that the model ties give one tensor."""
+    """Returns the model's tensors under all names of a run's tensor, without duplicates for tied names."""
     found = {state[name].data_ptr(): state[name] for name in (tensor.name, *tensor.tied_names)}
     return list(found.values())

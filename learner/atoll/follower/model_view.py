@@ -64,9 +64,9 @@ class FollowedFragment:
         self.restarts += 1
 
     def announced(self, published: pb.PublishedVersion, *, new_log: bool) -> None:
-        """Records an announced version. new_log: whether another process of the shard announces it for the first time.
+        """Records an announced version. new_log: whether a new process of the shard announces its first version.
 
-        That process may have been restored from a backup, and then has other values at the same or a lower version.
+        A new process may have been restored from a backup. It then has other values at the same or a lower version.
         """
         if not new_log and self.floor is not None:
             self.target = max(self.target, published.version)
@@ -81,7 +81,7 @@ class FollowedFragment:
 
 @dataclass(slots=True, eq=False)
 class ModelView:
-    """The run. fragments: by number. places: the fragments of each shard. logs: the last log of each shard."""
+    """The view of a run. fragments: by number. places: the fragments of each shard. logs: each shard's last log."""
 
     run: RunId | None = None
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)

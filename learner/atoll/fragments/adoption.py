@@ -1,4 +1,4 @@
-"""PURE: the state of one fragment at a learner, and how it changes. No IO, no threads, no torch.
+"""PURE: the state of one fragment at a learner, and how it changes. No torch.
 
 Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
@@ -91,8 +91,8 @@ class PseudoGradient:
     """
 
     def __init__(self, track: Track, values: Callable[[], Any], tokens: int, steps: int, coder: Coder) -> None:
-        """values: returns the run's local values when the pseudo-gradient was taken, as `coder` needs them. May wait
-        for other ranks."""
+        """values: returns the run's local values at the time of taking, in the form that `coder` needs. May wait for
+        other ranks."""
         self.number = track.takes
         self.tokens = tokens
         self.steps = steps
@@ -122,10 +122,10 @@ class Track:
     base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
     tokens_from, steps_from: the learner's counters at the end of its merged or dropped work. Later work is outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
-    overwritten: tokens of that contribution that are no longer outstanding. They are dropped unless it is merged.
+    overwritten: tokens of that contribution that are no longer outstanding. If it is not merged, they are dropped.
     restores: number of restores to a checkpoint that this process had seen when the anchor arrived. The learner does
     not send work from before the latest restore.
-    takes: number of pseudo-gradients taken so far. It numbers contributions, and is the same on all ranks.
+    takes: number of pseudo-gradients taken so far, and so the newest contribution's number. The same on all ranks.
     """
 
     shape: FragmentShape

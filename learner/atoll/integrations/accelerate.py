@@ -24,7 +24,7 @@ SCHEDULE = (
 
 
 class AcceleratedLearner:
-    """Turns an Accelerate loop into a learner of a run. Entering the `with` block joins, and leaving it leaves.
+    """Turns an Accelerate loop into a learner of a run. The `with` block joins at its start and leaves at its end.
 
     `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
     synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that
@@ -36,7 +36,7 @@ class AcceleratedLearner:
         optimizer: The optimizer, as `prepare` returned it, or a list of all optimizers.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
-        scheduler: A scheduler to follow the run's tokens, as `prepare` returned it. Needs `schedule_steps`.
+        scheduler: A scheduler that follows the run's tokens, as `prepare` returned it. Needs `schedule_steps`.
         schedule_steps: The scheduler's number of steps.
         tokens: A function that returns the number of tokens in a batch. Default: see
             `atoll.integrations.batch_tokens.count_tokens`.

@@ -17,14 +17,14 @@ def count_tokens(batch: object) -> int | torch.Tensor:
     """Returns the number of tokens in a batch.
 
     A mapping's tokens are those in its `attention_mask`, else its `labels` except -100, else its `input_ids`. In a
-    sequence, the last tensor counts as labels, or else the first one as token ids. A tensor of integers has one token
+    sequence, the last tensor counts as labels, or else the first one as token IDs. A tensor of integers has one token
     per element.
 
     Args:
         batch: A mapping or sequence of tensors, or a tensor.
 
     Returns:
-        The number; a tensor if it is on a device, so that counting does not wait for the device.
+        The number. A count from a mask or labels is a tensor, so that counting does not wait for a device.
 
     Raises:
         LearnerError: If the batch has no such tensor.

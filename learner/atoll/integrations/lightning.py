@@ -28,8 +28,8 @@ class AtollCallback(Callback):
     Args:
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
-        module: The name of the submodule to share, such as "net", with which learners of other trainers can join the
-            run. Optimizers must update its parameters only. Default: the whole LightningModule.
+        module: The name of the submodule to share, such as "net". Learners with other trainers can then join the run.
+            Optimizers must update only its parameters. Default: the whole LightningModule.
         tokens: A function that returns the number of tokens in a batch. Default: see
             `atoll.integrations.batch_tokens.count_tokens`.
         schedule: Whether schedulers follow the run's tokens.

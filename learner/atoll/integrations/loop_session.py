@@ -1,4 +1,4 @@
-"""The learner inside a trainer's loop. A trainer's callback translates the trainer's events into calls of a session."""
+"""The learner inside a trainer's loop. A trainer's callback translates events into calls of a session."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LoopSession:
     ) -> None:
         """Joins the run. steps: the schedulers' number of steps. Raises LearnerError."""
         self.end(drain=False)
-        self._tokens.take()  # from a step that an error interrupted
+        self._tokens.take()  # drops the tokens of a step that an error interrupted
         learner = self.learner = Learner(model, list(optimizers), **self._options)
         self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
         learner.start()

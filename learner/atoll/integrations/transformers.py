@@ -34,7 +34,7 @@ class AtollCallback(TrainerCallback):
     - After `train(resume_from_checkpoint=...)`, the optimizer continues from the Trainer's checkpoint, and the
       parameters are the run's. The checkpoint's own parameters are not used.
 
-    Pass the callback in `callbacks=[...]`, so that it can leave after errors.
+    Pass the callback in `callbacks=[...]`, so that the learner leaves after errors.
 
     Args:
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
@@ -120,7 +120,7 @@ class AtollCallback(TrainerCallback):
         del args, control, given
         self.close(drain=False)
         callbacks = _calling(CallbackHandler).callbacks
-        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before those that send the log elsewhere
+        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log elsewhere
         self._session.begin(model, [optimizer], [lr_scheduler] if lr_scheduler is not None else [], state.max_steps)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 

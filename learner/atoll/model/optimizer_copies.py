@@ -56,7 +56,7 @@ class OptimizerCopies:
         return {place for place, is_copy in self._known.items() if is_copy}
 
     def told(self, parameters: Sequence[torch.Tensor], copies: Collection[tuple[int, str]]) -> None:
-        """Replaces all judgements. copies: the result of `found` when the current state was saved."""
+        """Sets which state tensors are copies. copies: the result of `found` when the current state was saved."""
         states = [(p, optimizer.state.get(p, {})) for optimizer in self.optimizers for p in parameters]
         self._known = {(id(p), key): (id(p), key) in copies for p, state in states for key in state}
 

@@ -170,7 +170,7 @@ class Parameters:
         wholes = map(_whole, tensors.values())
         if path is not None:
             tensor_stream.write(path, tensors, wholes, metadata)
-        deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed
+        deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed, still send their parts
 
     def not_shared(self) -> dict[str, torch.Tensor]:
         """Returns what the run does not hold, by name: unshared parameters, and buffers that a state_dict contains."""

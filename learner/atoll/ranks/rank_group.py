@@ -282,7 +282,7 @@ def rank_group(*, counts: bool = True) -> RankGroup:
 
 
 def _backend_for(device: torch.device | None) -> str:
-    """Returns the default group's backend for a kind of device, or "" if it has none. All ranks have the same."""
+    """Returns the default group's backend for a kind of device, or "" if it has none. All ranks get the same result."""
     configured = (each.split(":") for each in dist.get_backend_config().split(","))
     return "" if device is None else dict(configured).get(device.type, "")
 

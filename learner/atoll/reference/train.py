@@ -221,9 +221,9 @@ def inner_step(
 class Leaving:
     """Context manager that handles SIGTERM and SIGINT.
 
-    While the learner joins, they end the wait for a core. Later, they set `asked`.
+    While the learner joins, these signals end the wait for a core. Later, they set `asked`.
 
-    The loop should check `asked`, and end after its step to leave cleanly. The block's end restores the old handlers.
+    The loop should check `asked`, and end after its step to leave cleanly. Leaving the block restores the old handlers.
     Set `learner` once the learner has joined.
     """
 

@@ -18,7 +18,7 @@ def started_workers() -> ThreadPoolExecutor:
 
 
 def ignore_known_grpc_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores two known errors of several gRPC loops in a process (grpc#25364).
+    """Ignores two known gRPC errors in processes with several event loops (grpc#25364).
 
     For each event, gRPC wakes all loops, including loops without an event and loops that have closed.
     """

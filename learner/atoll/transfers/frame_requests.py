@@ -14,7 +14,7 @@ from atoll.transfers.partial_fetch import FrameRequest, PartialFetch, UnsoundErr
 async def receive(
     link: Link, request: pb.FetchRequest | pb.ReadRequest, incoming: PartialFetch, ask: FrameRequest
 ) -> bool:
-    """Fetches the requested frames. Returns False if the server sent others. Raises AioRpcError and LinkLost.
+    """Fetches the requested frames. Returns False if the server sent other frames. Raises AioRpcError and LinkLost.
 
     request: for the update or the whole fragment that `ask` names.
     """

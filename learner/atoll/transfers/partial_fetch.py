@@ -26,7 +26,7 @@ MAX_UPDATES = 8  # more updates would be larger than the frames themselves
 
 
 class UnsoundError(Exception):
-    """The core sent data that the learner did not request."""
+    """The server sent data that was not requested."""
 
 
 class FrameRequest(NamedTuple):

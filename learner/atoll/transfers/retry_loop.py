@@ -25,7 +25,7 @@ class Shard(Protocol):
 
     @property
     def session(self) -> pb.Session:
-        """The current session. A new session is another object."""
+        """The current session. A new session is a new object."""
 
 
 class Track(Protocol):

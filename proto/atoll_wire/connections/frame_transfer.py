@@ -33,7 +33,7 @@ async def upload(
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
-    """Offers a contribution and sends the frames that the core lacks. Returns the receipt, or None if none arrived.
+    """Offers a contribution and sends the frames that the core lacks. Returns the receipt, if one arrived.
 
     head: returns the header; called when it is this contribution's turn. messages: encoded frames by number.
     sent: called with the number of each frame that was passed to gRPC. known: whether the core should already have
@@ -192,7 +192,7 @@ class _Streams:
                     await self._heard.wait()
                     moved()
             finally:
-                self._link.up.give(carrier)  # not earlier: unprocessed frames wait in the core's memory
+                self._link.up.give(carrier)  # not earlier: until acknowledged, frames wait in the core's memory
                 if not hearing.done():
                     hearing.cancel()
                 [error] = await asyncio.gather(hearing, return_exceptions=True)

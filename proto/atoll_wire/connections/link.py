@@ -22,7 +22,7 @@ ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status tha
 CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
 QUICK_CALLS = 48  # limit on quick calls per connection; a server allows 64 calls
 MAX_CARRIERS = 64  # limit on connections that each carry a single stream
-DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this time; a float32 frame has 2 MiB
+DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this many seconds; a float32 frame has 2 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),

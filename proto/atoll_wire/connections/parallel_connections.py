@@ -45,7 +45,7 @@ class ConnectionCount:
         self._busy_s = 0.0
         self._arrivals = 0
         self._before: float | None = None  # bytes/s with half as many connections
-        self._changed = self._leapt = False  # changed: some frames in flight began with the earlier number
+        self._changed = self._leapt = False  # changed: the count changed while some frames were in flight
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
@@ -178,7 +178,7 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
+        """Records a response time. See `ConnectionCount.answered`."""
         self._width.answered(after_s)
         self._widen()
 

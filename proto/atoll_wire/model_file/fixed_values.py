@@ -1,7 +1,8 @@
 """The fixed values of a run: everything in the model's file that training does not change, as one safetensors file.
 
 The file has the tensors of the initial parameters in the same order. Trained tensors are empty in it, because readers
-fetch their values as fragments. Its metadata describes the trained tensors. It travels in frames of FRAME_BYTES.
+fetch their values as fragments. The metadata describes the trained tensors. Readers fetch the file in frames of
+FRAME_BYTES.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def frame_count(size_bytes: int) -> int:
 
 
 class FixedFrames:
-    """The fixed values of a run, cut into frames. size_bytes: of the whole file. initial: stays open."""
+    """The fixed values of a run, cut into frames. size_bytes: of the whole file. initial: must stay open."""
 
     def __init__(self, layout: Layout, initial: InitialTensors) -> None:
         owners = owners_of(layout)
@@ -103,7 +104,7 @@ class FixedValues:
 
 
 def _sound(tensors: list[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns the tensors. Raises ValueError for values of other types, which come from another process."""
+    """Returns the tensors. Raises ValueError for values of wrong types, because another process sent them."""
     for tensor in tensors:
         texts: tuple[Any, ...] = (tensor.name, tensor.dtype, *tensor.tied_names)
         if not all(type(text) is str for text in texts):

@@ -1,4 +1,4 @@
-"""Reduces a process's memory: returns memory that the allocator keeps, and drops library code that is not in use."""
+"""Reduces a process's memory: returns memory that the allocator keeps, and drops the code pages of libraries."""
 
 from __future__ import annotations
 

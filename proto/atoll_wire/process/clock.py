@@ -1,4 +1,4 @@
-"""The clock of cores, fronts and agents. They get it as an argument, so that tests can replace it."""
+"""The clock of cores, fronts and agents. They get the clock as an argument, so that tests can replace it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces files completely or not at all, and makes changes of folders durable."""
+"""Replaces files completely or not at all, and makes changes to folders durable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Context manager for a new file, which replaces an older one at the end. An error in the block leaves no file."""
+    """Context manager for a file that replaces `path` at the end. An error in the block changes no existing file."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

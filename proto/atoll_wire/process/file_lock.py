@@ -1,4 +1,4 @@
-"""Locks of files, which the kernel releases when their process ends."""
+"""Locks on files, which the kernel releases when their process ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _held = set["FileLock"]()
 
 
 class FileLock:
-    """A lock of an open file. It ends with this process, because forked children do not keep it."""
+    """A lock on an open file. It ends with this process, because forked children do not keep it."""
 
     def __init__(self, descriptor: int) -> None:
         """descriptor: of a locked file. Call `locked` instead."""

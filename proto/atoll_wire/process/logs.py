@@ -42,7 +42,7 @@ def contribution_name(session: pb.Session, fragment: int, seq: int) -> str:
 def configure_unless() -> None:
     """Configures logging, unless the user's process has already done so.
 
-    structlog's default would print all levels to stdout.
+    Without configuration, structlog would print all levels to stdout.
     """
     if not structlog.is_configured():
         configure("info", json=False)

@@ -1,4 +1,4 @@
-"""Pools of threads that start at once, so that a process's number of threads does not depend on its load."""
+"""Pools that start all threads immediately, so that a process's number of threads does not depend on its load."""
 
 from __future__ import annotations
 
