@@ -129,12 +129,12 @@ def ledger_was_written_by_a_newer_atoll(directory: Path) -> None:
     recovers=True,
     warns="ledger rows: a row of the ledger table contributions",
 )
-def contribution_has_other_tokens(directory: Path) -> None:
+def contribution_has_changed_tokens(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
 
 
 @bad("does not match its checksum: restore a backup", recovers=True, warns="ledger rows: the fate of contribution")
-def contribution_has_a_changed_fate(directory: Path) -> None:
+def contribution_has_a_changed_weight(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
 
 
