@@ -50,7 +50,7 @@ class Loop:
         """Takes inner steps until `found` returns a true value."""
         end = time.monotonic() + timeout_s
         while not found():
-            assert time.monotonic() < end, f"not so within {timeout_s} s: {self.learner.stats()}"
+            assert time.monotonic() < end, f"no success within {timeout_s} s: {self.learner.stats()}"
             self.turn()
             BREATH.wait(0.01)
 
@@ -59,5 +59,5 @@ def until(found: Callable[[], object], timeout_s: float = 15.0) -> None:
     """Waits without training until `found` returns a true value."""
     end = time.monotonic() + timeout_s
     while not found():
-        assert time.monotonic() < end, f"not so within {timeout_s} s"
+        assert time.monotonic() < end, f"the condition did not hold within {timeout_s} s"
         BREATH.wait(0.01)

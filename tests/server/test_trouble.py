@@ -35,7 +35,7 @@ async def until(found: Callable[[], bool]) -> None:
         if found():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("not so within 5 s")
+    raise AssertionError("the condition did not hold within 5 s")
 
 
 def insert(size_bytes: int):
