@@ -1,4 +1,4 @@
-"""Training loops for tests, one inner step at a time, for work that needs no real training."""
+"""Loops of single inner steps, for tests that need no real training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll import Learner
 from torch import nn
 
 torch.set_num_threads(1)
-BREATH = threading.Event()  # never set: loops wait on it between steps
+BREATH = threading.Event()  # never set; loops wait on it between steps
 
 
 class Two(nn.Module):
@@ -25,7 +25,7 @@ class Two(nn.Module):
 
 
 class Loop:
-    """A model and its learner. turn: takes one inner step, which moves every parameter."""
+    """A model and its learner. `turn` takes one inner step, which moves every parameter."""
 
     def __init__(self, address: str, name: str = "a", *, model: nn.Module | None = None, **options: object) -> None:
         self.model = model if model is not None else Two()

@@ -1,4 +1,4 @@
-"""Adoption: no work of a learner is lost or counted twice, in any order of events."""
+"""Adoption loses or repeats no work of a learner, in any order of events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHAPE = FragmentShape.of(FRAGMENT.whole, Codec.FLOAT32)
 
 
 def coded(q: np.ndarray) -> Coded:
-    """Returns values coded as float32: the values themselves."""
+    """Returns the values, coded as float32."""
     return Coded.of((q.astype(np.float32).view(np.uint8),))
 
 
 class Island:
-    """One fragment of a learner, with float64 sums for comparison."""
+    """One fragment of a learner, and its work as float64 sums for comparison."""
 
     def __init__(self, seed: int, *, keep: bool = True, narrow: bool = False) -> None:
         self.random = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ class Island:
         )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
-        """Adopts an anchor, and stores the values. Returns the dropped tokens."""
+        """Adopts an anchor, and stores the new values. Returns the dropped tokens."""
         keep = self.keep and not fate.drop
         old = self.track.anchor
         ahead = Change(old, fate.q, change(old, anchor, None, fate.q, SHAPE)) if self.random.random() < 0.5 else None
@@ -138,7 +138,7 @@ def test_work_that_was_given_up_in_flight_and_merged_all_the_same_is_not_taken_b
     island.send()
     island.restore()
     island.adopt(merged=True)
-    assert np.abs(island.work).max() < 1e-6, "the next contribution would carry the reverse of it"
+    assert np.abs(island.work).max() < 1e-6, "the next contribution must not undo the merged work"
 
 
 def test_quantisation_errors_are_sent_next_time():
@@ -164,7 +164,7 @@ def test_tokens_that_are_given_up_in_flight_are_given_up_only_when_they_are_not_
     island.train()
     island.send()
     island.train()
-    assert island.track.give_up(island.tokens, island.steps) == 10  # the tokens after it was taken
+    assert island.track.give_up(island.tokens, island.steps) == 10  # only tokens after the contribution was taken
     assert not island.track.later(island.steps)
     if merged:
         island.adopt(merged=True)
@@ -203,7 +203,7 @@ def test_overwrite_gives_outstanding_work_up_and_says_how_much():
     island.train()
     island.send()
     island.train()
-    assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten in flight may still be merged
+    assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten tokens in flight may still be merged
     assert np.array_equal(island.local, island.track.anchor)
     assert island.move(island.track.anchor + 1, 10, Fate(coded(np.ones(N)))) == 0
     assert island.track.tokens_from == 20
@@ -230,7 +230,7 @@ def test_at_most_one_contribution_is_in_flight():
 )
 @settings(max_examples=200, deadline=None)
 def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, ahead):
-    """This holds in both modes, and over several versions at a time."""
+    """This holds in both adoption modes, and over several versions at a time."""
     island = Island(seed, keep=keep)
     track, merged, abandoned, flying = island.track, 0, 0, 0
     for move in moves:

@@ -1,4 +1,4 @@
-"""The agent with a core that fails in every way that the protocol allows: no work is lost, duplicated, or delayed."""
+"""The agent with a core that fails in every way that the protocol allows: no work is lost, repeated or delayed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wide(nn.Module):
 
 
 def flown(loop: Loop, core, fragment: int = 0) -> tuple:
-    """Sends a contribution, which the learner knows to be acknowledged. Returns its key."""
+    """Sends a contribution, and waits until the learner knows the acknowledgement. Returns its key."""
     core.open(fragment)
     loop.until(lambda: core.pending(fragment))
     return core.pending(fragment)[-1]
@@ -67,8 +67,8 @@ def test_work_goes_out_is_merged_and_comes_back(core):
             flown(loop, core, fragment)
             core.merge(fragment)
             loop.until(lambda fragment=fragment: learner.stats().versions[fragment] == 1)
-        # With one learner, the mean is its own work. The parameters are therefore those of training alone, except for
-        # the error of the published update's coding.
+        # With one learner, the mean is its own work. The parameters are those of training alone, up to the published
+        # update's coding error.
         for parameter, begun, moved in zip(loop.model.parameters(), start, loop.moved, strict=True):
             np.testing.assert_allclose(parameter.detach().double().numpy(), begun - moved, atol=0.02)
         assert learner.stats().merged == 2
@@ -157,7 +157,7 @@ def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_
         core.refuse(0, drop=True, tell=False)
         core.merge(0, tell=False)
         core.updates.clear()
-        core.merge(0)  # the update is gone: the whole fragment contains the fates of this learner's work
+        core.merge(0)  # the update is gone, but the whole fragment comes with this learner's fates
         loop.until(lambda: learner.stats().refused == 1)
         loop.until(lambda: learner.stats().versions[0] == 2)
         assert learner.stats().abandoned_tokens > 0
@@ -179,17 +179,17 @@ def test_a_core_that_was_restored_from_a_backup_is_trained_with(core):
         fetched = len(core.fetches)
         core.start()
         loop.until(lambda: learner.stats().versions[0] == 0)
-        assert learner.stats().abandoned_tokens == 0, "work is its own, whatever the others' came to"
+        assert learner.stats().abandoned_tokens == 0, "a learner's own work must stay"
         flown(loop, core)
         assert core.headers[core.pending(0)[-1]].base_version == 0
-        assert len(core.fetches) == fetched + 1, "one fetch is enough"
+        assert len(core.fetches) == fetched + 1, "one fetch must suffice"
 
 
 def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
-        joined = len(core.joins)  # the initial parameters were requested in between, so it joined more than once
+        joined = len(core.joins)  # the core requested initial parameters, so the learner joined more than once
         core.stop()
         core.start()
         loop.until(lambda: len(core.joins) > joined and learner.stats().connected)
@@ -254,7 +254,7 @@ def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core,
     monkeypatch.setattr(loop.learner, "_clock", clock)
     entered = threading.Thread(target=loop.learner.__enter__, daemon=True)
     entered.start()
-    until(lambda: loop.learner.stats().last_error)  # the first attempt found no core
+    until(lambda: loop.learner.stats().last_error)  # there was no core at the first attempt
     clock.steady += DUPLICATE_S + 1.0
     core.fail("Join", grpc.StatusCode.ALREADY_EXISTS, "a learner has this name now", times=2)
     core.start()
@@ -272,7 +272,7 @@ def test_fetches_that_fail_again_and_again_are_told_of(core):
 
 
 def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
-    """Otherwise, the fragment would count as in flight forever, and this learner would never send it again."""
+    """Otherwise, the fragment would stay in flight forever, and the learner would never send its work again."""
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
@@ -327,7 +327,7 @@ def test_run_tokens_never_fall(core):
         for _ in range(30):
             loop.turn(tokens=100)
             seen.append(learner.run_tokens)
-        core.run_tokens = 10_500  # the core knows only a part of them
+        core.run_tokens = 10_500  # the core knows only a part of the tokens
         core.merge(0)
         loop.until(lambda: seen.append(learner.run_tokens) or learner.stats().versions[0] == 2)
         assert seen == sorted(seen)
@@ -336,7 +336,7 @@ def test_run_tokens_never_fall(core):
 def test_total_tokens_follow_the_core(core):
     loop = Loop(core.address)
     with loop.learner as learner:
-        assert learner.total_tokens == 0, "this core was not told"
+        assert learner.total_tokens == 0, "this core has no token total"
         core.stop()
         core.total_tokens = 12_345
         core.start()

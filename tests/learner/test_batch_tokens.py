@@ -1,4 +1,4 @@
-"""Tokens of batches as collators build them."""
+"""Token counts of batches as collators build them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One learner at a time uses a folder of checkpoints. Entering removes what killed saves left there."""
+"""One learner at a time uses a folder of checkpoints. A start removes the remains of killed saves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ with Saving(Core, Path(sys.argv[2])) as it:
 
 @contextmanager
 def holder(core: FakeCore, directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Context manager for a process with a learner that saved a checkpoint. Yields it, and its forked child or 0."""
+    """Context manager for a process whose learner saved a checkpoint.
+
+    Yields the process, and its forked child's pid or 0.
+    """
     command = [sys.executable, "-c", HOLDER, core.address, str(directory), *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         child = 0
@@ -84,7 +87,7 @@ def test_a_second_learner_is_refused_before_it_joins_and_the_first_goes_on(core,
         it.save()
         joins = len(core.joins)
         assert "/a is in use by another learner in this process: stop that learner" in refusal(core, tmp_path)
-        assert len(core.joins) == joins, "joining would have fenced off the first"
+        assert len(core.joins) == joins, "the second learner must not join, which would fence off the first"
         it.save()
         assert names(it) == ["checkpoint-00000001", "checkpoint-00000002"]
 
@@ -203,7 +206,7 @@ def test_a_file_system_without_locks_costs_a_warning(core, tmp_path, said, monke
     assert line["log_level"] == "warning"
 
 
-# ------------------------------------------------------------------------------ what killed saves left
+# ------------------------------------------------------------------------------ remains of killed saves
 
 
 def test_entering_removes_checkpoints_of_killed_saves_and_never_uses_their_numbers(core, tmp_path, said):
@@ -247,7 +250,7 @@ def test_a_checkpoint_that_is_being_written_is_not_removed(core, tmp_path, gate,
 
 
 def test_the_lock_is_a_file_that_stays(core, tmp_path):
-    """Removing it would let two learners lock two files of the same name."""
+    """If the file were removed, two learners could lock two files of the same name."""
     with Saving(core, tmp_path):
         pass
     assert (tmp_path / "a" / LOCK).exists()

@@ -1,4 +1,4 @@
-"""Wrong arguments, odd state and damaged files cause one line that names them and says what to do."""
+"""Wrong arguments, unusual state and damaged files give one line that names them and the fix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_extra_state_is_a_dict_of_objects_with_state(tmp_path):
 
 
 class Stateful:
-    """An object with this state."""
+    """An object with the given state."""
 
     def __init__(self, state: object) -> None:
         self.state = state
@@ -155,7 +155,7 @@ def test_damaged_facts_are_one_line_and_the_older_checkpoint_is_used(core, tmp_p
     with Saving(core, tmp_path) as again:
         assert int(next(iter(again.optimizer.state.values()))["step"]) == 1
         again.save()
-    assert (folder / FACTS).read_bytes() == text, "it is left alone"
+    assert (folder / FACTS).read_bytes() == text, "the damaged file must stay"
     [line] = events(said, "ignoring a checkpoint")
     assert line["reason"] == reason
     assert line["folder"] == str(folder)

@@ -187,10 +187,13 @@ def test_a_restarted_learner_has_the_runs_parameters_and_its_optimizers_state(co
 
 
 def test_a_copy_of_the_parameters_moves_by_the_change_since_the_checkpoint(core, tmp_path):
-    """Otherwise, the optimizer's next step would undo the join. z is far from y here, so only the checkpoint knows."""
+    """Otherwise, the optimizer's next step would undo the join.
+
+    z is too far from y to be recognised without the checkpoint.
+    """
     model = mlp()
     with Saving(core, tmp_path, model, ScheduleFree(model.parameters(), 0.05)) as it:
-        it.save()  # recognises z, which is still near y
+        it.save()  # here, the learner recognises z, which is still near y
         it.turn(4)
         it.merge()
         with torch.no_grad():
@@ -304,7 +307,7 @@ def test_other_objects_continue(core, tmp_path):
     def learner() -> tuple[Saving, Loader, torch.optim.lr_scheduler.LRScheduler]:
         model, loader = mlp(), Loader()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])  # its state has a Counter
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])  # this scheduler's state has a Counter
         extra = {"loader": loader, "scheduler": scheduler, "random": RandomState()}
         return Saving(core, tmp_path, model, optimizer, extra_state=extra), loader, scheduler
 
@@ -408,7 +411,7 @@ def test_an_unusable_checkpoint_is_named_left_alone_and_the_older_one_is_used(co
         assert there == sorted(each.relative_to(tmp_path) for each in tmp_path.rglob("*"))
         for _ in range(3):
             assert again.save().name > "checkpoint-00000002"
-        assert len(again.folders()) == 3, "pruning leaves it alone"
+        assert len(again.folders()) == 3, "pruning must not remove the unusable checkpoint"
     [line] = events(said, "ignoring a checkpoint")
     assert reason in line["reason"], line
     assert line["log_level"] == "warning"

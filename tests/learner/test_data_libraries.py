@@ -1,4 +1,4 @@
-"""Leased units in the loaders of other libraries, each with the real library."""
+"""Leased units in data loaders of other libraries, with the real libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources divide data into units without gaps, and recognise other data."""
+"""Sources divide data into units without gaps, and recognise changed data."""
 
 from __future__ import annotations
 

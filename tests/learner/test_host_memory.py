@@ -1,4 +1,4 @@
-"""A fragment's parameters as float32 on the host, for any memory and type of the model."""
+"""A fragment's parameters as float32 on the host, for any memory layout and type of the model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
         store(vector, host_memory, division)
         assert np.array_equal(load(host_memory, division), vector)
         flat = [values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in division.pieces]
-        assert np.array_equal(torch.cat(flat).numpy(), vector)  # in the order of elements, not of memory
+        assert np.array_equal(torch.cat(flat).numpy(), vector)  # in order of elements, not of memory
     assert model.head.weight is model.table.weight
 
 
@@ -95,6 +95,6 @@ def test_read_pages_can_be_freed():
     old = weakref.ref(model.weight.untyped_storage())
     for value in values:
         value.data = torch.zeros_like(value)
-    assert old() is not None, "else this shows nothing"
+    assert old() is not None, "without a kept view, this shows nothing"
     host_memory.forget()
     assert old() is None

@@ -1,4 +1,4 @@
-"""Entering, stepping, pausing and leaving, as a user's loop sees them."""
+"""Entering, stepping, pausing and leaving, as seen by a user's loop."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_mer
 
 
 def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_would_take(core):
-    """When all learners leave at the same time, no round closes."""
+    """No round closes, because all learners leave at the same time."""
     loop = Loop(core.address, drain_s=30.0)
     with ends_within(8.0), loop.learner:
         core.open(0)
@@ -121,7 +121,7 @@ def test_an_error_in_the_loop_drains_not_leaves_and_comes_through(core):
 
 
 def test_ctrl_c_while_draining_still_says_good_bye(core, monkeypatch):
-    before = agents()  # other tests in this process may have left some that still call a core
+    before = agents()  # other tests may have left threads in this process that still call a core
     loop = Loop(core.address)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -164,8 +164,8 @@ def test_paused_time_is_neither_stepping_nor_blocked(core):
             BREATH.wait(0.1)
         loop.turn()
         after = learner.stats()
-    assert 0.3 <= after.paused_s - before.paused_s < 0.6, "once, though paused within a pause"
-    assert learner._counters.step_time_s < 0.2, "rounds are not waited for as long as pauses take"
+    assert 0.3 <= after.paused_s - before.paused_s < 0.6, "nested pauses must count once"
+    assert learner._counters.step_time_s < 0.2, "pauses must not count as step time"
     assert after.stepping_s - before.stepping_s < 0.2
     assert after.blocked_s - before.blocked_s < 0.1
 
@@ -176,7 +176,7 @@ def test_after_leaving_a_step_is_one_line_and_the_stats_tell_how_it_ended(core):
         loop.turn()
         assert learner.stats().connected
         core.fail("Push", grpc.StatusCode.UNAVAILABLE, times=1000)
-    assert (learner.stats().connected, learner.stats().pending) == (False, 2), "neither fragment's was acknowledged"
+    assert (learner.stats().connected, learner.stats().pending) == (False, 2), "both contributions must be pending"
     with pytest.raises(LearnerError, match="has left the run"):
         loop.turn()
 
@@ -204,7 +204,7 @@ raise RuntimeError("the trainer's own")
         core.merge(0)
         until(lambda: len(core.fetches) > fetched)
         _, rest = child.communicate("", timeout=30)
-    assert rest == "", "what the agent cannot do any more is not told behind it"
+    assert rest == "", "no log line may follow the error"
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -1,4 +1,4 @@
-"""Verdicts on the causes of movements, row by row."""
+"""The detector's verdicts on movements, row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PLACES, VALUES = 8, 16
 
 
 class Rows:
-    """The moving values of some fragments, which all have the same number of values."""
+    """Moving values of fragments of equal size."""
 
     def __init__(self, fragments: int = 1) -> None:
         self.random = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_a_step_that_leads_back_is_no_reversal_where_it_is_no_ordinary_one_witho
         rows.step()
     for _ in range(3):
         change = rows.adopt()
-        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Movement.FINE, "as AdamW, when all is new"
+        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Movement.FINE, "as AdamW's first steps"
 
 
 def test_a_step_that_leads_back_is_no_reversal_where_all_steps_go_along_one_direction():

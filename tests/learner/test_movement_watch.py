@@ -1,4 +1,4 @@
-"""Movements of parameters that the optimizer did not cause are not sent as work. Other movements are."""
+"""Movements that the optimizer did not cause are not sent as work. Others are."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
         sent = len(it.agent.taken)
         for fragment, track in enumerate(it.learner._boundary.local.tracks):
             if rows is LateBlock:
-                assert (track.flying is not None, sent) == (True, 0), "it waits for the verdict"
+                assert (track.flying is not None, sent) == (True, 0), "the work must wait for the verdict"
             fate = Fate(drop=True)
             it.learner._exchange.offer(PreparedAnchor(fragment, 100, track.anchor.copy(), fate))
         it.turn(8)
@@ -128,7 +128,7 @@ def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
 
 
 class TwoRanks(SingleRank):
-    """The first of two ranks, which agrees with itself and owns everything."""
+    """The first of two ranks, which decides alone and owns everything."""
 
     size = 2
 
@@ -190,7 +190,7 @@ def raising() -> None:
 
 
 class Masters(torch.optim.SGD):
-    """Steps float32 copies and writes them to the parameters, like apex, DeepSpeed and Megatron."""
+    """An optimizer that steps float32 copies and writes them to the parameters, like apex, DeepSpeed and Megatron."""
 
     def __init__(self, model: nn.Module, rate: float) -> None:
         self.shared = list(model.parameters())

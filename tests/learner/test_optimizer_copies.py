@@ -16,7 +16,8 @@ from tests.learner.watched import Watched, mlp
 
 
 class Lookahead(torch.optim.SGD):
-    """Zhang et al. 2019: every k steps, the parameters move half of the way back to slow weights, which follow.
+    """Lookahead (Zhang et al. 2019): every k steps, the parameters move half way back to slow weights, which then
+    follow.
 
     hidden: whether the slow weights are outside the optimizer's state.
     """

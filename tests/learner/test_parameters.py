@@ -1,4 +1,4 @@
-"""From a user's model to tensors: tied ones once, frozen ones never, and no prefixes of wrappers."""
+"""A user's model becomes tensors: tied ones once, frozen ones never, and without wrappers' prefixes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_buffers_that_changed_are_named_when_the_learner_leaves(said):
     found.warn_of_buffers("a")
     (line,) = said
     assert line["event"].startswith("buffers changed during training, but learners do not share them")
-    assert (line["buffers"], line["first"]) == (2, "counted"), "BatchNorm's are named at the start"
+    assert (line["buffers"], line["first"]) == (2, "counted"), "the start already named BatchNorm's buffers"
 
 
 def test_an_optimizer_of_another_model_is_refused():

@@ -1,4 +1,4 @@
-"""A core's view of pauses: a throttled learner is live, and one with a long evaluation is paused."""
+"""In a core's view, a throttled learner is live, and one with a long evaluation is paused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_server.rounds.liveness import LearnerLiveness, learner_state
 def trained(
     counters: Counters, member: LearnerLiveness, busy_s: float, pause_s: float, until: float
 ) -> list[tuple[float, str]]:
-    """Simulates steps, each followed by a pause, with four reports per second. Returns the times of state changes."""
+    """Simulates steps with a pause after each, and four reports per second. Returns the times of state changes."""
     seen, turn_s, now = [], busy_s + pause_s, 0.0
     while now < until:
         turns, within = divmod(now, turn_s)

@@ -65,7 +65,7 @@ def test_a_single_file_is_cut_near_its_end(tmp_path):
 
 
 def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
-    for name in ("a.txt", "b.txt", "c.txt"):  # by their names, all of them would be training text
+    for name in ("a.txt", "b.txt", "c.txt"):  # a division by names would make all of them training text
         (tmp_path / name).write_bytes(name.encode() * 1_000)
     corpus = data.load(tmp_path, 16)
     assert (len(corpus.training), len(corpus.validation)) == (14_252, 750)
@@ -73,7 +73,7 @@ def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
 
 
 def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
-    for number in range(190):  # a cut at a twentieth would fall into the middle of a file
+    for number in range(190):  # a cut near the end would divide a file
         (tmp_path / f"{number}.txt").write_bytes(b"%03d " % number * 50)
     corpus = data.load(tmp_path, 16)
     trained, held_out = (set(bytes(part).split()) for part in (corpus.training, corpus.validation))
@@ -83,7 +83,7 @@ def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
 
 def test_no_more_is_read_than_is_used(tmp_path):
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(1 << 40)  # a sparse terabyte, larger than memory
+        file.truncate(1 << 40)  # a sparse file of a terabyte, larger than memory
     corpus = data.load(tmp_path / "huge", 16)
     assert len(corpus.training) + len(corpus.validation) == data.MAX_BYTES
 
@@ -169,7 +169,7 @@ def test_a_restarted_process_warms_its_optimizer_up_again():
 
 
 def test_the_core_says_where_training_ends(tmp_path):
-    """A learner that ended elsewhere would leave outer steps warm, or cool them too early."""
+    """With another end, the outer steps would cool down too late or too early."""
     (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)
     settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu")
     with fake_core() as core:

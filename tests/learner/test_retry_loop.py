@@ -24,7 +24,10 @@ def said(code: grpc.StatusCode, *mark: tuple[str, str]) -> grpc.aio.AioRpcError:
 
 
 class Tries:
-    """Attempts. Each takes the next item of `events`: an error, or a result. bytes: received before the attempt."""
+    """Attempts, each of which takes the next item of `events`: an error or a result.
+
+    bytes: received before the attempt.
+    """
 
     def __init__(self, *events: Exception | bool, came: tuple[int, ...] = (), acts: bool = False) -> None:
         self._events, self._came, self._acts = list(events), [0, *came], acts

@@ -10,7 +10,7 @@ from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.layout.frame_spans import BLOCK, Codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, FrameRun, MergeKind, TensorSpec, plan
 
-SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one spans two frames; odd ends
+SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one tensor spans two frames; sizes are odd
 
 
 def fragment() -> FragmentLayout:

@@ -95,10 +95,10 @@ def test_one_skipped_optimizer_of_two_is_no_skipped_step(core):
 
 
 def test_a_loop_that_moves_parameters_without_an_optimizer_is_not_skipped(core):
-    """Some optimizers are no torch.optim.Optimizer, so that their steps call no hooks."""
+    """Optimizers that are no torch.optim.Optimizer call no hooks."""
     loop = Scaled(core.address, "sgd")
     with loop.learner as learner:
-        learner.step(tokens=10)  # no step was seen yet
+        learner.step(tokens=10)  # the hooks have seen no step yet
         loop.turn()
         with torch.no_grad():
             loop.model.first.weight.add_(0.001)

@@ -45,7 +45,7 @@ def process(core):
 
 def test_start_and_close_do_what_the_block_does(core):
     loop = Loop(core.address)
-    loop.learner.close()  # does nothing before the start
+    loop.learner.close()  # has no effect before the start
     assert loop.learner.start() is loop.learner
     loop.turn(tokens=70)
     loop.learner.close()
@@ -77,7 +77,7 @@ def test_a_second_start_of_a_name_closes_the_first(core, said):
     second.turn()
     other = Loop(core.address, "b")
     other.learner.start()
-    second.turn()  # another name closes nothing
+    second.turn()  # a learner with another name closes none
     for loop in (second, other):
         loop.learner.close()
     assert sorted(core.left) == ["a", "a", "b"]
@@ -181,7 +181,7 @@ def test_the_programs_own_handler_of_sigterm_is_the_only_one_that_runs(core, pro
 
 
 def test_after_the_last_learner_sigterm_has_its_default_again(core, process):
-    """In a process of its own, because another test's learner may still be open in this one."""
+    """In a separate process, because another test's learner may still be open in this one."""
     child = process(
         after="other = torch.nn.Linear(24, 24)\n"
         f"second = atoll.Learner(other, torch.optim.SGD(other.parameters(), 0.1), '{core.address}', 'b').start()\n"

@@ -24,7 +24,7 @@ from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
 
-torch.set_num_threads(1)  # the test counts the interpreter's switches
+torch.set_num_threads(1)  # the test counts the interpreter's thread switches
 
 
 class Deaf:
@@ -37,7 +37,7 @@ class Deaf:
         self.taken: list[PseudoGradient] = []
 
     def submit(self, taken: Submission) -> None:
-        if not taken.received:  # as the Sender does
+        if not taken.received:  # like `Sender`
             taken.received = True
             self.taken.append(taken.outstanding)
 
@@ -72,7 +72,7 @@ def test_a_step_with_nothing_due_costs_microseconds():
 def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     """Each time that a step releases the GIL, a busy thread keeps it for a switch interval.
 
-    The interval is long here, so that these events can be counted.
+    The interval is long here, so that the step's time shows their number.
     """
     learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16))))
     segments.warm_up()
@@ -100,7 +100,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
         done.set()
         hog.join()
     assert [track.version for track in local.tracks] == [6, 1]
-    assert sorted(times)[len(times) // 2] < 12 * 0.05, "a few for each, not one for each tensor"
+    assert sorted(times)[len(times) // 2] < 12 * 0.05, "a step may release the GIL a few times, not once per tensor"
 
 
 def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatch):
@@ -129,7 +129,7 @@ def test_an_exception_that_interrupts_no_grad_leaves_gradients_on(monkeypatch):
 
 
 class Tick(Exception):
-    """The exception that a signal handler raises, for example a watchdog's. The loop catches it."""
+    """The exception of a signal handler, such as a watchdog's. The loop catches it."""
 
 
 def interrupted(learner: Learner, line: int) -> bool:
@@ -172,10 +172,10 @@ def test_the_next_step_completes_work_that_a_signal_interrupted():
         if not interrupted(learner, line):
             break
         learner.step(tokens=1)
-        assert len(agent.taken) == 2, f"interrupted at line {line}: one of each fragment"
+        assert len(agent.taken) == 2, f"interrupted at line {line}: each fragment must be sent once"
         assert all(track.flying for track in local.tracks)
         assert not exchange.todo
-    assert line > 50, "all of a step"
+    assert line > 50, "the test must cover the whole step"
 
 
 def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_learner_says_that_it_cannot_go_on():
@@ -197,7 +197,7 @@ def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_le
         except LearnerError as error:
             assert "interrupted" in str(error)
             told += 1
-    assert min(done, told) > 10, "all of a step"
+    assert min(done, told) > 10, "the test must cover the whole step"
 
 
 @pytest.mark.parametrize("tokens", [8.0, "8", None, True, -1, 1 << 64, torch.tensor(8.0)])

@@ -26,7 +26,7 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
 def panels(board: dict) -> list[dict]:
-    """Returns the panels without the headings of sections."""
+    """Returns the panels, without section headings."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
@@ -45,7 +45,7 @@ def test_dashboards_do_not_drift_from_what_makes_them(tmp_path):
     assert sorted(path.stem for path in (GRAFANA / "dashboards").iterdir()) == list(NAMES)
     for name in NAMES:
         made, kept = ((folder / f"{name}.json").read_text() for folder in (tmp_path, GRAFANA / "dashboards"))
-        assert made == kept, f"{name}: run `python docker/grafana/make.py`"
+        assert made == kept, f"{name} is out of date: run `python docker/grafana/make.py`"
 
 
 def test_promtool_takes_every_expression(tmp_path):
@@ -72,7 +72,7 @@ def test_legends_name_labels_that_their_series_have(board):
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                 kept = re.findall(r"\bby \(([^)]*)\)", target["expr"])
                 listed = {each.strip() for labels in kept for each in labels.split(",")}
-                assert not listed or label in listed, f"{panel['title']}: {label} is summed away"
+                assert not listed or label in listed, f"{panel['title']}: the legend's label {label} is not kept"
 
 
 @each_board
@@ -112,7 +112,7 @@ def test_panels_have_a_place_of_their_own(board):
         assert place["x"] + place["w"] <= 24, panel["title"]
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']} covers {taken[x, y]}"
+                assert (x, y) not in taken, f"panel {panel['title']} covers panel {taken[x, y]}"
                 taken[x, y] = panel["title"]
 
 
@@ -125,7 +125,7 @@ def test_dashboards_lead_to_each_other():
 
 
 def test_the_overview_shows_silent_learners_the_time_and_the_cost():
-    """The table on its first screen shows this, without a click."""
+    """The table on the first screen shows this without a click."""
     (table,) = (panel for panel in panels(BOARDS["overview"]) if panel["title"] == "Learners, trouble first")
     assert table["gridPos"]["y"] + table["gridPos"]["h"] <= 20
     names = next(each["options"] for each in table["transformations"] if each["id"] == "organize")["renameByName"]

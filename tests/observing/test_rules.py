@@ -63,8 +63,8 @@ def test_each_alert_fires_in_one_case_and_stays_quiet_in_another():
     for name in names:
         firing = [found[case] for case in found if case.startswith(f"{name} fires")]
         quiet = [found[case] for case in found if case.startswith(f"{name} stays quiet")]
-        assert firing, f"{name}: no case in which it fires"
-        assert quiet, f"{name}: no case in which it stays quiet"
+        assert firing, f"{name}: add a case in which the alert fires"
+        assert quiet, f"{name}: add a case in which the alert stays quiet"
         asked = f'ALERTS{{alertname="{name}", alertstate="firing"}}'
         for each in firing:
             assert any(asked in test["expr"] and test.get("exp_samples") for test in each), name
@@ -82,7 +82,7 @@ def test_rules_ask_for_series_that_there_are():
 
 
 def test_a_core_needs_no_front_and_a_front_no_core():
-    """Each has its own group of rules, which records only its own series."""
+    """Each component's rules record and use only its own series."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
         for rule in group["rules"]:
@@ -109,7 +109,7 @@ def sections() -> dict[str, str]:
 
 
 def test_each_alert_has_its_section_and_each_section_its_alert():
-    assert list(sections()) == list(alerts()), "in the rules' order"
+    assert list(sections()) == list(alerts()), "sections must be in the rules' order"
     for name, text in sections().items():
         for part in PARTS:
             assert re.search(rf"^(\*\*|### ){part}\b", text, re.MULTILINE | re.IGNORECASE), f"{name}: no {part!r}"
@@ -137,6 +137,6 @@ def test_runbooks_and_alerts_name_commands_that_there_are():
         command, words = root, line.split()
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
-        assert not hasattr(command, "commands"), f"atoll {line}: there is no such command"
+        assert not hasattr(command, "commands"), f"atoll {line}: unknown command"
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options, f"atoll {line}: there is no such option"
+        assert {word for word in words if word.startswith("--")} <= options, f"atoll {line}: unknown option"

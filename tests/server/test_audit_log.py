@@ -1,4 +1,4 @@
-"""The audit log: one peer's lines cannot push other lines out of the files."""
+"""The audit log: no peer's lines can push other lines out of the files."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: S
 
 
 def test_the_files_last_half_a_day_under_any_one_peer():
-    longest = 2 * LONGEST  # includes the text around the detail
-    assert FILE_BYTES * (FILES - 1) / (longest * LINES_PER_MINUTE * 60) > 12, "hours"
+    longest = 2 * LONGEST  # with the text around the detail
+    assert FILE_BYTES * (FILES - 1) / (longest * LINES_PER_MINUTE * 60) > 12, "the files must last 12 hours"

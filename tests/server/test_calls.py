@@ -1,4 +1,4 @@
-"""Long waits of calls end immediately when told to, with the reason."""
+"""Long waits of calls end immediately on request, with the reason."""
 
 from __future__ import annotations
 

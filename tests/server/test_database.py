@@ -1,4 +1,4 @@
-"""Ledgers that are only read: while a core uses them, after it ended, and on a read-only disk."""
+"""Reading a ledger: while a core uses it, after the core's end, and on a read-only disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.ledger.database import SCHEMA_VERSION, LedgerError, open_ledge
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "a ledger?#%.sqlite"  # a name that a URI must quote
+    path = tmp_path / "a ledger?#%.sqlite"  # a URI must quote this name
     with closing(open_ledger(path)) as db, transaction(db):
         db.execute("INSERT INTO meta VALUES ('run', '\"r\"', 0)")
     return path

@@ -1,4 +1,4 @@
-"""A front's cache: each item is stored once, in bounded memory, and never served under another item's key."""
+"""A front's cache stores each item once, in limited memory, and never serves it under another key."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_fetch_that_is_cut_leaves_its_frames_and_the_next_one_brings_the_other
     item = (cache := FetchCache(1000)).begin(place(), 3)
     assert item.claim([0, 1]) == [0, 1]
     item.took(header(count=3), frame(0))
-    assert item.claim(range(3)) == [2], "of another reader: what is here or coming is not fetched twice"
+    assert item.claim(range(3)) == [2], "only missing frames may be fetched again"
     item.failed([0, 1], ConnectionError)
     with pytest.raises(ConnectionError):
         read(item, [1])
@@ -102,7 +102,7 @@ def test_a_reader_of_a_frame_whose_fetch_was_cut_goes_on_with_the_next_fetch_of_
         reading = asyncio.create_task(anext(aiter(item.read([1]))))
         await asyncio.sleep(0)
         item.failed([1], ConnectionError)
-        assert item.claim([1]) == [1], "before the reader wakes"
+        assert item.claim([1]) == [1], "the next fetch must claim the frame before the reader wakes"
         await asyncio.sleep(0)
         item.took(header(), frame(1))
         return await reading
@@ -152,7 +152,7 @@ def test_the_least_recently_used_item_is_dropped_first_and_items_in_use_stay():
     assert cache.size_bytes == 3 * SIZE
     cache.find(place(1))
     fill(cache, place(4))
-    assert cache.find(place(2)) is None, "it was asked for longest ago"
+    assert cache.find(place(2)) is None, "the least recently used item must go"
     assert cache.find(place(1)) is items[0]
     assert cache.size_bytes == 3 * SIZE
     for version in (1, 3, 4):

@@ -1,4 +1,4 @@
-"""One file's stream is split into a folder that the safetensors library reads, or leaves no files."""
+"""The stream of a file becomes a folder that the safetensors library reads, or leaves no files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def split(content: bytes, out: Path, limit: int, seed: int = 0) -> None:
 
 
 def load_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """Loads a folder as transformers does: each file that the index names, then each tensor from its file."""
+    """Loads a folder like transformers: each file in the index, then each tensor from its file."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = {name: load_file(folder / name) for name in set(index["weight_map"].values())}
     assert sum(len(tensors) for tensors in files.values()) == len(index["weight_map"])
@@ -160,7 +160,7 @@ def test_the_folder_of_this_process_is_replaced_too(tmp_path, whole, monkeypatch
 
 
 def test_an_interrupted_export_loses_no_folder(tmp_path, whole, monkeypatch):
-    """It ends between its two renames, once with an error and once without any chance to clean up."""
+    """The export ends between its two renames, once with an error and once without any cleanup."""
     content, folder = whole.read_bytes(), tmp_path / "folder"
     split(content, folder, 700)
     rename = Path.rename

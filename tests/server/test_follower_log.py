@@ -13,7 +13,10 @@ from atoll_wire.contract import Fate
 
 
 def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Notification]:
-    """Returns all notifications until the log closes. number: of the log with the known position; None for this log."""
+    """Returns all notifications until the log closes.
+
+    number: of the log that `position` belongs to; None for this log.
+    """
 
     async def run() -> list[pb.Notification]:
         return [
@@ -36,7 +39,7 @@ def test_an_unknown_position_is_told_the_current_state_first():
     heard = hear(made(3))
     assert heard[0].WhichOneof("what") == "current"
     assert heard[0].current.versions == {0: 7}
-    assert [h.WhichOneof("what") for h in heard] == ["current"]  # the state's own notifications are not repeated
+    assert [h.WhichOneof("what") for h in heard] == ["current"]  # without notifications that it includes
     assert heard[0].sequence == 4
 
 

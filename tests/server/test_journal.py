@@ -42,7 +42,7 @@ NO = Refused(Status.PERMISSION_DENIED, "no")
 MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.ALL_ANSWERED, "every live learner has answered")
 FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
 
-# Each kind of entry, and its subscribers. A round's entries are in order, because the timeline needs its opening.
+# Each kind of entry, and its subscribers. A round's entries are in order, because the timeline needs the opening first.
 SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Started(1), {EVENTS}),
     (entries.Restored(1, 2), {EVENTS, LOG}),
@@ -81,7 +81,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
 
 
 class Shown:
-    """A core, and the current output of each of the journal's subscribers."""
+    """A core, and the output of each of its journal's subscribers."""
 
     def __init__(self, directory: Path) -> None:
         self.core = Core(CoreSettings(listen=("127.0.0.1:0",), directory=directory), {})
@@ -118,8 +118,8 @@ class Lines:
 
 
 def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
-    structlog.reset_defaults()  # another test may have set a level, and some kinds have the level debug
-    assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind once"
+    structlog.reset_defaults()  # another test may have raised the level, and some kinds are at debug
+    assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind must appear once"
     assert len(SHOWN) == len(get_args(entries.Entry))
 
     async def found() -> list[tuple[str, set[str]]]:
@@ -158,7 +158,7 @@ def test_followers_of_a_shard_are_told_before_anything_is_shown(tmp_path: Path):
     shard, heard = bare_shard(tmp_path, layout, Limits(), Rows(), []), list[int]()
     shard.context.journal.subscribe(lambda *_: heard.append(len(shard.follower_log._kept)), only_shows=True)
     shard._record(entries.RoundOpened(0, 1))
-    assert heard == [1], "shown once, and its followers knew of it by then"
+    assert heard == [1], "followers must hear of the entry first"
 
 
 def broken(*_: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
         receipt, version, faults = asyncio.run(pushed())
     assert receipt.fate == pb.FATE_PENDING
     assert version == 1
-    assert faults == 3, "acknowledged, computed, published"
+    assert faults == 3, "each of three entries must count as a fault"
 
 
 def test_the_audit_log_has_the_lines_that_it_had(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Names, and the processes that may use them."""
+"""Names of learners, and the processes that may use them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_calls_of_a_session_end_when_it_does():
     with entry.stream(ends("first")), entry.stream(ends("its other")):
         join(registry)
         assert ended == [("first", "UNAUTHENTICATED"), ("its other", "UNAUTHENTICATED")]
-        assert entry.connected, "it is coming back, so no other process gets its name"
+        assert entry.connected, "a returning process must keep its name"
         with entry.stream(ends("second")):
             registry.evict(entry, "a test", 1.0)
     assert ended[2:] == [("second", "FAILED_PRECONDITION")]
@@ -52,7 +52,7 @@ def test_calls_of_a_session_end_when_it_does():
 def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_seconds_only():
     registry = LearnerRegistry(10)
     with join(registry).stream(print):
-        join(registry, now=10.0)  # its calls seem to be open, but the process is dead
+        join(registry, now=10.0)  # the process is dead, but its calls seem to be open
     with pytest.raises(Refused, match="already connected"):
         join(registry, nonce=2, now=10.0 + CALLS_COME_S)
     assert join(registry, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
@@ -89,7 +89,7 @@ def test_a_name_is_taken_over_only_by_a_process_that_answers():
     assert (late.incarnation, late.nonce, late.session) == (1, 1, first)
     for proof in (b"", b"guessed"):
         assert registry.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0, 0.0).incarnation == 1
-    assert registry.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "another's proof"
+    assert registry.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "a wrong proof"
     assert registry.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0, 0.0).incarnation == 2
 
 
@@ -100,9 +100,9 @@ def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_bac
     for wall in (120.5, 179.0):
         with pytest.raises(Refused, match="newer process") as refused:
             registry.join("a", "eu", 2, 0, wall - 50.0, b"", b"t", wall, 0.0)
-        assert refused.value.status is Status.UNAVAILABLE, "a late Join may make a dead process seem younger: it waits"
+        assert refused.value.status is Status.UNAVAILABLE, "a process that may be dead and seem newer must wait"
     assert registry.join("a", "eu", 3, 0, 10.0, b"", b"proof", 121.0, 0.0).challenge == (3, b"proof"), (
-        "a younger one may"
+        "a newer process may take the name"
     )
     assert registry.join("a", "eu", 2, 0, 131.0, b"", b"proof", 181.0, 0.0).challenge == (2, b"proof")
     registry.join("a", "eu", 1, 1, 85.0, b"", b"t", 182.0, 0.0)
@@ -119,12 +119,12 @@ def test_regions_are_bounded():
     assert registry.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0, 0.0).region == "r7"
     with pytest.raises(Refused, match="256 regions"):
         join(registry, "one-more", nonce=2, region="elsewhere")
-    registry.evict(registry.entries["l3"], "it lies", 1.0)  # its region is free again
+    registry.evict(registry.entries["l3"], "it lies", 1.0)  # the region is free again
     assert join(registry, "one-more", nonce=2, region="elsewhere").region == "elsewhere"
     registry.entries["l4"].account.left_at = 1.0
     assert join(registry, "another", region="elsewhere too").region == "elsewhere too"
     with pytest.raises(Refused, match="256 regions"):
-        join(registry, "l4", region="r4")  # it returns, but its region's place is taken
+        join(registry, "l4", region="r4")  # the learner returns, but its region's place is taken
 
 
 def test_a_name_has_one_region_at_a_time():
@@ -209,7 +209,7 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name):
 def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
     registry = LearnerRegistry(10)
     entry = join(registry, nonce=1)
-    entry.streams = {print: None}  # a stream of a host that vanished, so nothing ends it
+    entry.streams = {print: None}  # a stream of a vanished host, which nothing ends
     for second in range(20):
         entry.reports.saw(float(second))
     with pytest.raises(Refused, match="is already connected"):

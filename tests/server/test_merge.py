@@ -1,4 +1,4 @@
-"""The merge vs. its equations in float64, and the properties behind replay and bit-identical anchors."""
+"""Merges match their equations in float64, and are deterministic, as replay and anchors require."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InMemory:
     codec: Codec
     frames: list[bytes]
     norms_sq: np.ndarray
-    scale: float = 1.0  # the factor that clips it
+    scale: float = 1.0  # factor that clips the contribution
 
     def content(self, span: FrameSpan) -> frame_codec.Content:
         return frame_codec.decompress(self.frames[span.index], span, self.codec)
@@ -74,7 +74,7 @@ def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.MergeR
 
 
 def expected_delta(contributions, weights) -> np.ndarray:
-    """Returns the radial-directional average of each piece, but the plain average of the embedding, in float64."""
+    """Returns the average in float64: radial-directional per piece, but plain for the embedding."""
     delta = np.zeros(FRAGMENT.length)
     for piece in FRAGMENT.pieces:
         place = slice(piece.offset, piece.offset + piece.length)
@@ -131,13 +131,13 @@ def test_published_parameters_follow_the_exact_ones_over_many_merges():
     current = state()
     for step in range(10):
         current = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5]).state
-    last_step = 0.9 * 1e-3 * 3  # only the last update's error remains, because earlier errors were fed back
+    last_step = 0.9 * 1e-3 * 3  # only the last update's error remains; earlier ones are fed back
     assert np.abs(current.theta - current.theta_pub).max() < last_step
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e9])
 def test_every_accepted_contribution_gives_finite_parameters(scale):
-    """This includes the smallest and the largest allowed norms, alone or among others."""
+    """The contributions include the smallest and the largest allowed norms, alone or among others."""
     given = [contribution("a", 1, scale), contribution("b", 2)]
     assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
     for contributions, weights in ((given, [0.5, 0.5]), (given[:1], [1.0])):
@@ -279,5 +279,5 @@ def test_a_part_of_an_outer_step_lets_momentum_fade_by_that_part():
 def test_weights_follow_tokens_pace_and_staleness():
     assert merge.weight(800, 10, 0, 0.5) == 800 * 80
     assert merge.weight(800, 10, 4, 0.5) == pytest.approx(800 * 80 / 2)
-    assert merge.weight(800, 10, 0.9, 0.5) == 800 * 80, "what is late by less than an outer step weighs all of it"
+    assert merge.weight(800, 10, 0.9, 0.5) == 800 * 80, "a staleness below one outer step must not reduce the weight"
     assert merge.weight(800, 10, 4, 0.0) == 800 * 80

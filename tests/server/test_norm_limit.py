@@ -56,7 +56,7 @@ def test_each_learner_has_one_share_of_the_window():
     for _ in range(40):
         for name, norm in (("a", 1.0), ("b", 1.0), *[("d", 9.0)] * 8):
             assert not usual.enter(name, norm, 24, HERE).refusal
-    assert usual.judge(10.1, 24).refusal, "else nine times as much has become what is usual"
+    assert usual.judge(10.1, 24).refusal, "the median must not follow one learner"
 
 
 def test_a_change_of_all_is_followed_after_a_few_rounds():
@@ -67,7 +67,7 @@ def test_a_change_of_all_is_followed_after_a_few_rounds():
     refused = [bool(usual.enter(name, 5e3, 24, HERE).refusal) for _ in range(AGREED + 1) for name in "abcd"]
     assert refused == [True] * (4 * AGREED) + [False] * 4
     assert not usual.judge(5e3, 24).refusal
-    assert usual.judge(5e4 + 5e3, 24).refusal, "judging goes on"
+    assert usual.judge(5e4 + 5e3, 24).refusal, "larger norms must still be refused"
 
 
 def test_half_of_the_present_learners_are_not_enough_to_change_the_reference():
@@ -103,6 +103,6 @@ def test_norms_that_grow_with_a_warm_up_are_not_refused():
     rounds, learners = 40, 4
     usual = NormLimiter(32, 10.0, 0.0)
     for number in range(1, rounds):
-        norm = number**3 - (number - 1) ** 3  # for a rate that grows with the square of the steps
+        norm = number**3 - (number - 1) ** 3  # for a norm that grows with the square of the steps
         for learner in range(learners):
             assert not usual.enter(f"{learner}", norm, 24, HERE).refusal, f"round {number}"

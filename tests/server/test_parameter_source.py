@@ -1,4 +1,4 @@
-"""`--init` takes a file or a folder, and stages the same bytes of one file. An invalid folder is one line."""
+"""`--init` stages a file or a folder as one file with the same bytes. An invalid folder gives a one-line error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRST, SECOND = FILES
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a folder as save_pretrained writes it, in which a tied tensor has one name."""
+    """Returns a folder as written by save_pretrained, in which a tied tensor has only one name."""
     made = tmp_path / "model"
     made.mkdir()
     for name, tensors in FILES.items():
@@ -51,7 +51,7 @@ def write_index(folder: Path, weight_map: Any) -> None:
 
 
 def staged(path: Path, directory: Path) -> dict[str, torch.Tensor]:
-    """Stages a source for the run in `directory`. Returns the tensors of its one file."""
+    """Stages a source for the run in `directory`. Returns the tensors of the staged file."""
     staging = stage_source(open_source(path), directory)
     try:
         staging.check(SPECS)
@@ -104,7 +104,7 @@ def load_whole(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def mapped(**changes: object) -> Callable[[Path], None]:
-    """Returns a change of the index: tensors to other files, or to None for no file."""
+    """Returns a change of the index, which maps tensors to other files, or to None for no file."""
 
     def change(folder: Path) -> None:
         weight_map = json.loads((folder / INDEX).read_text())["weight_map"] | changes
@@ -261,7 +261,7 @@ def test_neither_the_copy_nor_the_split_holds_a_tensor_in_memory(tmp_path):
     done = subprocess.run([sys.executable, "-c", MEASURED, *paths], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 4
-    assert int(done.stdout) < 16 << 10, "KiB more than before; a tensor has 40 MiB"
+    assert int(done.stdout) < 16 << 10, "16 MiB must suffice, although a tensor has 40 MiB"
 
 
 def test_all_bytes_of_a_file_are_read_in_order(folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""Presets of a run: their values, and what wins over them."""
+"""Presets of a run: their values, and options that override them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_option_wins_over_the_preset():
 
 
 def test_presets_set_the_same_settings():
-    """So that a start with another preset leaves nothing of the first one."""
+    """Otherwise, a start with another preset would keep some values of the first one."""
     assert {name: values.keys() for name, values in PRESETS.items()} == dict.fromkeys(PRESETS, FINETUNE.keys())
 
 

@@ -1,4 +1,4 @@
-"""The cache of updates keeps its limits."""
+"""The cache of updates stays within its limits."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KEY = SessionKey(bytes(32), b"this start", "run", 1)
 META = {
     "run": "r", "generation": 1, "epoch": 7, "session_key": bytes(32).hex(), "settings": RunSettings().model_dump(),
 }  # fmt: skip
-NEVER: Any = None  # in place of a ledger, to which nothing is written
+NEVER: Any = None  # in place of a ledger
 
 
 def test_a_token_is_proved_without_the_process_that_gave_it():
@@ -54,6 +54,7 @@ def test_a_key_is_not_shown():
 
 
 # ------------------------------------------------------------------------------------------------- a registrar's
+# sessions
 
 
 def started(**meta: Any) -> Registrar:

@@ -1,4 +1,4 @@
-"""Streamed safetensors files are compared with the library. Malformed files are refused."""
+"""Streamed safetensors files match the library's. Malformed files are refused."""
 
 from __future__ import annotations
 

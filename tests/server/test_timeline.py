@@ -109,7 +109,7 @@ def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
     second = next(told.timeline.newest())
     assert second is not first
     told.contributed("a", now + 0.5, second.cycle)
-    assert second.closed_at == now + 0.5, "the late one is b's answer"
+    assert second.closed_at == now + 0.5, "b's late work must be its answer"
     assert (second.answers["b"].late, second.answers["a"].late) == (True, False)
 
 
@@ -191,7 +191,7 @@ def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rou
         told.on(entries.MergeComputed(fragment, 1), 1000.0)
         told.on(published(merging(fragment, learners)), 1001.0)
     assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
-    told.on(entries.RoundOpened(0, 2), 1002.0)  # they may be removed now
+    told.on(entries.RoundOpened(0, 2), 1002.0)  # these may be removed now
     kept = list(told.newest())
     assert len(kept) <= MAX_ROUNDS
     assert sum(len(seen.answers) for seen in kept) <= MAX_ANSWERS

@@ -118,7 +118,7 @@ def test_the_runs_clock_continues_through_changes_of_the_machines_clock(said):
         machine.steady += 1.0
         run.look()
         run.look()
-    assert run.wall() == 1112.0, "1100, and 12 s of the steady clock"
+    assert run.wall() == 1112.0, "the run's clock must show 1100 s plus 12 steady seconds"
     assert [line["event"] for line in said] == [
         "this machine's clock is behind the run's: the run continues from its last saved time; check NTP",
         "this machine's clock jumped: the run keeps its own time; check NTP",

@@ -27,7 +27,7 @@ PAYLOAD = frame_codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMEN
 
 
 class World:
-    """One fragment. committed, refused: the rows that the ledger received."""
+    """A shard with one fragment. committed, refused: the rows that the ledger received."""
 
     def __init__(self, directory, **limits) -> None:
         self.ledger, self.failures = Rows(), []
@@ -94,7 +94,7 @@ def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path
         world.ledger.may_commit.set()
         await other
         assert (await world.intake.receipt(upload)).fate == pb.FATE_PENDING
-        assert cut.cancelled(), "else nothing was cut"
+        assert cut.cancelled(), "the stream must be cut"
 
     asyncio.run(run())
 
@@ -114,7 +114,7 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
         await upload.ended.wait()
         assert upload.refused().status is Status.RESOURCE_EXHAUSTED
         assert world.offer() is not upload
-        assert cut.cancelled(), "else nothing was cut"
+        assert cut.cancelled(), "the stream must be cut"
 
     asyncio.run(run())
 
@@ -145,7 +145,7 @@ def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp
         with pytest.raises(Refused, match="the core failed"):
             await world.intake.receipt(upload)
         assert (world.committed, world.refused, len(world.failures)) == ([], [], 1)
-        assert (upload.state, world.offer() is upload) == (UploadState.WHOLE, True), "what the disk has is not known"
+        assert (upload.state, world.offer() is upload) == (UploadState.WHOLE, True), "the disk's state is unknown"
         world.uploads.expire(1e9)
         world.uploads.fence("a", 2)
         assert world.spool.used_bytes == len(PAYLOAD)
@@ -191,7 +191,7 @@ def test_nothing_is_acknowledged_before_its_row_is_committed(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload, waiting = await world.finishing()
-        assert world.offer() is upload, "offered again it is an upload still, and no receipt"
+        assert world.offer() is upload, "a repeated offer must get the upload, not a receipt"
         assert world.uploads.newest_receipt("a", 1, 0) is None
         world.ledger.may_commit.set()
         await waiting
@@ -287,7 +287,7 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
         await world.take(upload)
         receipt = await world.intake.receipt(upload)
         assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
-        assert world.offer() == receipt, "offered again it is answered again"
+        assert world.offer() == receipt, "a repeated offer must get the same answer"
         ((row, reason),) = world.refused
         assert row.norms_sq[0] == pytest.approx(64 * 64, rel=0.1)
         assert "times the usual norm of 1 steps" in reason
@@ -306,11 +306,11 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
             upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
             await world.take(upload)
             assert (await world.intake.receipt(upload)).fate == pb.FATE_REFUSED
-            for more in range(20):  # for any round and from any process
+            for more in range(20):  # whatever the round and the process
                 with pytest.raises(Refused) as refused:
                     world.offer(seq=seq + 1 + more, incarnation=seq + more % 2, cycle=more % 4, now_in=seq)
                 assert refused.value.status is Status.RESOURCE_EXHAUSTED
-        assert len(world.refused) == 3, "one row of the ledger in each round"
+        assert len(world.refused) == 3, "each round must store one row"
 
     asyncio.run(run())
 
@@ -337,7 +337,7 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
         world.ledger.may_commit.clear()
         upload = world.offer()
         await world.take(upload, zstandard.compress(bytes(content)))
-        assert upload.state is UploadState.WHOLE, "nothing more needs to come"
+        assert upload.state is UploadState.WHOLE, "the remaining frames must not be needed"
         world.ledger.may_commit.set()
         receipt = await world.intake.receipt(upload)
         assert receipt.fate == pb.FATE_REFUSED

@@ -1,4 +1,4 @@
-"""The soak test's judge, with made-up samples: it detects each kind of leak, and no growth in changing quantities."""
+"""The soak test's judge detects each kind of leak in made-up samples, and no growth in changing quantities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.soak.run import Sample, series
 from tests.soak.sampling import Usage, known
 
 MIB = 2.0**20
-TURNS = 12  # in each chapter
+TURNS = 12  # turns per chapter
 REPORTS = "Report calls opened"
 QUIET: Usage = {THREADS: 13.0, FILES: 10.0, CONNECTIONS: 5.0, MEMORY: 450 * MIB, REPORTS: 1.0}  # a learner's values
 

@@ -1,4 +1,4 @@
-"""Timeouts that follow the observed gaps."""
+"""Timeouts that follow observed gaps between arrivals."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from atoll_wire.codec import buffers
 from atoll_wire.process import allocator
 
 LLVM = "libllvmlite"
-LENGTH = buffers.MIN_BYTES  # in parameters: four times that in bytes
+LENGTH = buffers.MIN_BYTES  # parameters, of four bytes each
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    gc.collect()  # vectors of earlier tests in this process give their memory back now
+    gc.collect()  # now, vectors of earlier tests in this process release their memory
     buffers._free.clear()
 
 
@@ -34,7 +34,7 @@ def test_a_library_whose_code_was_let_go_of_works_on():
     before = resident_bytes()
     allocator.drop_code_pages(LLVM)
     assert resident_bytes() < before // 2
-    assert double(2.5) == 5.0, "compiled once more"
+    assert double(2.5) == 5.0, "the code must be loaded again"
 
 
 def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
@@ -42,7 +42,7 @@ def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
     first.fill(7.0)
     place = first.ctypes.data
     del first
-    second = buffers.empty(LENGTH - 5)  # nearly as long
+    second = buffers.empty(LENGTH - 5)  # nearly as long as the released one
     assert second.ctypes.data == place
     assert len(second) == LENGTH - 5
     assert second[3] == 7.0

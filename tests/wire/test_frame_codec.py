@@ -1,4 +1,4 @@
-"""The codec: bit-identical to its reference, within its error bounds, and safe with any input."""
+"""The codec is bit-identical to its reference, within its error bounds, and safe with any input."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _with_scale(bits: int) -> bytes:
         (_with_scale(0xBF80), "scale"),  # negative
         (_with_scale(0x8000), "scale"),  # negative zero
         (_with_scale(0x0001), "scale"),  # subnormal
-        (_with_scale(0x7F7F), "scale"),  # seven times this is beyond float32
+        (_with_scale(0x7F7F), "scale"),  # times 7, this exceeds float32
         (_payload(b"\x08" + SOUND[1:]), "code"),  # -8 is never used
         (_payload(SOUND[: BLOCK // 2] + b"\x11" + SOUND[BLOCK // 2 + 1 :]), "code"),  # padding that is not zero
     ],

@@ -1,4 +1,4 @@
-"""Frames written and read by hand match protobuf's encoding."""
+"""Frames that are written and parsed without protobuf match protobuf's encoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_frame_is_the_message_that_protobuf_makes(kind, read, index, crc, payl
     [found] = read(message)
     assert isinstance(found, WireFrame)
     assert (found.index, found.crc32c, bytes(found.payload)) == (index, crc, payload)
-    assert found.payload.obj is message, "a view on it, not a copy"
+    assert found.payload.obj is message, "the payload must be a view, not a copy"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_other_bytes_are_read_as_protobuf_reads_them(kind, read, message):
     try:
         found = read(message)
     except DecodeError as refused:
-        assert "frames" in str(refused), "more fields than any message has"
+        assert "frames" in str(refused), "only messages with too many fields may be refused"
         return
     if isinstance(found, list):
         found = kind(frames=[pb.Frame(index=f.index, crc32c=f.crc32c, payload=bytes(f.payload)) for f in found])

@@ -1,4 +1,4 @@
-"""Frames over several connections: a slow or failing connection does not delay the others."""
+"""Frames over several connections: a slow or failing connection does not delay frames of others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Core:
 
 
 class Call:
-    """One Push."""
+    """One Push call."""
 
     def __init__(self, core: Core, carrier: int | None) -> None:
         self.core, self.carrier = core, carrier
@@ -69,7 +69,7 @@ class Call:
         if isinstance(message, pb.PushRequest):
             self.replies.put_nowait(pb.PushReply(received=pb.ReceivedFrames(frames=sorted(self.core.received))))
             return
-        assert self.carrier is not None, "no frame goes where offers are made"
+        assert self.carrier is not None, "offers must carry no frames"
         if self.carrier in self.core.stuck:
             await asyncio.Event().wait()
         if self.carrier == self.core.swallows:
@@ -97,7 +97,7 @@ class Call:
         pass
 
     def add_done_callback(self, callback) -> None:
-        pass  # these are not counted
+        pass  # open calls are not counted
 
     def cancel(self) -> bool:
         self.replies.put_nowait(None)

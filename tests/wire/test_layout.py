@@ -1,4 +1,4 @@
-"""The layout: it contains every parameter once, fragments are nearly equal, and both sides compute the same."""
+"""A layout contains every parameter once, its fragments are nearly equal, and all processes compute the same."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_fingerprint_is_the_same_in_another_process_and_differs_for_another_
     )
     ours = plan(gpt(2, 64, 300), 5).fingerprint.hex()
     assert other.stdout.strip() == ours
-    # Golden: a changed layout breaks existing runs, so a change must be deliberate (increment layout.FORMAT).
+    # Golden values: a changed layout breaks existing runs, so a change must be deliberate (increment layout.FORMAT).
     assert ours == "c7174e516860a781b251007b507c24b2117fd45d2d94e949e0bf8fc8f45a1071"
     assert plan(gpt(2, 64, 301), 5).fingerprint.hex() != ours
     assert plan(gpt(2, 64, 300), 4).fingerprint.hex() != ours

@@ -1,4 +1,4 @@
-"""Messages in pieces: they are joined without change, and the buffered bytes are limited."""
+"""Messages in pieces are joined without change, with limited buffered bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_message_comes_out_as_it_went_in(size):
     came = [pieces.take(sent) for sent in split(message)]
     assert came == [None] * (len(came) - 1) + [message]
     assert not pieces.waits
-    assert pieces.take(b"next") == b"next", "and the next one after it"
+    assert pieces.take(b"next") == b"next", "the next message must follow"
 
 
 def test_no_piece_is_larger_than_a_server_takes():

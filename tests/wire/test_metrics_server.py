@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_seen(port, health, monkeypatch):
         for _ in range(50):
             await asyncio.sleep(0.01)
         assert not health.not_ready()
-        while not health.not_alive():  # like a loop that is blocked
+        while not health.not_alive():  # blocks the loop
             pass
         assert [ask(port, path)[0] for path in ("/livez", "/readyz")] == [503, 503]
         beating.cancel()

@@ -1,4 +1,4 @@
-"""The number of connections that carry frames: it grows while more connections are faster."""
+"""The number of connections that carry frames grows while more connections are faster."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from atoll_wire.process.clock import SYSTEM
 
 from tests.clocks import SetClock
 
-NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
+NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips in seconds
 
 
 def window(width: ConnectionCount, rate: float, now: float) -> None:
-    """Simulates one measuring window at this rate."""
+    """Simulates one measuring window at this rate in bytes/s."""
     part_s = WINDOW_S / WINDOW_ARRIVALS * (1 + 1e-9)
     for _ in range(WINDOW_ARRIVALS):
         width.arrived(int(rate * part_s), part_s, now)
@@ -65,7 +65,7 @@ def settled(
             22e6,
             MAX_CONNECTIONS,
             MAX_CONNECTIONS,
-        ),  # bbr: one nearly fills the link, and more start faster after a pause
+        ),  # bbr: one connection nearly fills the link, and more start faster after a pause
     ],
 )
 def test_on_a_long_link_connections_grow_until_more_bring_less(alone, link, hurt_from, lanes_wanted):
@@ -178,7 +178,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         answered(group, LONG_S)
         assert (group.count, group.spare) == (FAR_CONNECTIONS, True)
         with group.carrying() as carried:
-            for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, idle connections give no rate
+            for _ in range(2 * WINDOW_ARRIVALS):  # idle connections without frames to send give no rate
                 clock.steady += WINDOW_S
                 carried.arrived(1_000_000)
             assert group.count == FAR_CONNECTIONS
@@ -192,7 +192,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         for each in (carrier, *more):
             group.give(each)
         await group.rest()
-        assert Channel.opened == group.count, "it was busy just now"
+        assert Channel.opened == group.count, "busy connections must stay"
         clock.steady += parallel_connections.IDLE_S + 1
         await group.rest()
         await asyncio.sleep(0)
@@ -220,7 +220,7 @@ def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
 def test_frames_share_messages_close_by_only():
     async def main() -> None:
         group = ParallelConnections(lambda: ("stub", Channel()), SYSTEM)
-        assert group.together == 1, "nothing is known"
+        assert group.together == 1, "without measurements, frames must go alone"
         with group.carrying() as carried:
             carried.arrived(1000, [0.01] * 50)
         assert group.together > 1
