@@ -46,7 +46,7 @@ class Stream:
         return message
 
     def add_done_callback(self, _: object) -> None:
-        return  # not counted as messages
+        return  # open calls are not counted
 
     def cancel(self) -> bool:
         self._cancelled = True
@@ -123,7 +123,7 @@ class Hostile:
         return self._next() if self.says else grpc.aio.EOF
 
     def add_done_callback(self, _: object) -> None:
-        return  # not counted as messages
+        return  # open calls are not counted
 
     def cancel(self) -> bool:
         return True

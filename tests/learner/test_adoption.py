@@ -109,7 +109,7 @@ moves = st.lists(st.sampled_from(MOVES), max_size=60)
 @given(moves=moves, seed=st.integers(0, 2**32), narrow=st.booleans())
 @example(moves=["train", "send", "train", "restore", "train", "merged", "train"], seed=1, narrow=False)
 @settings(max_examples=200, deadline=None)
-def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
+def test_movement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
     island = Island(seed, narrow=narrow)
     for move in moves:
         flying = island.track.flying is not None
@@ -132,7 +132,7 @@ def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
     np.testing.assert_allclose(island.displacement, total, atol=2e-5)
 
 
-def test_work_that_was_given_up_in_flight_and_merged_all_the_same_is_not_taken_back():
+def test_work_that_was_dropped_in_flight_but_merged_is_not_undone():
     island = Island(1)
     island.train()
     island.send()
@@ -151,7 +151,7 @@ def test_quantisation_errors_are_sent_next_time():
     assert np.array_equal(values(island.taken().coded, FRAGMENT, Codec.FLOAT32), left)
 
 
-def test_nothing_outstanding_means_the_anchor_up_to_one_rounding():
+def test_without_outstanding_work_the_values_are_the_anchor_up_to_one_rounding():
     island = Island(2)
     island.adopt(merged=False)
     np.testing.assert_allclose(island.local, island.track.anchor, rtol=2e-7, atol=1e-8)
@@ -159,7 +159,7 @@ def test_nothing_outstanding_means_the_anchor_up_to_one_rounding():
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_tokens_that_are_given_up_in_flight_are_given_up_only_when_they_are_not_merged(merged):
+def test_tokens_dropped_in_flight_count_as_abandoned_only_if_not_merged(merged):
     island = Island(5)
     island.train()
     island.send()
@@ -185,7 +185,7 @@ def test_staleness_cannot_hide_behind_an_adoption():
     assert island.track.base_version == island.track.version == 6
 
 
-def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
+def test_tokens_of_a_contribution_are_sent_again_only_after_a_refusal():
     island = Island(4)
     island.train()
     assert island.taken().tokens == 10
@@ -198,7 +198,7 @@ def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
     assert (last.tokens, last.steps) == (10, 1)
 
 
-def test_overwrite_gives_outstanding_work_up_and_says_how_much():
+def test_overwrite_drops_outstanding_work_and_reports_its_tokens():
     island = Island(5, keep=False)
     island.train()
     island.send()

@@ -82,7 +82,7 @@ def refusal(core: FakeCore, directory: Path) -> str:
     return str(error)
 
 
-def test_a_second_learner_is_refused_before_it_joins_and_the_first_goes_on(core, tmp_path, impatient):
+def test_a_second_learner_is_refused_before_it_joins_and_the_first_continues(core, tmp_path, impatient):
     with Saving(core, tmp_path) as it:
         it.save()
         joins = len(core.joins)
@@ -127,7 +127,7 @@ def test_a_killed_process_frees_its_folder_even_if_its_forked_children_live_on(c
             assert it.optimizer.state
 
 
-def test_a_learner_waits_for_a_predecessor_that_is_about_to_end(core, tmp_path, said):
+def test_a_learner_waits_for_a_predecessor_that_is_ending(core, tmp_path, said):
     with holder(core, tmp_path) as (process, _):
 
         def end() -> None:
@@ -249,7 +249,7 @@ def test_a_checkpoint_that_is_being_written_is_not_removed(core, tmp_path, gate,
         assert names(it) == ["checkpoint-00000001"]
 
 
-def test_the_lock_is_a_file_that_stays(core, tmp_path):
+def test_the_lock_file_is_never_removed(core, tmp_path):
     """If the file were removed, two learners could lock two files of the same name."""
     with Saving(core, tmp_path):
         pass

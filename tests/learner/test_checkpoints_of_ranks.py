@@ -97,7 +97,7 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_ranks_are_told_that_another_learner_uses_the_folder(tmp_path):
+def test_all_ranks_hear_that_another_learner_uses_the_folder(tmp_path):
     lock = DirectoryLock(tmp_path / "saved" / "a", SYSTEM)
     lock.take()
     with fake_core() as core:
@@ -110,7 +110,7 @@ def test_all_ranks_are_told_that_another_learner_uses_the_folder(tmp_path):
     assert "rank 0 could not join the run" in said[1].splitlines()[-1]
 
 
-def test_ranks_save_when_one_asks_and_none_is_still_writing():
+def test_ranks_save_when_one_requests_it_and_no_rank_is_writing():
     wanted = {(SAVE, 0): True, (0, SAVE): True, (SAVE, SAVING): False, (SAVING, 0): False, (0, FAILED): False}
     for flags, save in wanted.items():
         assert rank_group._agreed(0, 1, Decision(), flags).save == save

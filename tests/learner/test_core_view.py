@@ -9,7 +9,7 @@ from atoll.agent.core_view import ShardView
 from atoll_wire import outer_pb2 as pb
 
 
-def test_only_a_session_that_is_still_the_newest_can_be_lost():
+def test_only_the_newest_session_can_be_lost():
     async def run() -> None:
         shard = ShardView("", SimpleNamespace())
         shard.joined(pb.Session(token=b"new"))

@@ -105,7 +105,7 @@ def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed, code
 
 @pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
 @pytest.mark.parametrize("kind", Codec)
-def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch, coder):
+def test_work_and_changes_equal_those_on_the_host(kind, layout, monkeypatch, coder):
     monkeypatch.setattr(device_coder, "AT_ONCE", 100)
     random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
     anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
@@ -140,7 +140,7 @@ def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind, cod
         assert torch.equal(alone[1], scales[one])
 
 
-def test_the_defaults_of_a_training_script_change_nothing(coder):
+def test_torch_defaults_of_a_training_script_have_no_effect(coder):
     shape, values = FragmentShape.of(LENGTHS.whole, Codec.INT4), difficult(np.random.default_rng(3), LENGTHS.length)
     nothing = np.zeros_like(values)
     host = segments.code(values, nothing, shape)
@@ -265,7 +265,7 @@ def module(monkeypatch):
     return found
 
 
-def test_streams_wait_for_each_other_and_the_training_thread_for_none(module):
+def test_streams_wait_for_each_other_and_the_training_thread_for_no_stream(module):
     coder, model = DeviceCoder(CPU), nn.Linear(1, 1, bias=False)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout = plan(parameters.tensors, 1)

@@ -82,7 +82,7 @@ cut = st.sampled_from([0, 1, 2, 9])
 
 @given(fragments=st.integers(1, 4), sizes=meshes, cuts=st.lists(st.tuples(cut, cut), min_size=6, max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_values_reach_their_owners_and_come_back(fragments, sizes, cuts):
+def test_values_reach_their_owners_and_return(fragments, sizes, cuts):
     parts, ranks = of_mesh(sizes, cuts), sizes[0] * sizes[1]
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
     tensors = [np.arange(a, b, dtype=float).reshape(s) for a, b, s in zip(ends, ends[1:], SHAPES, strict=False)]

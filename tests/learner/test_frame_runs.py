@@ -104,7 +104,7 @@ class Island:
 
 @pytest.mark.parametrize("kind", Codec)
 @pytest.mark.parametrize("first", range(1, COUNT))
-def test_two_runs_end_with_the_bytes_of_one(kind, first):
+def test_two_runs_of_frames_give_the_bytes_of_one(kind, first):
     one, two = Island(kind, COUNT), Island(kind, first, COUNT - first)
     published = np.zeros(FRAGMENT.length, np.float32)
     for version in range(1, ROUNDS + 1):
@@ -129,6 +129,6 @@ def test_two_runs_end_with_the_bytes_of_one(kind, first):
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 0), (-1, 2), (COUNT, 1), (1, COUNT)])
-def test_a_run_has_frames_of_its_fragment_alone(first, count):
+def test_a_run_has_only_frames_of_its_fragment(first, count):
     with pytest.raises(IndexError):
         FRAGMENT.run(first, count)

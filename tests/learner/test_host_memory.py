@@ -48,7 +48,7 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
     assert model.head.weight is model.table.weight
 
 
-def test_what_rounding_to_a_narrow_type_takes_is_not_lost():
+def test_rounding_to_a_narrow_type_loses_no_values():
     values, host_memory, [division] = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
     vector = np.random.default_rng(0).standard_normal(division.local_length).astype(np.float32)
     store(vector, host_memory, division)
@@ -80,7 +80,7 @@ def test_changes_of_the_model_between_two_reads_are_seen():
     assert all(bool((value == 2.0).all()) for value in values)
 
 
-def test_a_matrix_that_was_turned_in_place_is_seen():
+def test_a_matrix_that_was_transposed_in_place_is_seen():
     model = nn.Linear(6, 6, bias=False)
     values, host_memory, [division] = looking_at(model, 1)
     before = load(host_memory, division)

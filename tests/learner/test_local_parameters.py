@@ -86,7 +86,7 @@ def test_an_adoption_in_a_copy_leaves_the_model_unchanged(coder):
         np.testing.assert_allclose(work(mine, fragment, 0, 0), 0, atol=1e-6)
 
 
-def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
+def test_an_interrupted_adoption_is_recorded(monkeypatch):
     _, mine, anchors = local(torch.float32)
     with mine.moving():
         mine.adopt(PreparedAnchor(0, 2, anchors[0], Fate()), 0, 0)

@@ -288,7 +288,7 @@ CASES = (
 
 @pytest.mark.parametrize("others", [0.01, 0.2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_an_honest_loop_is_left_alone(case, others, rows):
+def test_a_normal_loop_gets_no_warning(case, others, rows):
     model, optimizer, step = case()
     with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
         it.rounds(60)
@@ -352,14 +352,14 @@ MERGING = {
 
 
 @pytest.mark.parametrize("kind", MERGING.values(), ids=MERGING)
-def test_honest_learners_whose_steps_lead_back_by_chance_are_left_alone(kind):
+def test_normal_learners_with_steps_back_by_chance_get_no_warning(kind):
     for seed in range(25):
         with structlog.testing.capture_logs() as logs, Merging(kind, seed) as it:
             it.turn(60)
         assert logs == [], f"seed {seed}"
 
 
-def test_learners_are_left_alone_when_the_core_comes_back_from_a_backup():
+def test_learners_get_no_warning_after_a_restore_from_a_backup():
     """Converged, AdamW takes small steps. After a restore, some are 100 times as large."""
     random = torch.Generator().manual_seed(0)
 

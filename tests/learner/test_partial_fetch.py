@@ -86,7 +86,7 @@ class Core:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.booleans()), max_size=30), st.integers(1, 12))
-def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, kept):
+def test_a_whole_fragment_is_assembled_from_frames_of_many_versions(tries, kept):
     core = Core(kept)
     incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     for most, merges, heard in tries:
@@ -102,7 +102,7 @@ def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, ke
     core.check(incoming, None)
 
 
-def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between():
+def test_received_frames_need_only_their_updates_after_a_merge():
     core = Core(kept=2)
     incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     core.answer(incoming, 4)
@@ -114,7 +114,7 @@ def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between
     assert core.bytes_sent < 1.2 * whole, "only 4 of 6 frames may need an update"
 
 
-def test_an_update_goes_on_where_its_fetch_was_cut():
+def test_a_cut_fetch_of_an_update_continues():
     core = Core(kept=4)
     base = core.published[1]
     core.merge()

@@ -93,7 +93,7 @@ def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
     assert first[-1][0] >= 9_000
 
 
-def test_all_ranks_count_the_steps_that_were_taken(ranks):
+def test_all_ranks_count_the_same_steps(ranks):
     """Ranks answer rounds by these counters, so these must be equal. Three steps were skipped."""
     *_, (_, _, first), (_, _, second) = ranks
     assert first == second == [57, 59 * 2 * 10, 3]

@@ -57,7 +57,7 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     return learner, learner._boundary.local, agent
 
 
-def test_a_step_with_nothing_due_costs_microseconds():
+def test_a_step_without_due_work_takes_microseconds():
     model = torch.nn.Linear(2, 2)
     learner, _, _ = joined(model)
     times = []
@@ -69,7 +69,7 @@ def test_a_step_with_nothing_due_costs_microseconds():
     assert learner.stats().steps == 2000
 
 
-def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
+def test_a_step_rarely_releases_the_gil_to_a_busy_thread():
     """Each time that a step releases the GIL, a busy thread keeps it for a switch interval.
 
     The interval is long here, so that the step's time shows their number.
@@ -103,7 +103,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     assert sorted(times)[len(times) // 2] < 12 * 0.05, "a step may release the GIL a few times, not once per tensor"
 
 
-def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatch):
+def test_a_step_after_an_interrupted_adoption_raises_an_error(monkeypatch):
     learner, local, _ = joined(torch.nn.Linear(4, 4))
 
     def fail(*_: object) -> None:
@@ -178,7 +178,7 @@ def test_the_next_step_completes_work_that_a_signal_interrupted():
     assert line > 50, "the test must cover the whole step"
 
 
-def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_learner_says_that_it_cannot_go_on():
+def test_an_interrupted_adoption_is_completed_by_the_next_step_or_ends_the_learner():
     line = done = told = 0
     while True:
         line += 1
@@ -208,7 +208,7 @@ def test_an_invalid_number_of_tokens_is_refused_at_once_in_one_line(tokens):
     assert learner.stats().steps == 0
 
 
-def test_steps_without_tokens_are_no_contribution():
+def test_steps_without_tokens_give_no_contribution():
     learner, _, agent = joined(torch.nn.Linear(4, 4))
     learner._exchange.ask(0, 7)
     learner.step(tokens=0)
@@ -216,7 +216,7 @@ def test_steps_without_tokens_are_no_contribution():
     assert [each.reason for each in learner._exchange.declined] == ["no outstanding work for this fragment"]
 
 
-def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():
+def test_numbers_of_other_libraries_and_a_loss_with_its_graph_are_accepted():
     learner, _, _ = joined(torch.nn.Linear(4, 4))
     learner.step(tokens=np.int64(8), loss=torch.ones(1, requires_grad=True).sum())
     learner.step(tokens=torch.tensor(8))
@@ -225,7 +225,7 @@ def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_number
         learner.step(tokens=8, loss="low")
 
 
-def test_a_loop_that_gives_its_optimizer_more_parameters_is_told_so_at_its_next_step():
+def test_parameters_added_to_the_optimizer_raise_an_error_at_the_next_step():
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4).requires_grad_(False)})
     learner, _, _ = joined(model, torch.optim.SGD(model["a"].parameters(), 0.1))
     learner.step(tokens=1)

@@ -84,7 +84,7 @@ def batches(loop: Loop, kind: str, batch_size: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_every_sample_of_every_unit_is_trained_in_order_and_known_as_trained(kind, batch_size):
+def test_every_sample_of_every_unit_is_trained_in_order_and_reported(kind, batch_size):
     order = [3, 0, 7, 1, 2, 9, 4]
     loop = Loop(Registrar(list(order)))
     while loop.units.more():
@@ -107,7 +107,7 @@ def test_a_unit_counts_as_trained_only_after_the_step(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
-def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
+def test_an_interrupted_loop_continues_with_the_next_sample(kind):
     loop = Loop(Registrar([0, 1, 2, 3, 4, 5]))
     while loop.units.more():
         for batch in batches(loop, kind, 3):
@@ -119,7 +119,7 @@ def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
-def test_an_incomplete_batch_is_trained_before_the_learner_waits_for_others(kind):
+def test_an_incomplete_batch_is_trained_before_waiting_for_other_learners(kind):
     """Otherwise two learners could wait for the units in each other's incomplete batch."""
     registrar = Registrar([0, 1, 2], others=3, returned=(9, 8))
     loop = Loop(registrar)
@@ -134,7 +134,7 @@ def test_an_incomplete_batch_is_trained_before_the_learner_waits_for_others(kind
     assert registrar.requests[-1].finished == 5
 
 
-def test_units_of_an_ended_lease_are_dropped_unless_they_were_begun():
+def test_units_of_an_ended_lease_are_dropped_unless_begun():
     registrar = Registrar([0, 1, 2, 3], most=2)
     loop = Loop(registrar)
     samples = iter(loop.units)
@@ -146,7 +146,7 @@ def test_units_of_an_ended_lease_are_dropped_unless_they_were_begun():
     assert loop.log.ranges(0, 1) == ((5, 0, 1), (6, 0, 2))
 
 
-def test_a_lease_that_ends_while_the_next_units_are_asked_for_is_followed_by_a_new_one():
+def test_a_lease_that_ends_during_a_request_is_replaced_by_a_new_one():
     """The reply has a new lease without units, so it empties the queue just when a unit is needed."""
     registrar = Registrar(list(range(10)), most=2)
     loop = Loop(registrar)

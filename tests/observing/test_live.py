@@ -87,7 +87,7 @@ def group(tmp_path) -> Iterator[Children]:
         yield it
 
 
-def test_alerts_fire_when_a_learner_and_the_core_die_and_clear_when_they_are_back(group, tmp_path):
+def test_alerts_fire_when_a_learner_and_the_core_die_and_resolve_when_they_return(group, tmp_path):
     core_port, learner_ports = free_port(), {name: free_port() for name in ("eu-1", "eu-2")}
     core = Core(group, tmp_path / "run", ["--fragments", "4", "--inner-steps", "8",
                                           "--metrics-listen", f"127.0.0.1:{core_port}"])  # fmt: skip

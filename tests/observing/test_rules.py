@@ -49,12 +49,12 @@ def cases() -> dict[str, list[dict]]:
     }
 
 
-def test_promtool_takes_the_rules():
+def test_promtool_accepts_the_rules():
     assert f"{len(rules())} rules found" in promtool("check", "rules", str(RULES))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_rules_do_what_their_cases_say(path):
+def test_rules_pass_their_cases(path):
     assert "SUCCESS" in promtool("test", "rules", str(path))
 
 
@@ -75,7 +75,7 @@ def test_each_alert_fires_in_one_case_and_stays_quiet_in_another():
     assert tried == set(names)
 
 
-def test_rules_ask_for_series_that_there_are():
+def test_rules_use_existing_series():
     told = known()
     for rule in rules():
         assert not problems(rule["expr"], told), rule.get("alert") or rule["record"]
@@ -90,7 +90,7 @@ def test_a_core_needs_no_front_and_a_front_no_core():
             assert {name for name in names if ":" in name} <= recorded
 
 
-def test_each_alert_says_what_it_is_and_what_helps():
+def test_each_alert_has_a_description_and_a_fix():
     labels = {label for of in exported().values() for label in of} | set(TARGET) | set(BY_PROMETHEUS["ALERTS"])
     for name, rule in alerts().items():
         said = rule["annotations"]
@@ -108,14 +108,14 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_each_alert_has_its_section_and_each_section_its_alert():
+def test_alerts_and_sections_of_the_runbooks_match():
     assert list(sections()) == list(alerts()), "sections must be in the rules' order"
     for name, text in sections().items():
         for part in PARTS:
             assert re.search(rf"^(\*\*|### ){part}\b", text, re.MULTILINE | re.IGNORECASE), f"{name}: no {part!r}"
 
 
-def test_runbooks_ask_for_series_that_there_are():
+def test_runbooks_use_existing_series():
     told = known()
     for name, text in sections().items():
         for expr in re.findall(r"```promql\n(.*?)```", text, re.DOTALL):
@@ -123,7 +123,7 @@ def test_runbooks_ask_for_series_that_there_are():
                 assert not problems(line, told), name
 
 
-def test_runbooks_and_alerts_name_commands_that_there_are():
+def test_runbooks_and_alerts_name_existing_commands():
     app = typer.Typer()
     for entry in entry_points(group="atoll.commands"):
         entry.load()(app)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.observing.table import PATH, table
 
 
-def test_the_documented_table_is_what_the_processes_tell():
+def test_the_documented_table_matches_the_metrics():
     assert PATH.read_text() == table(), "out of date: run `python -m tests.observing.table`"
 
 

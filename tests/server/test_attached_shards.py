@@ -45,7 +45,7 @@ def view(**of: Any) -> sh.FromRegistrar:
     return sh.FromRegistrar(view=sh.View(**of))
 
 
-def test_messages_leave_in_order_and_a_newer_one_replaces_an_older_one():
+def test_messages_are_sent_in_order_and_newer_ones_replace_older_ones():
     box = Outbox()
     for about, tokens in (("view", 1), ("a", 2), ("view", 3), ("b", 4)):
         box.put(about, view(run_tokens=tokens))
@@ -84,7 +84,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("of", "text"), REFUSED)
-def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
+def test_a_shard_process_that_does_not_match_the_run_is_refused(of, text):
     attached = AttachedShards(0, 3, SetClock())
     with pytest.raises(Refused, match=text) as refused:
         attached.admit(of, "r", 2, epoch=5, begun=False)
@@ -94,12 +94,12 @@ def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
 
 
 @pytest.mark.parametrize("shards", [0, 1025])
-def test_the_number_of_shards_is_bounded_even_if_the_registrar_does_not_know_it_yet(shards):
+def test_the_number_of_shards_is_limited_before_the_registrar_knows_it(shards):
     with pytest.raises(Refused, match="correct its --shard"):
         AttachedShards(None, 0, SetClock()).admit(hello(shard=0, shards=shards), "r", 2, epoch=5, begun=False)
 
 
-def test_a_wrong_number_of_shards_is_not_remembered_before_the_run_begins():
+def test_a_wrong_number_of_shards_is_forgotten_before_the_run_begins():
     attached = AttachedShards(None, 0, SetClock())
     shard, box = attach(attached, hello(shard=4, shards=5))
     with pytest.raises(Refused, match="as one of 4, but the run has 5"):
@@ -148,7 +148,7 @@ def test_before_the_run_begins_a_silent_shard_may_be_replaced():
     assert attached.missing() == [1, 2]
 
 
-def test_a_shard_is_welcomed_first_and_then_told_everything():
+def test_a_shard_first_receives_a_welcome_and_then_the_whole_state():
     attached = AttachedShards(0, 3, SetClock())
     registry = LearnerRegistry(8)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"proof", 0.0, 0.0)
@@ -243,7 +243,7 @@ def test_a_run_begins_when_all_shards_have_staged_the_same_parameters():
     asyncio.run(begins())
 
 
-def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_forever(monkeypatch):
+def test_the_lease_holder_hears_which_shard_is_missing(monkeypatch):
     monkeypatch.setattr(attached_shards, "AWAY_S", 0.05)
 
     async def begins() -> None:
@@ -272,7 +272,7 @@ def test_a_learners_sums_come_from_the_shard_that_counts_them():
     assert (shard.summary.troubles, len(shard.summary.learners)) == (["full"], 0)
 
 
-def test_rows_of_the_ledger_give_the_same_division_again():
+def test_the_division_is_restored_from_the_ledger():
     attached = AttachedShards(None, 0, SetClock())
     attach(attached, hello(0, shards=2))
     again = AttachedShards(None, 0, SetClock())

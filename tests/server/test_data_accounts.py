@@ -67,7 +67,7 @@ def test_less_than_half_returns_the_unit_and_its_merged_part_is_repeated():
     assert decided(accounts, lease) == (0, 3, 0, [0])
 
 
-def test_a_lost_learners_units_wait_until_nothing_of_it_can_be_merged():
+def test_a_lost_learners_units_wait_until_none_of_its_work_can_be_merged():
     accounts = Accounts(LENGTHS)
     lease = leased(accounts, "a", 2)
     accounts.end(lease, "fenced", Changes())
@@ -105,7 +105,7 @@ def test_returned_units_are_handed_out_first_and_an_epoch_begins_after_the_last_
     assert dataset.epoch == 1
 
 
-def test_the_end_is_known_only_while_every_lease_lives_and_its_units_are_finished():
+def test_the_end_is_known_only_if_all_leases_live_with_finished_units():
     accounts = Accounts(LENGTHS)
     one, two = leased(accounts, "a", 3), leased(accounts, "b", 3, number=2)
     (dataset,) = accounts.datasets.values()
@@ -124,7 +124,7 @@ def test_a_learner_cannot_have_a_unit_merged_twice_in_a_fragment(after, upto):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
-def test_merged_units_are_what_a_set_would_hold(steps):
+def test_merged_units_behave_like_a_set(steps):
     merged, known, at = MergedUnits(), set[int](), 0
     for gap, length in steps:
         merged = merged.plus(UnitRange(1, at + gap, at + gap + length))

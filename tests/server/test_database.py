@@ -23,7 +23,7 @@ def _runs(path) -> list[str]:
         return [value for (value,) in db.execute("SELECT value FROM meta")]
 
 
-def test_it_is_read_while_another_writes(path):
+def test_a_ledger_is_read_while_another_process_writes(path):
     with closing(open_ledger(path)) as db:
         assert _runs(path) == ['"r"']
         with transaction(db):
@@ -32,7 +32,7 @@ def test_it_is_read_while_another_writes(path):
         assert len(_runs(path)) == 2
 
 
-def test_nothing_can_be_written_through_it(path):
+def test_a_read_ledger_refuses_writes(path):
     with pytest.raises(LedgerError, match="readonly"), read_ledger(path) as db:
         db.execute("DELETE FROM meta")
 

@@ -17,7 +17,7 @@ def account() -> TimeAccount:
     return fresh
 
 
-def test_useful_is_stepping_and_the_rest_is_named():
+def test_stepping_is_useful_time_and_other_time_has_a_cause():
     a = account()
     a.heard(100.0, IncarnationCounters(steps=90, tokens=900, stepping_s=90.0, blocked_s=1.0, joining_s=4.0))
     balance = a.balance(100.0)
@@ -41,7 +41,7 @@ def test_a_restart_costs_downtime_the_restart_itself_and_the_work_that_was_never
     assert balance.provisioned_s == 100.0
 
 
-def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost():
+def test_a_dead_incarnations_refused_contribution_counts_as_lost():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.accepted(0, 100.0, current=True)
@@ -51,7 +51,7 @@ def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost(
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
 
 
-def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
+def test_pauses_and_time_after_leave_are_not_provisioned():
     a = account()
     a.heard(100.0, IncarnationCounters(tokens=600, stepping_s=60.0, paused_s=40.0))
     assert a.balance(100.0).ratio == pytest.approx(1.0)
@@ -62,7 +62,7 @@ def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
     assert a.balance(600.0).lost_s["down"] == 0.0
 
 
-def test_a_learner_cannot_have_trained_longer_than_it_was_there():
+def test_a_learner_cannot_have_trained_longer_than_it_was_connected():
     a = account()
     for odd in (1e9, math.nan, math.inf, -5.0):
         a.heard(10.0, IncarnationCounters(tokens=1, stepping_s=odd, paused_s=odd, blocked_s=odd, joining_s=odd))
@@ -155,14 +155,14 @@ def test_a_disconnected_learner_and_a_slow_step_do_not_count_as_frozen():
     assert a.balance(140.0).ratio == pytest.approx(1.0)
 
 
-def test_training_while_the_core_was_away_is_not_lost():
+def test_training_without_the_core_is_not_lost():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.heard(60.0, IncarnationCounters(tokens=600, stepping_s=60.0))
     assert a.balance(60.0).ratio == pytest.approx(1.0)
 
 
-def test_an_account_survives_its_ledger_form_with_what_absent_shards_counted():
+def test_an_account_survives_the_ledger_with_the_counts_of_absent_shards():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.joined(12.0, 1.0, returning=True)
@@ -186,7 +186,7 @@ def test_work_acknowledged_by_all_shards_survives_a_dead_process():
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0), "the learner had counted the work as abandoned"
 
 
-def test_work_that_a_restore_undid_is_thrown_away_once_whichever_process_undid_it():
+def test_work_undone_by_a_restore_is_thrown_away_once():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.accepted(0, 100.0, current=True)

@@ -11,7 +11,7 @@ def entry(name: str = "a") -> RegistryEntry:
     return RegistryEntry(name, "", 1, [1], TimeAccount(0.0, 0.0), 1)
 
 
-def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else():
+def test_only_new_bytes_renew_a_lease():
     lease = Lease(entry(), 60.0)
     for at in range(50):  # byte by byte
         lease.came(at, 100.0 + at)

@@ -24,7 +24,7 @@ def test_a_retry_keeps_the_incarnation_and_a_restart_gets_the_next():
     assert join(registry, nonce=2).incarnation == 2
 
 
-def test_a_connected_name_is_not_given_away():
+def test_a_connected_name_is_not_taken_over():
     registry = LearnerRegistry(10)
     with join(registry).stream(print), pytest.raises(Refused, match="already connected") as refused:
         join(registry, nonce=2)
@@ -32,7 +32,7 @@ def test_a_connected_name_is_not_given_away():
     assert registry.entries["a"].incarnation == 1
 
 
-def test_calls_of_a_session_end_when_it_does():
+def test_calls_end_with_their_session():
     registry, ended = LearnerRegistry(10), list[tuple[str, str]]()
     entry = join(registry)
 
@@ -110,7 +110,7 @@ def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_bac
     assert registry.join("a", "eu", 2, 0, 134.0, b"", b"other", 184.0, 0.0).challenge == (2, b"other"), "it has left"
 
 
-def test_regions_are_bounded():
+def test_the_number_of_regions_is_limited():
     registry = LearnerRegistry(1000)
     for number in range(256):
         registry.join(f"l{number}", f"r{number}", 1, 0, 0.5, b"", b"t", 0.0, 0.0)
@@ -136,7 +136,7 @@ def test_a_name_has_one_region_at_a_time():
     assert join(registry, "b", region="another").region == "another"
 
 
-def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
+def test_nonce_0_takes_over_no_name():
     registry = LearnerRegistry(10)
     join(registry)
     with pytest.raises(Refused, match="nonce 0") as refused:
@@ -150,7 +150,7 @@ def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
     assert again.join("a", "eu", 2, 0, 0.5, b"", b"proof", 0.0, 0.0).incarnation == 1
 
 
-def test_remembered_processes_are_bounded():
+def test_the_number_of_remembered_processes_is_limited():
     registry = LearnerRegistry(10)
     for nonce in range(1, 500):
         join(registry, nonce=nonce)
@@ -158,7 +158,7 @@ def test_remembered_processes_are_bounded():
     assert len(registry.entries["a"].nonces) == 64
 
 
-def test_a_wrong_token_or_an_unknown_name_has_to_join():
+def test_a_wrong_token_or_an_unknown_name_must_join():
     registry = LearnerRegistry(10)
     session = join(registry).session
     for name, incarnation, number in (("a", 1, 0), ("a", 1, session + 1), ("a", 9, session), ("b", 1, session)):
@@ -167,7 +167,7 @@ def test_a_wrong_token_or_an_unknown_name_has_to_join():
         assert refused.value.status is Status.UNAUTHENTICATED
 
 
-def test_a_name_taken_up_from_the_ledger_has_to_join_again():
+def test_a_name_restored_from_the_ledger_must_join_again():
     registry = LearnerRegistry(10)
     account = join(registry).account.as_data()
     again = LearnerRegistry(10)
@@ -177,7 +177,7 @@ def test_a_name_taken_up_from_the_ledger_has_to_join_again():
     assert join(again).incarnation == 1
 
 
-def test_the_number_of_names_is_bounded():
+def test_the_number_of_names_is_limited():
     registry = LearnerRegistry(2)
     join(registry, "a")
     join(registry, "b")
@@ -187,7 +187,7 @@ def test_the_number_of_names_is_bounded():
     assert join(registry, "a").incarnation == 1
 
 
-def test_a_name_that_differs_in_case_only_is_refused():
+def test_a_name_that_differs_only_in_case_is_refused():
     registry = LearnerRegistry(10)
     join(registry, "EU-west")
     again = LearnerRegistry(10)
@@ -201,12 +201,12 @@ def test_a_name_that_differs_in_case_only_is_refused():
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "x" * 65, "../up", "a/b", "é"])
-def test_a_name_that_could_not_be_a_file_name_is_refused(name):
+def test_a_name_that_cannot_be_a_file_name_is_refused(name):
     with pytest.raises(Refused, match="is not allowed"):
         join(LearnerRegistry(2), name)
 
 
-def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
+def test_a_silent_connected_process_does_not_keep_its_name():
     registry = LearnerRegistry(10)
     entry = join(registry, nonce=1)
     entry.streams = {print: None}  # a stream of a vanished host, which nothing ends

@@ -91,7 +91,7 @@ async def push(stub, name: str):
     return call
 
 
-def test_messages_of_any_size_go_through_in_pieces():
+def test_messages_of_any_size_pass_in_pieces():
     async def scene():
         async with served() as (stub, service, _):
             tensors = [pb.Tensor(name=f"{n}." + 60 * "x") for n in range(20_000)]
@@ -184,7 +184,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
     asyncio.run(scene())
 
 
-def test_a_first_message_comes_in_time_or_not_at_all():
+def test_a_call_without_a_first_message_in_time_ends():
     async def scene():
         async with served(first_message_s=0.05) as (stub, _, count):
             await ends(stub.Push(), EXHAUSTED, "first message did not arrive")
@@ -193,7 +193,7 @@ def test_a_first_message_comes_in_time_or_not_at_all():
     asyncio.run(scene())
 
 
-def test_reports_are_taken_at_their_rate_and_none_is_lost():
+def test_reports_are_accepted_at_their_rate_and_none_is_lost():
     async def scene():
         async with served(reports_per_s=100.0, reports_burst=5.0) as (stub, service, count):
             began = asyncio.get_running_loop().time()
@@ -234,7 +234,7 @@ def test_requests_for_data_units_have_a_rate_of_their_own():
     asyncio.run(scene())
 
 
-def test_a_reader_that_stands_still_is_given_up_and_one_that_reads_is_not():
+def test_only_a_stalled_reader_is_disconnected():
     async def scene():
         async with served(stalled_s=0.3) as (stub, service, count):
             service.fetched = 100_000

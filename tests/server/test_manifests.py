@@ -43,7 +43,7 @@ def test_a_snapshot_that_the_registrar_does_not_know_yet_stays_kept():
     assert kept.told(frozenset({2}), 4).snapshots == {2}, "no manifest names the other snapshot any longer"
 
 
-def test_all_of_it_survives_the_ledger(tmp_path):
+def test_kept_checkpoints_survive_the_ledger(tmp_path):
     db = open_ledger(tmp_path / "ledger.sqlite")
     kept, restored = KeptSnapshots(frozenset({1, 3}), 3), RestoredManifest(2, 1, {0: 1, 1: 6})
     assert (manifests_of({}), kept_of({}), restored_of({"generation": 1})) == ([], KeptSnapshots(), None)

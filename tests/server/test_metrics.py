@@ -77,7 +77,7 @@ def test_regions_without_learners_share_one_series_and_no_sum_falls():
         assert ("r0", 1) in {(sample.labels["region"], sample.value) for sample in totals}, "r0 must be used"
 
 
-def test_a_name_that_the_core_does_not_know_takes_no_place_in_a_fronts_metrics():
+def test_unknown_names_add_no_series_to_a_fronts_metrics():
     metrics = FrontMetrics("eu")
     for number in range(10 * MAX_NAMES):
         metrics.learner(f"unknown-{number}", "up").inc(1)
@@ -89,7 +89,7 @@ def test_a_name_that_the_core_does_not_know_takes_no_place_in_a_fronts_metrics()
     assert "unknown" not in text
 
 
-def test_fixed_names_and_kinds_are_as_promised(tmp_path):
+def test_documented_metrics_have_fixed_names_and_kinds(tmp_path):
     async def text() -> str:
         core = await core_with_learners(tmp_path)
         read(core)

@@ -28,7 +28,7 @@ def test_every_slot_belongs_to_one_shard_and_each_shard_has_evenly_spaced_ones(c
 
 
 @pytest.mark.parametrize(("counts", "wanted", "most"), [([6] * 4, 4, 4), ([3] * 8, 4, 8), ([12, 12], 5, 5)])
-def test_the_rounds_in_flight_of_all_shards_are_the_runs_but_at_least_one_each(counts, wanted, most):
+def test_shards_share_the_runs_rounds_in_flight_with_at_least_one_each(counts, wanted, most):
     assert sum(Pacing.of(counts, number, wanted).most for number in range(len(counts))) == most
 
 

@@ -91,7 +91,7 @@ def test_a_file_and_a_folder_with_one_file_are_copied_byte_for_byte(tmp_path, fo
 
 
 @pytest.mark.parametrize("limit", [1, 3000, 1 << 20])
-def test_a_split_file_is_put_together_to_the_same_bytes(tmp_path, folder, limit):
+def test_a_split_file_is_joined_to_the_same_bytes(tmp_path, folder, limit):
     staged(folder, tmp_path / "run")
     whole = (tmp_path / "run" / "initial.safetensors").read_bytes()
     with export_target(tmp_path / "split", limit) as target:
@@ -170,7 +170,7 @@ def a_folder_in_its_place(folder: Path) -> None:
     ],
     ids=range(29),
 )  # fmt: skip
-def test_a_folder_that_is_not_a_model_is_one_line(folder, damage, said):
+def test_an_invalid_folder_gives_a_one_line_error(folder, damage, said):
     damage(folder)
     with pytest.raises(TensorFileError) as caught:
         open_source(folder)
@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_a_model_is_one_line(folder, damage, said):
     text.encode()
 
 
-def test_a_path_that_cannot_be_read_is_one_line(tmp_path):
+def test_an_unreadable_path_gives_a_one_line_error(tmp_path):
     with pytest.raises(TensorFileError, match=r"nothing cannot be read \(No such file or directory\): check the path"):
         open_source(tmp_path / "nothing")
     (tmp_path / "loop").symlink_to("loop")

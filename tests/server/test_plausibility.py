@@ -51,7 +51,7 @@ def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
             assert (account.current.steps, account.current.tokens) == (steps, 100 * steps), seed
 
 
-def test_uncounted_work_counts_once_time_allows_it():
+def test_uncounted_work_counts_as_soon_as_time_allows():
     tokens, paid = counted(5000, 0, 1000.0, 0.0, 1.0)
     assert (tokens, paid) == (1000, 1.0)
     assert counted(5000, tokens, 1000.0, paid, 5.0)[0] == 5000
@@ -268,7 +268,7 @@ def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums
     assert taken_up(registry).tokens() == 450
 
 
-def test_a_rate_is_plausible_beside_the_others_as_soon_as_the_first_of_them_is_known():
+def test_a_rate_is_compared_as_soon_as_another_one_is_known():
     registry = LearnerRegistry(4)
     for name in ("honest", "liar"):
         registry.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)

@@ -34,7 +34,7 @@ def test_pretrain_has_the_defaults_and_finetune_has_a_small_interval():
     assert settings_of(preset="finetune") == RunSettings(inner_steps=12)
 
 
-def test_an_option_wins_over_the_preset():
+def test_an_option_overrides_the_preset():
     assert settings_of(preset="finetune", inner_steps="8", outer_lr="0.7") == RunSettings(inner_steps=8, outer_lr=0.7)
     assert settings_of(preset="finetune", inner_steps=str(RunSettings().inner_steps)) == RunSettings()
 

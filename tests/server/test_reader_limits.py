@@ -32,7 +32,7 @@ def test_a_learner_reads_two_versions_of_a_fragment_and_the_older_ones_end():
     assert set(it.ended) == {f"still/0/{version}" for version in range(40 - MAX_OF_ONE)}
 
 
-def test_others_and_other_fragments_are_left_alone():
+def test_limits_do_not_affect_other_readers_and_fragments():
     it = Readers(100)
     for learner in "abcdef":
         it.read(learner, 0, ord(learner))
@@ -40,7 +40,7 @@ def test_others_and_other_fragments_are_left_alone():
     assert it.ended == []
 
 
-def test_of_all_old_versions_few_are_kept_and_the_oldest_end_first():
+def test_few_old_versions_are_kept_and_the_oldest_end_first():
     it = Readers(2)
     for learner, version in (("a", 1), ("b", 2), ("b2", 2), ("c", 3)):
         it.read(learner, 0, version)

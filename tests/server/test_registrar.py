@@ -15,7 +15,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from atoll_wire.process.clock import SYSTEM
 
 
-def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():
+def test_a_caller_of_another_shards_fragment_must_join_again():
     run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
     with pytest.raises(Refused, match="no parameters yet"):
         run.numbered(0)
@@ -35,7 +35,7 @@ def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_aga
     assert refused.value.status is Status.UNAUTHENTICATED
 
 
-def test_learners_get_the_places_of_all_shards_once_each_was_attached():
+def test_learners_get_the_places_of_all_shards_after_each_attached():
     run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
     layout = plan([TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)], 4)
     run.runs(layout, SimpleNamespace(fragments={0: "zero", 2: "two"}))

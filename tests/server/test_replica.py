@@ -84,7 +84,7 @@ def refusal(run: Replica, of: pb.Session) -> Refused:
     return refused.value
 
 
-def test_a_session_is_let_in_by_its_token_though_the_registrar_never_told_of_it(tmp_path):
+def test_a_token_admits_a_session_that_the_registrar_never_announced(tmp_path):
     async def life(run: Replica, told: Told) -> None:
         await run.welcomed(welcome())
         process = run.session(session())
@@ -97,7 +97,7 @@ def test_a_session_is_let_in_by_its_token_though_the_registrar_never_told_of_it(
     live(tmp_path, life)
 
 
-def test_an_unproven_session_waits_for_the_registrar_and_is_refused_when_it_is_there(tmp_path):
+def test_an_unproven_session_waits_for_the_registrar_and_is_then_refused(tmp_path):
     async def life(run: Replica, _: Told) -> None:
         await run.welcomed(welcome())
         run.session(session())
@@ -166,7 +166,7 @@ def live_without_stop(directory: Path, life: Life) -> None:
     live(directory, other)
 
 
-def test_sessions_of_before_a_restart_of_the_registrar_end_and_open_calls_go_on(tmp_path):
+def test_sessions_from_before_a_registrars_restart_end_and_open_calls_continue(tmp_path):
     async def life(run: Replica, _: Told) -> None:
         await run.welcomed(welcome())
         process = run.session(session(1, 5))
@@ -242,7 +242,7 @@ def test_the_newest_view_wins_not_the_one_with_the_most_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"evicted": "why"}, {"left": True}, {"incarnation": 2}], ids=str)
-def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
+def test_a_process_counts_as_fenced_after_the_ledger_has_it(tmp_path, change):
     """The registrar then decides the process's data units, so a restarted shard must not merge more work on them."""
 
     async def life(run: Replica, _: Told) -> None:
@@ -264,7 +264,7 @@ def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
     live(tmp_path, life)
 
 
-def test_the_leases_that_the_registrar_awaits_are_those_of_its_newest_call(tmp_path):
+def test_awaited_leases_are_those_of_the_registrars_newest_call(tmp_path):
     async def life(run: Replica, told: Told) -> None:
         forgotten = list[tuple[str, int, int]]()
         told.contributions = SimpleNamespace(forget_units=lambda *place: forgotten.append(place))

@@ -42,14 +42,14 @@ def declined(cycle, fragment=0):
     return pb.Declined(fragment=fragment, cycle=cycle, reason="busy")
 
 
-def test_a_round_is_declined_once_however_often_it_is_said(core):
+def test_a_repeated_decline_counts_once(core):
     core, entry, told = core
     progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
     progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
     assert answers(told) == [ev.Declined("a", 0, 3, "busy")]
 
 
-def test_rounds_and_versions_that_never_were_cost_nothing(core):
+def test_unknown_rounds_and_versions_are_ignored(core):
     core, entry, told = core
     strange = [declined(4), declined(1 << 63), declined(1, fragment=1), declined(1, fragment=77)]
     versions = [pb.Adopted(fragment=0, version=3), pb.Adopted(fragment=9, version=1)]
@@ -64,7 +64,7 @@ def test_a_version_is_adopted_once(core):
     assert answers(told) == [ev.Adopted("a", 0, 2)]
 
 
-def test_a_report_of_more_rounds_than_a_learner_tells_is_refused(core):
+def test_a_report_of_too_many_rounds_is_refused(core):
     core, entry, told = core
     with pytest.raises(Refused, match="at most 256") as refused:
         progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MAX_REPORTED + 1)))

@@ -52,7 +52,7 @@ def _count(found: Counter[tuple[str, int, int, str]], row: ContributionRow, fate
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
+def test_sums_and_newer_rows_give_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
     monkeypatch.setattr(totals, "STEP", 7)
     rng, db = random.Random(seed), database.open_ledger(tmp_path / "ledger")
     waiting: list[ContributionRow] = []

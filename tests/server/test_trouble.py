@@ -86,7 +86,7 @@ def test_any_other_failure_of_a_commit_ends_the_core_before_any_answer(tmp_path)
     asyncio.run(run())
 
 
-def test_a_slow_disk_is_said_to_be_one(tmp_path, said):
+def test_a_slow_disk_is_reported(tmp_path, said):
     clock = SetClock()
 
     def slow(_: sqlite3.Connection) -> None:

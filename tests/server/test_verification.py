@@ -93,7 +93,7 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
     assert all(each.endswith("backup, but first export the model and check the disk") for each in found), found
 
 
-def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stop_does_not_wait_for_a_long_check(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verification, "ROWS", 1)
     monkeypatch.setattr(verification, "REST", 1e9)
     one = RunVerifier(run, DISK, SYSTEM, print)

@@ -42,7 +42,7 @@ def test_a_reader_gets_all_fragments_first_and_then_only_newer_versions():
     asyncio.run(story())
 
 
-def test_a_new_log_is_told_with_all_its_fragments_although_versions_are_lower():
+def test_a_new_log_is_announced_with_all_its_fragments_although_versions_are_lower():
     async def story() -> None:
         board = VersionBoard()
         board.show(0, 7, [version(0, 3), version(1, 4)])

@@ -63,7 +63,7 @@ def test_the_first_state_is_not_a_change():
     assert run.recorded == [], "a core that has just started has not heard the learner yet"
 
 
-def test_a_restarted_learner_is_not_said_to_train_again():
+def test_a_restart_is_not_recorded_as_a_recovery():
     run = Run()
     run.look(1.0)
     run.look(9.0)

@@ -71,7 +71,7 @@ def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
+def test_a_call_on_a_closed_connection_raises_link_lost(stream):
     async def main() -> None:
         connected, writers = asyncio.Event(), []
 
@@ -102,7 +102,7 @@ def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_task_that_is_cancelled_ends_as_cancelled_and_ends_its_call(stream):
+def test_a_cancelled_task_ends_as_cancelled_and_ends_its_call(stream):
     async def main() -> None:
         channel = grpc.aio.insecure_channel("127.0.0.1:1")
         calls = []

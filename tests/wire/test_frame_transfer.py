@@ -125,7 +125,7 @@ def test_frames_on_a_stuck_connection_are_sent_again_over_another():
     assert (core.received, sorted(sent)) == (set(range(FRAMES)), list(range(FRAMES)))
 
 
-def test_all_that_a_connection_swallowed_is_sent_once_more():
+def test_frames_lost_on_a_connection_are_sent_once_more():
     receipt, _ = uploaded(core := Core(swallows=0))
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 
@@ -135,7 +135,7 @@ def test_one_dead_connection_of_two_delays_no_frame():
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 
 
-def test_when_every_connection_is_dead_before_a_frame_the_upload_ends_with_the_reason():
+def test_an_upload_ends_with_the_reason_if_every_connection_is_dead():
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         uploaded(Core(dead=(0, 1)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -147,7 +147,7 @@ def test_a_stream_that_fails_ends_the_upload_with_its_reason():
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_link_that_was_given_up_takes_no_upload():
+def test_a_failed_link_accepts_no_upload():
     core = Core()
 
     async def main() -> None:

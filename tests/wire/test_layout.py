@@ -58,7 +58,7 @@ def test_every_parameter_lies_in_exactly_one_piece_and_one_frame(tensors, fragme
     assert layout.parameters == sum(seen)
 
 
-def test_embeddings_level_the_fragments_of_a_gpt():
+def test_embeddings_balance_the_fragments_of_a_gpt():
     layout = plan(gpt(), 24)
     mean = layout.parameters / 24
     assert max(fragment.length for fragment in layout.fragments) < 1.001 * mean
@@ -66,7 +66,7 @@ def test_embeddings_level_the_fragments_of_a_gpt():
 
 @given(tensors=models, fragments=st.integers(1, 6))
 @settings(max_examples=100, deadline=None)
-def test_embeddings_are_cut_at_rows_only(tensors, fragments):
+def test_embeddings_are_cut_only_at_rows(tensors, fragments):
     try:
         layout = plan(tensors, fragments)
     except LayoutError:
@@ -94,7 +94,7 @@ def test_default_is_24_fragments_or_what_the_tensors_allow():
     assert len(plan([TensorSpec("a", (3,), "float32", D), TensorSpec("b", (), "float32", D)], 0).fragments) == 4
 
 
-def test_too_many_fragments_say_how_many_would_do():
+def test_the_error_for_too_many_fragments_states_the_maximum():
     with pytest.raises(LayoutError, match="use --fragments 2, or omit the option"):
         plan([TensorSpec("a", (2, 50), "float32", A)], 7)
 

@@ -45,7 +45,7 @@ def test_the_largest_shard_is_at_most_a_third_above_the_best(seed):
     assert divide(layout, shards) == divide(uneven(lengths), shards)
 
 
-def test_equal_fragments_are_dealt_out_evenly():
+def test_equal_fragments_are_divided_evenly():
     layout = layout_of([64] * 8, 8)
     assert len({each.length for each in layout.fragments}) == 1
     assert [len(owned) for owned in divide(layout, 3)] == [3, 3, 2]
