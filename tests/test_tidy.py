@@ -20,7 +20,7 @@ LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 550, 60
 LONG_FILES = {  # path -> why the file has one purpose despite its length
     "learner/atoll/learner.py": "the public class, whose docstrings explain every argument to users",
 }
-MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # besides all modules in cli/
+MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # and all modules in cli/
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
 
 

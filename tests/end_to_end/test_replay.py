@@ -159,7 +159,7 @@ def test_replay_of_an_unrecorded_run_states_what_to_do(tmp_path):
     code, _, error = atoll("replay", directory)
     assert code == 1
     assert "--record" in error
-    assert "backup" not in error, "nothing is lost that a backup could restore"
+    assert "backup" not in error, "a backup is no fix, because nothing is lost"
     assert len(error.splitlines()) == 1
 
 

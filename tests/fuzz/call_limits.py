@@ -32,7 +32,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 20  # limit on memory, besides received bytes and this module's copies
+MAX_BYTES = 1 << 20  # limit on memory, without received bytes and this module's copies
 # One fragment has two frames. They arrive in any order, twice, or never.
 LAYOUT = plan([*SPECS, TensorSpec("cut", (FRAME_PARAMETERS + 5000,), "float32", MergeKind.DIRECTION)], 2)
 LARGE, SMALL = sorted(LAYOUT.fragments, key=lambda fragment: -fragment.length)

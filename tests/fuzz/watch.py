@@ -68,7 +68,7 @@ def in_time() -> Iterator[None]:
 def in_room(most_bytes: int) -> Iterator[None]:
     """Context manager that raises Greed for a peak of more than `most_bytes`, if memory is traced.
 
-    tracemalloc must be on from a process's start: switching it on beside other threads crashes the interpreter.
+    tracemalloc must be on from a process's start: switching it on while other threads run crashes the interpreter.
     """
     if not tracemalloc.is_tracing():
         yield

@@ -47,7 +47,7 @@ class Loop:
         self._coder: Coder = coder or segments
         first = [PreparedAnchor(f.index, 1, self._noise(f.length), Fate()) for f in self._layout.fragments]
         self._local = LocalParameters(parameters.values, undivided(self._layout), codec, first, keep=True, coder=coder)
-        self._worker = ThreadPoolExecutor(1)  # codes beside training, like the agent's threads
+        self._worker = ThreadPoolExecutor(1)  # codes during training, like the agent's threads
 
     def run(self) -> tuple[list[torch.Tensor], list[bytes]]:
         """Returns the parameters after each step, and the contents of all contributions."""

@@ -75,6 +75,6 @@ def test_all_pods_with_metrics_are_scraped(rendered):
     assert jobs == TARGET["job"]
 
 
-def test_there_is_none_where_none_is_wanted(rendered):
+def test_without_monitoring_there_are_no_rules_or_dashboards(rendered):
     kinds = {each["kind"] for each in rendered["remote"]["objects"]}
     assert not kinds & {"PodMonitor", "PrometheusRule", "ConfigMap"}

@@ -87,6 +87,6 @@ def test_without_monitoring_no_peer_may_read_metrics(rendered):
         assert METRICS not in _policy(rendered["other networkPolicy.monitoringNamespace"], part)[0]
 
 
-def test_there_is_none_where_none_is_wanted(rendered):
+def test_network_policies_can_be_disabled(rendered):
     kinds = [each["kind"] for each in rendered["other networkPolicy.enabled"]["objects"]]
     assert "NetworkPolicy" not in kinds

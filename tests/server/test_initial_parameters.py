@@ -48,7 +48,7 @@ def test_the_name_with_the_fewest_turns_is_next():
     assert turns.of("b", 120.0)
     turns.took("b", 600.0)
     assert not turns.of("b", 121.0)
-    assert turns.of("b", 121.0 + WAITS_S), "a must lose its turn, because it asks no more"
+    assert turns.of("b", 121.0 + WAITS_S), "a must lose its turn, because it no longer asks"
 
 
 def test_a_turn_ends_while_another_waits_even_if_bytes_arrived():

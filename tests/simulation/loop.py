@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][2].done:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
-            assert timers, "nothing is left that could ever happen"
+            assert timers, "no timer is left, so the run would never end"
             self.now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= self.now:
             ready.append(heapq.heappop(timers)[2])

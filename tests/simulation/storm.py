@@ -167,7 +167,7 @@ class Storm:
         await core.run.pause(reason)
         if number == self._pauses:
             self._world.checks.paused = reason
-        self._world.checks.note("the run is paused" if reason else "the run goes on")
+        self._world.checks.note("the run is paused" if reason else "the run is resumed")
 
     def _stillborn(self) -> None:
         """Kills and restarts a learner several times, each time before its Join arrives."""

@@ -59,7 +59,7 @@ DIRECTORY = Path("/shard")
 NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
-REPORTED = 1000  # tokens of a reported step; so many that declared tokens always count
+REPORTED = 1000  # tokens of a reported step; enough for all declared tokens to count
 Kills: TypeAlias = Mapping[int, float]  # shard -> time after which it dies, once it has pending work
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 

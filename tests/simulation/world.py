@@ -491,7 +491,7 @@ class World:
     def leave(self, island: Island, *, drains: bool = False) -> None:
         """Makes a learner leave.
 
-        An early liar leaves with the last honest learner, because alone it would define what is usual.
+        An early liar leaves with the last honest learner, because alone it would be its own measure.
         """
         island.leaving = True
         island.process.start(island.leave(drains=drains))

@@ -123,8 +123,9 @@ class Sampler:
     def sample(self, after: str, *, silenced: bool = False) -> dict[str, Usage]:
         """Returns the lowest of several measurements of each process, so that ending calls do not count.
 
-        Measures until no process has more calls than known, or more threads and files than in earlier samples, for at
-        most CALMING_S, or SILENCED_S if connections became silent. Measurements start again if a learner disconnects.
+        Measures until no process has more calls than known, or more threads and files than in earlier samples. The
+        limit is CALMING_S, or SILENCED_S if connections became silent. Measurements start again if a learner
+        disconnects.
         """
         lowest: dict[str, Usage] = {}
         deadline, looks = time.monotonic() + (SILENCED_S if silenced else CALMING_S), 0
