@@ -1,4 +1,4 @@
-"""A shard whose ledger is a list, and which opens no rounds, for tests of the intake."""
+"""A shard for tests of the intake, which has a list as its ledger and opens no rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atoll_wire.layout.layout import Layout
 
 from tests.clocks import SetClock
 
-NEVER: Any = None  # in place of dependencies that such a shard does not use
+NEVER: Any = None  # in place of dependencies that this shard does not use
 
 
 class Rows:
@@ -37,16 +37,15 @@ class Rows:
         self.may_commit.set()
 
     async def commit(self, operation: partial[None]) -> None:
-        """Records the contribution that the operation would write."""
+        """Records the contribution that the operation would write to the ledger."""
         self.at_commit.set()
         await self.may_commit.wait()
         self.rows.append((operation.keywords["row"], operation.keywords.get("fate")))
 
 
 def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, failures: list, **run: Any) -> Shard:
-    """Returns a shard with learners a and b, which drops all dispatched events.
-
-    failures: receives the errors that would end the process.
+    """Returns a shard with learners a and b, which drops all dispatched events. failures: a list for the errors that
+    would end the process.
     """
     registry = LearnerRegistry(limits.learners)
     for name in ("a", "b"):

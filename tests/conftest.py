@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder needs."""
+"""Fixtures that several folders use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDING_S = 5.0  # limit on the wait for threads of a learner that has left
 
 @pytest.fixture
 def unused_port() -> int:
-    """Returns a port that was free a moment ago."""
+    """Returns a TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -31,16 +31,16 @@ def _open() -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Fails a test that leaves a learner or a follower open, because it may disturb later tests in the process.
+    """Fails a test that leaves a learner or a follower open, which may disturb later tests in the process.
 
-    A test may replace a learner of its module's fixture by one of the same name.
+    A test may replace its module's learner by one of the same name.
     """
     before, handler = _open(), signal.getsignal(signal.SIGTERM)
     yield
-    pause = threading.Event()  # never set
+    pause = threading.Event()  # never set; used to wait
     for _ in range(int(ENDING_S / 0.05)):
         if not (left := _open() - before):
             break
         pause.wait(0.05)
     assert not left, f"the test left these open: {list(left)}"
-    assert signal.getsignal(signal.SIGTERM) is handler, "the test left another handler of SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is handler, "the test left another SIGTERM handler"

@@ -1,4 +1,4 @@
-"""The devices that tests of coding on a device use: CPU tensors, and this machine's first GPU if it has one."""
+"""Devices for tests of coding on a device: CPU tensors, and the machine's first GPU if there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports have one direction, found in the source with `ast`.
+"""Imports have one direction. The tests find them in the source with `ast`.
 
 Each package says in its docstring what it may import ("May import: rounds, storage."). Neither packages nor the modules
 of one package have import cycles. A module whose docstring begins with "PURE:" has no clock, IO or threads.
@@ -30,14 +30,14 @@ FORBIDDEN = {
     "atoll_forecast": {"atoll", "torch", "grpc"},
 }
 MAX_MODULES = 13  # limit per package, including its __init__
-LARGER = {"benchmarks.quality": 15}  # its own limit, which only falls
+LARGER = {"benchmarks.quality": 15}  # packages with a higher limit, which must only fall
 PURE_PACKAGES = {"atoll_server.rounds", "atoll_server.learners"}
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 
 
 @cache
 def modules(distribution: str) -> dict[str, Path]:
-    """Returns the modules by full name. A package's __init__ has the package's name."""
+    """Returns the modules' paths by full name. A package's __init__ has the package's name."""
     base = ROOT / DISTRIBUTIONS[distribution]
     found = {}
     for path in sorted((base / distribution).rglob("*.py")):
@@ -59,7 +59,7 @@ def imported(path: Path) -> frozenset[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.level == 0, f"{path}: use absolute imports"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(found)
 
@@ -98,16 +98,16 @@ def no_circle(graph: dict[str, set[str]]) -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
+        raise AssertionError(f"a cycle of imports: {' <- '.join(error.args[1])}") from None
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_packages_do_not_import_each_other_in_a_circle(distribution):
+def test_packages_have_no_import_cycles(distribution):
     no_circle(rooms(distribution))
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_modules_of_a_package_do_not_import_each_other_in_a_circle(distribution):
+def test_modules_of_a_package_have_no_import_cycles(distribution):
     found = edges(distribution)
     for package in {room(distribution, name) for name in found}:
         inside = {name: targets - {name} for name, targets in found.items() if room(distribution, name) == package}
@@ -120,12 +120,12 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize(("distribution", "package"), PACKAGES)
-def test_a_package_imports_what_its_docstring_says(distribution, package):
+def test_a_package_imports_what_its_docstring_declares(distribution, package):
     said = re.search(r"^May import: ([^.]+)\.", docstring(modules(distribution)[package]), re.MULTILINE)
-    assert said, "its docstring has a line 'May import: ...'"
+    assert said, "the docstring lacks a line 'May import: ...'"
     allowed = set(re.split(r",\s*", said[1])) - {"nothing"}
     used = {each.rpartition(".")[2] for each in rooms(distribution)[package]}
-    assert used == allowed, f"imports {used - allowed or 'nothing'} unsaid, and not {allowed - used or 'less'}"
+    assert used == allowed, f"undeclared imports: {used - allowed}; unused declarations: {allowed - used}"
 
 
 @pytest.mark.parametrize(("distribution", "package"), PACKAGES)
@@ -135,7 +135,7 @@ def test_a_package_has_few_modules(distribution, package):
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_the_contract_imports_neither_side_and_the_sides_not_each_other(distribution):
+def test_contract_server_and_learner_do_not_import_each_other(distribution):
     for name, path in modules(distribution).items():
         reached = {target.split(".")[0] for target in imported(path)} & FORBIDDEN.get(distribution, set())
         assert not reached, f"{name} imports {reached}"
@@ -148,7 +148,7 @@ def test_pure_modules_have_no_clock_no_io_and_no_threads():
         name for name, path in everything.items()
         if name.rpartition(".")[0] in PURE_PACKAGES and name not in pure and path.name != "__init__.py"
     ]  # fmt: skip
-    assert not unsaid, f'{unsaid}: a module of a pure package says "PURE:"'
+    assert not unsaid, f'{unsaid}: begin the docstrings with "PURE:", because the package is pure'
     for name, path in pure.items():
         reached = {target.split(".")[0] for target in imported(path)} & IMPURE
         assert not reached, f"{name} imports {reached}"

@@ -1,4 +1,4 @@
-"""Generated code matches the .proto, and repeated numbers are equal."""
+"""Generated code matches the .proto files, and repeated numbers are equal."""
 
 from __future__ import annotations
 

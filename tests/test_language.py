@@ -1,4 +1,4 @@
-"""Expressions that must not return: in documents, docstrings, comments, messages, pages, alerts and the protocol.
+"""Expressions that must not return to documents, docstrings, comments, messages, pages, alerts and the protocol.
 
 `python -m tests.test_language` lists every place, one per line. Tests themselves are not searched.
 """
@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GAP = r"""(?:[\s#"'*/>]|\bf")+"""  # between two words: a line may end there, or a string literal
-BREAK = r"(?:^|(?<=[.;:!|>#-]\s)|(?<=\"{3}))"  # where a sentence begins
-CLAUSE = r"(?:^|(?<=[.;!]\s)|(?<=\"{3}))"  # the same, but in running text only
+GAP = r"""(?:[\s#"'*/>]|\bf")+"""  # between two words, where a line or a string literal may end
+BREAK = r"(?:^|(?<=[.;:!|>#-]\s)|(?<=\"{3}))"  # the beginning of a sentence
+CLAUSE = r"(?:^|(?<=[.;!]\s)|(?<=\"{3}))"  # the same, but only in running text
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A pattern, with the reason for the ban, a text that it finds, and the text to write in its place.
+    """A banned pattern, the reason, a text that it finds, and a replacement.
 
     A space in the pattern also matches a line break. only: prefixes of the paths that are searched; all if empty.
     """
@@ -187,7 +187,7 @@ FENCE = re.compile(r"^( *)(```+)(\w*).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 @cache
 def texts() -> dict[str, str]:
-    """Returns the words of each file. Everything else is blanked, so that line numbers are those of the file."""
+    """Returns the words of each file. Other text is blanked, so that line numbers stay."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -207,7 +207,7 @@ def texts() -> dict[str, str]:
 
 
 def words_of_python(source: str) -> str:
-    """Returns the comments and string literals, including docstrings. Whitespace stays, and other code is blanked."""
+    """Returns the comments and string literals, including docstrings. Other code is blanked, except whitespace."""
     lines = source.splitlines(keepends=True)
     kept = [list(_blank(line)) for line in lines]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -226,7 +226,7 @@ def _blank(text: str) -> str:
 
 
 def places(expression: Expression) -> Iterator[tuple[str, int, str]]:
-    """Yields the file, line number and line of each place with the expression."""
+    """Yields (file, line number, line) of each place with the expression."""
     for name, text in texts().items():
         if expression.only and not name.startswith(expression.only):
             continue

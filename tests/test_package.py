@@ -1,4 +1,4 @@
-"""The shipped package: one wheel that runs a core on a machine without any other part of Atoll."""
+"""The shipped package: one wheel, which runs a core on a machine without other parts of Atoll."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
 
 
 def _serves(command: list, said: str, environment: dict) -> None:
-    """Checks that it reports its address, and ends cleanly when told to."""
+    """Checks that the core reports its address, and ends cleanly at SIGTERM."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:

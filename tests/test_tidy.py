@@ -1,4 +1,4 @@
-"""The parts of the style that a machine can check."""
+"""Rules of style that a machine can check."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CODE = [
     if "_pb2" not in path.name
 ]
 LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 550, 60
-LONG_FILES = {  # path: why it has only one job
+LONG_FILES = {  # path -> why the file has one purpose despite its length
     "learner/atoll/learner.py": "the public class, whose docstrings explain every argument to users",
 }
-MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # the command line, and all modules in cli/
+MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # and all modules in cli/
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
 
 
@@ -29,26 +29,26 @@ def relative(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", CODE, ids=relative)
-def test_a_file_is_short_says_what_it_is_and_swallows_nothing(path):
+def test_a_file_is_short_has_a_docstring_and_swallows_no_errors(path):
     text = path.read_text()
     tree = ast.parse(text)
-    assert ast.get_docstring(tree), "a module says in its first line what it is"
+    assert ast.get_docstring(tree), "add a module docstring"
     longest = LONGEST_EXCEPTION if relative(path) in LONG_FILES else LONGEST_FILE
-    assert text.count("\n") <= longest, "a file has one job and is read in one sitting"
+    assert text.count("\n") <= longest, f"the file has more than {longest} lines: split it by purpose"
     for part in (*path.relative_to(ROOT).parent.parts, path.stem):
-        assert not FORBIDDEN_NAMES.search(part), f"{part}: a name that says nothing"
+        assert not FORBIDDEN_NAMES.search(part), f"{part}: choose a name that states the purpose"
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is too long"
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is too long: split it"
         if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, "a bare except"
-            assert not (_broad(node.type) and all(map(_does_nothing, node.body))), "swallows everything"
+            assert node.type is not None, "name the exception after `except`"
+            assert not (_broad(node.type) and all(map(_does_nothing, node.body))), "do not swallow all exceptions"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             on_the_line = path.name in MAY_PRINT or path.parent.name == "cli" or _is_a_command(tree)
-            assert on_the_line, "only the command line prints"
+            assert on_the_line, "only the command line may print"
         if isinstance(node, ast.Call) and _last_name(node.func) == "suppress":
-            assert not any(map(_broad, node.args)), "swallows everything"
+            assert not any(map(_broad, node.args)), "do not swallow all exceptions"
 
 
 def _is_a_command(tree: ast.Module) -> bool:
@@ -89,10 +89,10 @@ STREAMING = {
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)
-def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
-    """A call that is never cancelled stays open on both sides, and a connection has room for 64."""
+def test_a_streaming_call_is_opened_in_a_block_that_ends_it(path):
+    """A call that is never cancelled stays open on both sides, and a connection allows only 64."""
     if relative(path) == "proto/atoll_wire/messages/frame_messages.py":
-        return  # it creates the stub
+        return  # this module creates the stub
     tree = ast.parse(path.read_text())
     blocks = [item.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
     fine = set[ast.AST]()
@@ -107,7 +107,7 @@ def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
 
 
 READS_TIME = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
-BESIDE_A_LEARNER = ("doctor.py", "reference/", "demo/", "chaos/")  # separate programs, which no simulation runs
+BESIDE_A_LEARNER = ("doctor.py", "reference/", "demo/", "chaos/")  # programs that no simulation runs
 TIMED = [
     path
     for path in PRODUCT
@@ -116,8 +116,8 @@ TIMED = [
 ]
 
 
-def test_one_place_reads_the_machines_clock():
-    """All other code gets an `atoll_wire.process.clock.Clock`, so that the simulation can provide the clock."""
+def test_only_one_module_reads_the_machines_clock():
+    """Other code receives an `atoll_wire.process.clock.Clock`, so that the simulation can replace the clock."""
     readers = [path for path in TIMED if any(map(_reads_the_clock, ast.walk(ast.parse(path.read_text()))))]
     assert list(map(relative, readers)) == ["proto/atoll_wire/process/clock.py"]
 
@@ -138,30 +138,30 @@ CONSTRUCTED = [path for path in PRODUCT if relative(path).startswith(("proto/", 
 
 @pytest.mark.parametrize("path", CONSTRUCTED, ids=relative)
 def test_a_constructor_only_assigns(path):
-    """Files, threads, sockets, tasks and collectives are opened by methods, and each of these has an end."""
+    """Files, threads, sockets, tasks and collectives are opened by methods with a counterpart that closes them."""
     for constructor in ast.walk(ast.parse(path.read_text())):
         if isinstance(constructor, ast.FunctionDef) and constructor.name in {"__init__", "__post_init__"}:
             called = {_last_name(node.func) for node in ast.walk(constructor) if isinstance(node, ast.Call)}
-            assert not called & OPENS, f"line {constructor.lineno}"
+            assert not called & OPENS, f"line {constructor.lineno}: only assign in a constructor"
 
 
-def test_a_file_that_may_be_long_still_is():
+def test_each_file_that_may_be_long_is_long():
     for name, reason in LONG_FILES.items():
-        assert reason, f"{name}: why?"
-        assert (ROOT / name).read_text().count("\n") > LONGEST_FILE, f"{name} is short again: take it off the list"
+        assert reason, f"{name}: state why the file may be long"
+        assert (ROOT / name).read_text().count("\n") > LONGEST_FILE, f"{name} is short again: remove it from LONG_FILES"
 
 
-def test_where_packages_come_from_is_left_to_the_machine():
+def test_project_files_name_no_package_index():
     for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
         found = re.search(r"https?:|file:|--?(extra-)?(index|find-links)|trusted-host", (ROOT / name).read_text())
-        assert found is None, f"{name} says {found[0]!r}"
+        assert found is None, f"{name} names a source of packages: {found[0]!r}"
 
 
-def test_no_committed_file_names_a_machines_paths():
+def test_no_committed_file_contains_a_path_of_one_machine():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     suspicious = re.compile(r"/(?:root|home/\w+|Users/\w+)/")
     for name in listed:
         if name == "tests/test_tidy.py" or not (ROOT / name).is_file():
             continue
         found = suspicious.search((ROOT / name).read_text(errors="replace"))
-        assert found is None, f"{name} names {found[0]!r}"
+        assert found is None, f"{name} contains a path of one machine: {found[0]!r}"

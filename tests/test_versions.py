@@ -28,20 +28,20 @@ def test_a_requirement_without_a_floor_is_an_error():
         floor(Requirement("grpcio<2"))
 
 
-def test_torch_is_tried_as_a_cpu_build_from_the_floor_on():
+def test_cpu_builds_of_torch_are_tried_from_the_floor_on():
     oldest, pinned = torches("oldest")
-    assert oldest == "torch==2.6.0+cpu", "the first with torch.distributed.fsdp.fully_shard"
+    assert oldest == "torch==2.6.0+cpu", "the first version with torch.distributed.fsdp.fully_shard"
     assert pinned == next(torches("newest")) != oldest
 
 
-def test_the_python_that_runs_this_is_found():
+def test_the_running_python_is_found():
     assert any(version in {"3.11", "3.12", "3.13", "3.14"} for version, _ in pythons())
 
 
 PAGE = (ROOT / "docs/project/compatibility.md").read_text()
 
 
-def test_the_compatibility_page_has_the_versions_that_are_allowed_and_pinned():
+def test_the_compatibility_page_has_the_allowed_and_pinned_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [each for name in ("numerics", "learner", "dashboard") for each in project["optional-dependencies"][name]]
     wanted = {}
@@ -57,13 +57,13 @@ def test_the_compatibility_page_has_the_versions_that_are_allowed_and_pinned():
         assert pin == pinned[name], name
 
 
-def test_the_compatibility_page_has_the_oldest_trainers_that_are_allowed():
+def test_the_compatibility_page_has_the_oldest_allowed_trainers():
     found = re.findall(r"^\| (\w+)[^|]* \| ([\d.]+) \| [\d.]+ \|", PAGE, re.MULTILINE)
     assert sorted(f"{name}=={version}" for name, version in found) == sorted(trainers("oldest"))
     assert sorted(name for name, _ in found) == sorted(trainers("newest"))
 
 
-def test_the_tests_of_integrations_are_all_that_need_the_libraries():
+def test_only_tests_of_integrations_need_the_libraries():
     marked = [each for each in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.frameworks" in each.read_text()]
     marked.remove(Path(__file__))
     assert len(marked) > 4

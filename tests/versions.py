@@ -1,11 +1,11 @@
 """Tests with other versions than those in constraints.txt: `make test-newest`, `make test-oldest`, `make
 test-newest-grpc`, `make test-integrations`, `make test-examples`.
 
-newest: what pip installs today. oldest: the floors in pyproject.toml. Both run for each installed Python from 3.11 on,
-in separate environments under build/versions. Without a CPU build of torch, only tests that do not need torch run.
-grpc: the newest grpcio and protobuf over this environment. integrations: the trainers of atoll.integrations, first in
-their newest versions, then in the oldest that pyproject.toml allows, with this Python. examples: all examples, with the
-newest trainers.
+newest: the versions that pip installs today. oldest: the floors in pyproject.toml. Both run for each installed Python
+from 3.11 on, in separate environments under build/versions. Without a CPU build of torch, only tests that do not need
+torch run. grpc: the newest grpcio and protobuf over this environment. integrations: the trainers of atoll.integrations,
+first in their newest versions, then in the oldest that pyproject.toml allows, with this Python. examples: all examples,
+with the newest trainers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pythons() -> Iterator[tuple[str, Path]]:
         found = [shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"), reverse=True)]
         for candidate in filter(None, found):
             asked = subprocess.run([candidate, "-c", "import venv"], capture_output=True, check=False)
-            if asked.returncode == 0:  # pyenv puts commands on PATH for versions that are not active
+            if asked.returncode == 0:  # pyenv's commands on PATH also stand for inactive versions
                 yield version, Path(candidate)
                 break
 
@@ -82,7 +82,7 @@ def floor(requirement: Requirement) -> str:
 
 
 def torches(which: str) -> Iterator[str]:
-    """Yields the CPU builds to try, the best first. The last is the one in constraints.txt."""
+    """Yields the CPU builds of torch to try, best first. The last is the one in constraints.txt."""
     learner = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["learner"]
     if which == "oldest":
         oldest = next(floor(each) for each in map(Requirement, learner) if each.name == "torch")
@@ -92,7 +92,7 @@ def torches(which: str) -> Iterator[str]:
 
 
 def prepare(which: str, version: str, interpreter: Path, more: Sequence[str] = ()) -> tuple[Path, bool]:
-    """Makes an environment. Returns its interpreter, and whether it has torch. more: further packages."""
+    """Makes a virtual environment. Returns its interpreter, and whether it has torch. more: further packages."""
     home = HOME / "-".join([which, version, *more])
     python = home / "bin/python"
     if not python.exists():
@@ -115,7 +115,7 @@ def tests(python: Path | str, what: list[str], options: list[str], **environment
 
 
 def with_each(which: str, only: str | None, options: list[str]) -> bool:
-    """Runs the tests with all installed Pythons, or with the given one."""
+    """Runs the tests with all installed Pythons, or with the given one. Returns whether they pass."""
     good, found = True, [(version, at) for version, at in pythons() if only in {None, version}]
     for version, interpreter in found:
         python, torch = prepare(which, version, interpreter)
@@ -130,7 +130,7 @@ def with_each(which: str, only: str | None, options: list[str]) -> bool:
 
 
 def with_newest_grpc(options: list[str]) -> bool:
-    """Runs the tests in a layer over the current environment."""
+    """Runs the tests in a layer over the current environment. Returns whether they pass."""
     over = HOME / "grpc"
     shutil.rmtree(over, ignore_errors=True)
     subprocess.run([sys.executable, *PIP, "--target", over, *GRPC], check=True)
@@ -156,7 +156,7 @@ def with_trainers(options: list[str]) -> bool:
 
 
 def with_examples(options: list[str]) -> bool:
-    """Runs all examples with the newest trainers."""
+    """Runs all examples with the newest trainers. Returns whether they pass."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     python, _ = prepare("newest", version, Path(sys.executable), trainers("newest"))
     return tests(python, ["tests/examples"], options, HF_HUB_OFFLINE="1")
@@ -166,7 +166,7 @@ def main() -> None:
     """Runs the tests. Exits with 1 if a test fails, or no Python is found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", choices=["newest", "oldest", "grpc", "integrations", "examples"])
-    parser.add_argument("--only", help="one Python, as 3.12")
+    parser.add_argument("--only", help="test one Python version, such as 3.12 (default: all installed)")
     known, options = parser.parse_known_args()
     match known.which:
         case "grpc":

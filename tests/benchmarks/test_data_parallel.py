@@ -1,4 +1,4 @@
-"""The synchronous job: its accounts for short histories, and the job itself with real kills."""
+"""The synchronous job: its time accounts for short histories, and the job itself with real kills."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ STEP_TOKENS = 8 * 128
 
 
 def life(spawned_s: float, first_step: int, count: int, died_s: float | None = None) -> Life:
-    """Returns a rank that is up after 2 s, prepared after 3 s and joined after 4 s, and then steps every
-    second."""
+    """Returns a rank that is up after 2 s, prepared after 3 s, and joined after 4 s. It then steps every second."""
     one = Life(spawned_s, died_s)
     one.take(Up(spawned_s + 2))
     one.take(Prepared(spawned_s + 3))
@@ -44,7 +43,7 @@ def adds_up(found) -> None:
     assert all(seconds > -1e-9 for seconds in found.lost_s.values())
 
 
-def test_without_failures_all_but_the_meeting_is_useful():
+def test_without_failures_all_time_except_joining_is_useful():
     found = balance(job(life(0, 0, 6)), 10.0, 6)
     assert found.provisioned_s == 2 * 7
     assert found.useful_s == 2 * 6
@@ -54,10 +53,10 @@ def test_without_failures_all_but_the_meeting_is_useful():
     adds_up(found)
 
 
-def test_a_step_done_again_counts_once():
+def test_a_repeated_step_counts_once():
     """The ranks are killed half a second into their seventh step, at 7.5 s.
 
-    They continue from the checkpoint of 4 steps.
+    They continue from a checkpoint after 4 steps.
     """
     history = job(life(0, 0, 6, died_s=10.5), life(10.75, 4, 3), kills=(Kill(7.5, 1),))
     found = balance(history, 17.75, 7)
@@ -74,7 +73,7 @@ def test_a_step_done_again_counts_once():
     adds_up(found)
 
 
-def test_a_start_that_never_met_lost_everything_until_the_next_useful_step():
+def test_a_start_that_never_joined_loses_all_time_until_the_next_useful_step():
     short = Life(10.0, died_s=13.0)
     short.take(Up(12.0))
     history = job(life(0, 0, 6, died_s=10.0), short, life(13.0, 4, 2), kills=(Kill(7.0, 0), Kill(10.0, 1)))
@@ -86,7 +85,7 @@ def test_a_start_that_never_met_lost_everything_until_the_next_useful_step():
     adds_up(found)
 
 
-def test_steps_after_the_last_checkpoint_are_lost_when_the_end_comes_during_a_restart():
+def test_steps_after_the_last_checkpoint_are_lost_if_the_job_ends_during_a_restart():
     history = job(life(0, 0, 6, died_s=10.0), Life(10.0, died_s=11.0), kills=(Kill(7.0, 0),))
     found = balance(history, 11.0, 4)
     assert (found.tokens_trained, found.tokens_kept) == (120, 80)
@@ -106,7 +105,7 @@ def test_a_later_restart_from_an_older_step_undoes_all_starts_before_it():
     adds_up(found)
 
 
-def test_events_come_back_from_their_line():
+def test_events_survive_encoding_and_decoding():
     for event in (
         Up(1.5),
         Prepared(2.5),
@@ -117,7 +116,7 @@ def test_events_come_back_from_their_line():
         assert time_accounts.decode(time_accounts.encode(event)) == event
 
 
-def test_failures_have_their_mean_time_and_the_seed_fixes_them():
+def test_failures_have_the_mean_time_and_follow_from_the_seed():
     drawn = list(islice(failures(7, 60.0, 4), 4000))
     assert drawn == list(islice(failures(7, 60.0, 4), 4000))
     assert drawn[-1].at_s / len(drawn) == pytest.approx(60, rel=0.1)
@@ -134,7 +133,7 @@ def run(place, *arguments: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_killed_job_goes_on_from_its_checkpoint_and_its_figures_add_up(tmp_path):
+def test_a_killed_job_continues_from_its_checkpoint_and_its_figures_add_up(tmp_path):
     found = run(tmp_path / "out.json", "--seconds", "20", "--kills", "9:1", "--checkpoint-steps", "10")
     assert (found["kills"], found["killed"][0]["rank"]) == (1, 1)
     first, resumed = found["first_steps"]
@@ -155,7 +154,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_and_its_figures_add_up(tmp_pat
 
 @pytest.mark.slow
 def test_failures_do_not_change_what_is_trained(tmp_path):
-    """Rank 0 dies in a step, and the second kill occurs while ranks are starting. The model is bit-identical."""
+    """Rank 0 dies in a step, and again while ranks start. The model is bit-identical."""
     tokens = ["--tokens", str(40 * 2 * STEP_TOKENS), "--checkpoint-steps", "8"]
     calm = run(tmp_path / "calm.json", *tokens)
     struck = run(tmp_path / "struck.json", *tokens, "--kills", "2:0,2.5:1")
@@ -169,7 +168,7 @@ def test_failures_do_not_change_what_is_trained(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_job(number, tmp_path):
-    """This includes SIGKILL, because ranks notice that their parent is gone."""
+    """This holds even after SIGKILL, because ranks notice that their parent is gone."""
     unbuffered = dict(os.environ, PYTHONUNBUFFERED="1", TMPDIR=str(tmp_path))
     command = [*DDP, "--ranks", "2", "--seconds", "60", "--kills", "2:0"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)

@@ -30,18 +30,18 @@ def corpus() -> data.Corpus:
 
 @pytest.fixture
 def base(tmp_path, monkeypatch):
-    """Returns the parameters of a base model, which is kept in a folder of its own."""
+    """Returns the parameters of a base model, which stays in its own folder."""
     monkeypatch.setattr(base_model, "FOLDER", tmp_path)
     model = build(TUNED.model, 3)
     base_model.keep(model, TUNED.base)
     return model.state_dict()
 
 
-def test_only_adapters_train_and_only_they_travel(base):
+def test_only_adapters_are_trained_and_sent(base):
     model = new_model(TUNED)
     optimizer = optimizer_for(model, 1e-2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for _ in range(2):  # in the first step, the gradient of `down` is zero because `up` is
+    for _ in range(2):  # in the first step, the gradient of `down` is zero, because `up` is zero
         inner_step(model, optimizer, WINDOW, 1e-2, CPU)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     adapters = {name for name in before if name.endswith((".up", ".down"))}
@@ -69,7 +69,7 @@ def test_an_adapted_model_begins_as_its_base_and_is_exported_as_base_plus_adapte
     assert torch.allclose(model(WINDOW[:, :-1]), plain(WINDOW[:, :-1]), atol=1e-5)
 
 
-def test_a_fleet_trains_adapters_and_leaves_the_base_as_it_is(base, corpus):
+def test_a_fleet_trains_adapters_and_does_not_change_the_base(base, corpus):
     record = train(TUNED, corpus)
     plain = build(TUNED.model, 0)
     plain.load_state_dict(base)
@@ -92,7 +92,7 @@ def test_the_untuned_model_is_the_base_itself(base, corpus):
     assert train(presets.UNTUNED, corpus)["loss"] == validation_loss(plain, corpus, 2048)
 
 
-def test_a_method_is_compared_at_its_best_rate_of_the_first_seed(tmp_path):
+def test_a_method_is_compared_at_the_rate_that_was_best_on_the_first_seed(tmp_path):
     records = Records(tmp_path, {})
 
     def add(recipe: Recipe, loss: float) -> None:
@@ -109,14 +109,14 @@ def test_a_method_is_compared_at_its_best_rate_of_the_first_seed(tmp_path):
         add(replace(recipe, seed=1), loss)
     assert other.behind(records) == pytest.approx([10.0, 20.0])
     assert "2.3000 ± 0.1000 (0.024, 2 seeds) | +15.00 ± 5.00 %" in presets.table(records)
-    assert not presets.curves("lora", records), "a plot has methods with all seeds only"
+    assert not presets.curves("lora", records), "a plot must have only methods with all seeds"
     for recipe, loss in zip(best, (2.0, 2.3), strict=True):
         add(replace(recipe, seed=2), loss)
     assert presets.curves("lora", records) == [(presets.DEFAULT, [50], [pytest.approx(15.0)])]
     assert [path.name for path in tmp_path.iterdir()] == [f"{grid.FINE_TUNING}.json"]
 
 
-def test_recipes_of_the_comparison_have_labels_of_their_own():
+def test_recipes_of_the_comparison_have_different_labels():
     recipes = {
         recipe
         for kind in presets.KINDS

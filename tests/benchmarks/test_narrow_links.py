@@ -1,4 +1,4 @@
-"""The benchmark of the twenty-fold claim: its scale by hand, and a short run of both sides over a link, as root."""
+"""The benchmark behind the twenty-fold claim: its scale by hand, and a short run of both sides (needs root)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.narrow_links.pace import tokens_of_step
 STEP_S, MBIT, PARAMETERS = 0.4, 20.0, 1_049_984
 
 
-def test_a_link_has_the_bits_for_each_parameter_and_step_that_the_paper_had():
+def test_a_link_has_the_papers_bits_per_parameter_and_step():
     assert link_mbit(2.0, 12_000_000_000, 3.0) == pytest.approx(2000)
     assert link_mbit(2.0, 1_200_000, 3.0) == pytest.approx(0.2)
     assert link_mbit(2.0, 1_200_000, 0.3) == pytest.approx(2.0)

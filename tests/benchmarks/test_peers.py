@@ -1,4 +1,4 @@
-"""The costs that are counted for a peer, and the rows made from them. No peer runs here."""
+"""The costs of peers, and the report rows made from them. No peer runs in these tests."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MINE = Measured(2, 1000, [Sync(1.0, 2.0, 0.5, 0.0, 1600)], 12_000, 10_000)
 THEIRS = PeerSync([4.0, 2.0, 3.0], [8.0, 8.0, 8.0], [16_000, 16_000, 16_000], 90_000)
 
 
-def test_a_child_that_ended_is_counted_with_its_parent():
+def test_an_ended_child_counts_with_its_parent():
     burn = "import time\nwhile time.process_time() < 0.1: pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        assert below(os.getpid()) >= 0.05, "the system rounds user and system time down to its ticks"
-        assert below(child.pid) == 0.0, "of others nothing"
+        assert below(os.getpid()) >= 0.05, "must be near 0.1 s; the system rounds down to ticks"
+        assert below(child.pid) == 0.0, "the child itself has no children"
         child.communicate(b"\n")
 
 
-def test_differences_are_of_neighbours():
+def test_costs_of_a_sync_are_differences_of_neighbours():
     assert between([CostSoFar(1.0, 2.0, 3), CostSoFar(2.0, 4.0, 6), CostSoFar(4.0, 5.0, 6)]) == (
         [1.0, 2.0],
         [2.0, 1.0],
@@ -36,7 +36,7 @@ def test_differences_are_of_neighbours():
     )
 
 
-def test_two_measurements_are_one_with_the_syncs_of_both():
+def test_two_measurements_merge_into_one():
     both = THEIRS.and_then(PeerSync([9.0], [1.0], [4], 100_000))
     assert (both.wall_s, both.cpu_s[-1], both.wire_bytes[-1]) == ([4.0, 2.0, 3.0, 9.0], 1.0, 4)
     assert both.server_bytes == 100_000
@@ -51,7 +51,7 @@ def test_rows_compare_the_medians():
     assert "server's" not in compare.rows("hivemind", "124m", MINE, PeerSync([1.0], [1.0], [1]))[0].beside
 
 
-def test_a_peer_that_cannot_run_says_why_and_the_next_is_measured(monkeypatch):
+def test_a_failing_peer_is_listed_with_its_reason_and_the_next_is_measured(monkeypatch):
     def fail(*_):
         raise SystemExit("pip failed: no such package")
 
@@ -62,7 +62,7 @@ def test_a_peer_that_cannot_run_says_why_and_the_next_is_measured(monkeypatch):
     assert len(report.rows) == 2
 
 
-def test_an_environment_that_is_there_is_not_made_again(tmp_path):
+def test_an_existing_environment_is_not_made_again(tmp_path):
     (tmp_path / "ready").write_text(repr((("nothing",),)))
     assert install(tmp_path, ("nothing",)) == tmp_path / "bin" / "python"
 
@@ -71,5 +71,5 @@ def test_an_environment_that_is_there_is_not_made_again(tmp_path):
     ("said", "line"),
     [("ERROR: first\nERROR: no such\nnotice\n", "ERROR: no such"), ("a\nb\n", "b"), ("", "no output")],
 )
-def test_the_last_error_is_the_one_told(said, line):
+def test_the_last_error_is_reported(said, line):
     assert last_error(said) == line

@@ -14,7 +14,7 @@ sent_bytes_limit 600.0
 """
 
 
-def test_a_total_sums_the_samples_of_one_name_that_have_the_labels():
+def test_a_total_sums_the_samples_with_the_name_and_labels():
     read = Metrics(TEXT)
     assert read.total("sent_bytes_total") == 57
     assert read.total("sent_bytes_total", kind="update") == 7

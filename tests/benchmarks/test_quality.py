@@ -1,4 +1,4 @@
-"""The quality report's runs: they are deterministic, use the product's merge, and apply each setting."""
+"""The quality report's runs are deterministic, use the product's merge, and apply each setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loss(recipe: Recipe, corpus: data.Corpus) -> float:
 
 
 def there(recipe: Recipe, loss: float) -> dict:
-    """Returns a record as a run with today's settings would write it."""
+    """Returns the record that a run with today's settings would write."""
     settings = recipe.deciding_settings()
     return {"loss": loss} if settings is None else {"loss": loss, "settings": settings}
 
@@ -42,7 +42,7 @@ def base(corpus) -> dict:
     return train(SMALL, corpus)
 
 
-def test_a_run_learns_and_is_the_same_again(base, corpus):
+def test_a_run_learns_and_is_repeatable(base, corpus):
     again = train(SMALL, corpus)
     assert {k: v for k, v in again.items() if k != "wall_s"} == {k: v for k, v in base.items() if k != "wall_s"}
     assert base["loss"] < 4.5  # an untrained model has 5.55
@@ -68,11 +68,11 @@ def test_a_run_learns_and_is_the_same_again(base, corpus):
     ],
     ids=str,
 )
-def test_each_setting_changes_what_comes_out(base, corpus, change):
+def test_each_setting_changes_the_result(base, corpus, change):
     assert loss(replace(SMALL, **change), corpus) != base["loss"]
 
 
-def test_without_a_grace_window_the_late_are_merged_at_once_and_by_policy_as_in_the_paper(corpus):
+def test_without_a_grace_window_policies_decide_when_late_work_is_merged(corpus):
     eager = replace(SMALL, speeds=(0.5, 1.5), run=(("grace_ratio", 0.0), ("quorum", "1")))
     at_once, waiting, papers = (
         train(replace(eager, policy=policy), corpus)
@@ -85,23 +85,23 @@ def test_without_a_grace_window_the_late_are_merged_at_once_and_by_policy_as_in_
 
 
 @pytest.mark.slow
-def test_processes_over_grpc_give_what_virtual_time_gives():
+def test_processes_over_grpc_give_the_results_of_virtual_time():
     recipe = replace(SMALL, steps=100)
     made = through_processes(recipe, 0.03)
     virtual = train(recipe, data.load(None, recipe.model.context))
     assert [each["refused"] for each in made["learners"]] == [0, 0]
-    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # after four outer steps, joining order matters
+    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # the order of joining still matters
 
 
 def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
-    """With learning rate 1 and no momentum, the outer step adopts exactly the learner's work, so nothing may change."""
+    """With outer learning rate 1 and no momentum, the outer step equals the learner's own work."""
     run = (("codec", "float32"), ("outer_lr", 1.0), ("outer_momentum", 0.0))
     alone = replace(SMALL, method="synchronous", learners=1, batch=4, run=run)
     plain = replace(SMALL, method="data-parallel", learners=1, batch=4)
-    assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # one more step, and rounding
+    assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # differs by one step and rounding
 
 
-def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
+def test_a_record_is_made_once_and_appears_in_a_table(tmp_path, monkeypatch):
     variants = tuple(
         grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))
     )
@@ -126,19 +126,19 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     assert "| an old one, this tree |" in report.table(group, [first, second])
 
 
-def test_a_default_that_changes_asks_for_its_runs_again(tmp_path, monkeypatch):
+def test_a_changed_default_makes_its_records_outdated(tmp_path, monkeypatch):
     runs = Records.load(tmp_path)
     stated = replace(SMALL, run=(("outer_lr", RunSettings().outer_lr),))
     for recipe in (SMALL, stated):
         runs.add(recipe, there(recipe, 2.0))
     monkeypatch.setattr(recipe_room, "RunSettings", lambda: RunSettings(outer_lr=0.123))
     assert runs.read(SMALL) is None
-    assert runs.read(stated) is not None, "what is stated stays as it is when the default moves"
+    assert runs.read(stated) is not None, "a stated value must not follow the default"
     runs.add(SMALL, there(SMALL, 3.0))
     assert [Records.load(tmp_path).read(each)["loss"] for each in (SMALL, stated)] == [3.0, 2.0]
 
 
-def test_a_default_of_what_is_kept_on_disk_asks_for_nothing(tmp_path, monkeypatch):
+def test_a_changed_default_of_storage_keeps_records_valid(tmp_path, monkeypatch):
     runs = Records.load(tmp_path)
     runs.add(SMALL, there(SMALL, 2.0))
     monkeypatch.setattr(recipe_room, "RunSettings", lambda: RunSettings(record=True, keep_snapshots=9))
@@ -155,7 +155,7 @@ def test_each_committed_run_is_in_the_file_of_its_series():
             assert (grid.series(recipe), recipe.label()) == (path.stem, run["run"])
 
 
-def test_no_record_is_made_of_code_that_is_not_committed(tmp_path, monkeypatch):
+def test_uncommitted_code_makes_no_record(tmp_path, monkeypatch):
     for words in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     code = tmp_path / "server" / "merge.py"
@@ -184,20 +184,20 @@ def test_a_budget_compares_the_best_of_each_side(tmp_path):
     for recipe, loss in ((gap.data_parallel, 2.0), (gap.fleet, 2.4)):
         runs.add(replace(recipe, seed=2), there(recipe, loss))
     (gap,) = report.gaps([budget], runs)
-    assert gap.behind == pytest.approx([10.0, 20.0]), "rates are those of the first seed"
+    assert gap.behind == pytest.approx([10.0, 20.0]), "learning rates are chosen on the first seed"
     assert "| +15.00 ± 5.00 % | 2 | 2, 2 |" in report.budget_table([gap])
     said = report.headline(gap)
     assert "loss was 2.3000, vs. 2.0000 for data-parallel training: +15.00 ± 5.00 % (2 seeds, " in said
     assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
 
 
-def test_no_two_rows_of_a_table_are_one_run():
+def test_all_rows_of_a_table_are_different_runs():
     for group in grid.GROUPS:
         recipes = [variant.recipe for variant in group.variants]
         assert len(set(recipes)) == len(recipes), group.name
 
 
-def test_recipes_have_labels_of_their_own():
+def test_recipes_have_different_labels():
     recipes = {recipe for group in grid.GROUPS for variant in group.variants for recipe in variant.seeds()}
     recipes |= {recipe for budget in grid.BUDGETS for side in budget.sides() for recipe in side}
     assert len({recipe.label() for recipe in recipes}) == len(recipes)

@@ -1,4 +1,4 @@
-"""Rows, their plot, and the emulated link, on which other figures depend."""
+"""Report rows, their plot, and the emulated link that other figures depend on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PACKET = bytes(1500)
 
 
 @pytest.mark.parametrize(("value", "most", "holds"), [(1.0, True, True), (1.1, True, False), (0.9, False, False)])
-def test_a_row_knows_whether_its_limit_is_kept(value, most, holds):
+def test_a_row_states_whether_its_limit_holds(value, most, holds):
     assert Row("a", value, 1.0, "x", most=most).holds is holds
 
 
-def test_a_report_has_what_was_not_measured_and_a_picture(tmp_path):
+def test_a_report_lists_missing_measurements_and_has_a_picture(tmp_path):
     report = Report([Row("fast", 2.0, 1.0, "x", most=False), Row("large", 2.0, 1.0, "x")])
     report.not_measured.append({"name": "far", "reason": "needs root"})
     report.paces_s["kernels"] = 0.5
@@ -34,7 +34,7 @@ def way(loss: float = 0.0) -> Way:
     return Way(bytes_per_s=1.5e6, delay_s=0.04, loss=loss, rng=random.Random(7))
 
 
-def test_a_link_delays_and_paces_what_it_carries():
+def test_a_link_delays_and_paces_packets():
     link = way()
     for _ in range(10):
         link.send(PACKET, now=100.0)
@@ -45,7 +45,7 @@ def test_a_link_delays_and_paces_what_it_carries():
     assert link.carried == 10 * len(PACKET)
 
 
-def test_a_link_drops_what_would_wait_too_long_and_some_by_chance():
+def test_a_link_drops_packets_in_a_full_queue_and_by_chance():
     full = way()
     for _ in range(1000):
         full.send(PACKET, now=0.0)

@@ -1,4 +1,4 @@
-"""Stacks become shares of the time in syncs. Other stacks are left out."""
+"""Sampled stacks become shares of the time in syncs. Other stacks are left out."""
 
 from __future__ import annotations
 

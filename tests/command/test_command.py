@@ -19,21 +19,21 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([*ATOLL, *arguments], capture_output=True, text=True, timeout=60, env=env)
 
 
-def test_help_lists_what_is_installed():
+def test_help_lists_the_installed_subcommands():
     shown = run("--help").stdout
     for command in ("core", "learner", "status", "receipts", "evict", "checkpoint", "demo", "chaos"):
         assert f" {command} " in shown
 
 
 @pytest.mark.parametrize("command", ["core", "learner", "demo", "chaos", "status", "receipts", "evict"])
-def test_every_option_says_what_it_is_and_which_variable_sets_it(command):
+def test_every_option_has_a_help_text_and_a_variable(command):
     shown = run(command, "--help").stdout
     for line in shown.splitlines():
         if re.match(r"│ [* ]*--", line) and "--help" not in line:
             assert "[env var: ATOLL_" in shown[shown.index(line) :][:1200], line
 
 
-def test_an_environment_variable_stands_for_its_option(tmp_path):
+def test_an_environment_variable_sets_its_option(tmp_path):
     done = run("core", ATOLL_CORE_DIR=str(tmp_path / "run"), ATOLL_CORE_LISTEN="0.0.0.0:0")
     assert done.returncode == 1
     assert done.stderr.startswith("error: 0.0.0.0:0 is not loopback")
@@ -57,7 +57,7 @@ def test_the_version_is_the_packages():
         (["--device", "nonsense"], 1, "error: --device nonsense cannot be used"),
     ],
 )
-def test_a_learner_that_cannot_start_says_why_in_one_line(arguments, status, said):
+def test_a_learner_that_cannot_start_gives_the_reason_in_one_line(arguments, status, said):
     done = run("learner", "--name", "a", "--server", "127.0.0.1:1", *arguments)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
@@ -83,7 +83,7 @@ def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, else
         assert learner.stdout is not None
         while "waiting for the core" not in learner.stdout.readline():
             assert learner.poll() is None
-        # The kernel may deliver a signal to any thread. The training thread then keeps sleeping.
+        # The kernel may deliver a signal to another thread. The training thread then keeps sleeping.
         threads = [thread.id for thread in psutil.Process(learner.pid).threads()]
         os.kill(max(threads) if elsewhere else learner.pid, number)
         said, _ = learner.communicate(timeout=15)
@@ -94,7 +94,7 @@ def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, else
         learner.wait()
 
 
-def test_nothing_heavy_is_loaded_to_show_help_or_to_import_the_package():
+def test_help_and_the_package_load_no_heavy_modules():
     imports = "import sys, atoll, atoll.cli, atoll.commands, atoll_server.cli.commands"
     code = f"{imports}; print({{'torch', 'numba'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -53,7 +53,7 @@ def test_help_has_each_setting_once_with_its_range_default_help_and_variable(nam
             assert (said[1] if said else "") == ", ".join(each.default.split())
 
 
-def test_a_range_is_said_in_words():
+def test_a_range_is_shown_in_words():
     ranges = {each.name: each.range for each in declared(RunSettings)} | {
         e.name: e.range for e in declared(CoreSettings)
     }
@@ -65,7 +65,7 @@ def test_a_range_is_said_in_words():
         assert ranges[name] == said
 
 
-def test_a_default_that_is_given_as_it_is_shown_is_the_default():
+def test_a_shown_default_can_be_given_as_a_value():
     for each, cls in SETTINGS:
         if not each.default or each.switch:
             continue
@@ -99,18 +99,18 @@ def test_a_default_that_is_given_as_it_is_shown_is_the_default():
         ("chaos --pauses 2", "input should be less than or equal to 1"),
     ],
 )
-def test_a_value_that_cannot_be_is_one_line(typed, said):
+def test_an_invalid_value_is_refused_in_one_line(typed, said):
     name, *_, flag, value = typed.split()
     done = run(*typed.split())
     assert (done.returncode, done.stderr) == (1, f"error: {flag} {value}: {said}; see atoll {name} --help\n")
 
 
-def test_the_environment_gives_limits_too(tmp_path):
+def test_environment_variables_set_limits(tmp_path):
     done = run("core", "--dir", str(tmp_path), ATOLL_CORE_LIMIT_LEARNERS="none", ATOLL_CORE_LISTEN="0.0.0.0:0")
     assert done.stderr.startswith("error: --limit-learners none: input should be a valid integer")
 
 
-def test_a_command_takes_what_was_given_and_the_rest_is_as_declared():
+def test_a_command_receives_given_values_and_declared_defaults():
     taken = []
     options = {each.key: None for cls in (CoreSettings, RunSettings, Logs) for each in declared(cls)}
     given = {"dir": "here", "quorum": "50%", "limit_spool_bytes": "2MiB", "quota_joins_burst": "7", "codec": "int8"}
@@ -127,13 +127,13 @@ def test_a_command_takes_what_was_given_and_the_rest_is_as_declared():
     assert logs == Logs()
 
 
-def test_an_invalid_setting_inside_another_is_named_as_its_option():
+def test_an_invalid_nested_setting_is_named_by_its_option():
     with pytest.raises(SettingsError, match=r"^--limit-learners 0: input should be greater"):
         CoreSettings.of(directory=Path(), limits={"learners": 0})
     assert Certificates(tls=Path("a")).security.tls == Path("a")
 
 
-def test_sizes_that_can_be_asked_for_are_the_models():
+def test_the_sizes_of_the_option_are_those_of_the_models():
     assert list(Size.__args__) == list(SIZES)
 
 
@@ -151,7 +151,7 @@ except SystemExit:
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_help_of_a_core_needs_nothing_of_what_its_work_needs():
+def test_help_of_a_command_needs_no_heavy_packages():
     for name in ("core", "front", "dashboard", "learner"):
         code = f"""
 import sys
@@ -166,7 +166,7 @@ main()
 
 
 def test_an_export_from_a_core_needs_no_numerics():
-    """A front's image has the subcommands for operators, but no numpy."""
+    """A front's image has the operators' subcommands, but no numpy."""
     code = """
 import sys
 for each in ("numba", "numpy", "zstandard", "torch"):
@@ -179,7 +179,7 @@ main()
     assert done.stderr.startswith("error: no core answers at 127.0.0.1:1"), done.stderr
 
 
-def test_the_table_of_run_settings_has_their_defaults():
+def test_the_table_of_run_settings_has_the_defaults():
     """docs/guides/tune.md explains each default."""
     rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", (ROOT / "docs/guides/tune.md").read_text(), re.MULTILINE)
     said = {}
@@ -193,14 +193,14 @@ def test_the_table_of_run_settings_has_their_defaults():
     assert options.keys() - said.keys() == {"keep-snapshots", "record"}
 
 
-def test_how_a_process_is_reached_is_said_alike_by_all_commands():
+def test_options_for_certificates_are_the_same_in_all_commands():
     """Commands that call a core as an operator declare --tls and --insecure-plaintext themselves."""
     for each in declared(Certificates):
         said = {(option.help, option.envvar or each.key) for option in _all_options() if each.flag in option.opts}
         assert said == {(each.help, each.option.variable or each.key)}
 
 
-def test_docs_name_options_that_there_are():
+def test_docs_name_existing_options():
     known = {flag for option in _all_options() for flag in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version"} | OTHERS
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
@@ -208,7 +208,7 @@ def test_docs_name_options_that_there_are():
             command_line = re.match(r"\s*(\$ )?atoll [a-z]", line)
             quoted = [line] if command_line else re.findall(r"`(--[^`]+|atoll [^`]+)`", line)
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", " ".join(quoted)):
-                family = flag.endswith("-") and any(each.startswith(flag) for each in known)  # --limit-...
+                family = flag.endswith("-") and any(each.startswith(flag) for each in known)  # as --limit-
                 assert flag in known or family, f"{path.name}: {flag}"
 
 

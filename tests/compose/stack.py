@@ -1,4 +1,4 @@
-"""The demo of docker/compose.yaml as a separate project, on the engine that DOCKER_HOST names."""
+"""The demo of docker/compose.yaml as a separate Compose project, on the engine at DOCKER_HOST."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoEngineError(Exception):
 
 
 class Stack:
-    """One project. tag: tag of the images that only this test builds."""
+    """One Compose project. tag: of images that only this test builds."""
 
     def __init__(self) -> None:
         self.tag = PROJECT
@@ -38,7 +38,7 @@ class Stack:
         }  # fmt: skip
 
     def docker(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:
-        """Returns the output of `docker`. An error contains its last lines."""
+        """Returns the output of `docker`. Raises AssertionError with its last lines if the command fails."""
         done = subprocess.run(
             ["docker", *words], cwd=ROOT, env=self._environment | environment, text=True, capture_output=True,
             timeout=timeout,
@@ -90,7 +90,7 @@ class Stack:
         return {tuple(str(each.get(part, 0)) for part in key): each for each in found}  # type: ignore[misc]
 
     def page(self, path: str, token: str = "") -> Any:
-        """Returns the dashboard's response. With a token, makes an operator action."""
+        """Returns the dashboard's JSON response. With a token, requests an operator action."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.dashboard_port}/api/{path}")
         if token:
             request = urllib.request.Request(request.full_url, b"{}", {"Authorization": f"Bearer {token}",
@@ -99,7 +99,7 @@ class Stack:
             return json.loads(answer.read())
 
     def measure(self, expression: str) -> list[dict[str, Any]]:
-        """Returns Prometheus' answer to an expression."""
+        """Returns Prometheus' answer to a query."""
         query = urllib.parse.urlencode({"query": expression})
         url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/query?{query}"
         with urllib.request.urlopen(url, timeout=ASK_S) as answer:
@@ -108,9 +108,9 @@ class Stack:
 
 
 def until(what: Any, max_wait_s: float = 120.0) -> Any:
-    """Checks once per second until `what` returns a true value."""
+    """Calls `what` once per second until it returns a true value, which is returned. Raises AssertionError."""
     deadline = time.monotonic() + max_wait_s
     while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, f"the condition did not hold within {max_wait_s:.0f} s"
         time.sleep(1.0)
     return found

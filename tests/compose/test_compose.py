@@ -21,7 +21,7 @@ LASTING = [
     "prometheus",
     "dashboard",
 ]
-KILL = "kill -9 $(cat /proc/1/task/1/children)"  # kills the container's main process from inside, like a crash
+KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
 DONE = ("FATE_MERGED", "FATE_REFUSED")
 
 
@@ -38,7 +38,7 @@ def stack():
     finally:
         it.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=120)
         for image in it.docker("image", "ls", "--quiet", "--filter", f"reference=atoll-*:{it.tag}*").split():
-            with contextlib.suppress(AssertionError):  # an image with two names is removed with the first
+            with contextlib.suppress(AssertionError):  # listed twice if it has two names
                 it.docker("image", "rm", "--force", image)
 
 
@@ -57,7 +57,7 @@ def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
     assert up < UP_S
 
 
-def test_images_hold_what_they_need_and_no_more(stack):
+def test_images_contain_only_what_they_need(stack):
     def files(image: str) -> set[str]:
         look = "ls /opt/atoll/lib/python*/site-packages /opt/atoll/src; du -sm /opt/atoll | cut -f1; id -u"
         return set(stack.docker("run", "--rm", "--entrypoint", "sh", f"atoll-{image}:{stack.tag}", "-c", look).split())
@@ -72,7 +72,7 @@ def test_images_hold_what_they_need_and_no_more(stack):
     assert not {"numpy", "numba"} & (files("front") | files("dashboard"))
 
 
-def test_processes_have_no_rights_and_limits(stack, up):
+def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
     for service in LASTING:
         for each in stack.containers(service):
             host = each["HostConfig"]
@@ -82,7 +82,7 @@ def test_processes_have_no_rights_and_limits(stack, up):
             assert service == "prometheus" or each["Config"]["User"] == "10001:10001"
 
 
-def test_regions_are_joined_by_their_relays_only(stack, up):
+def test_only_relays_connect_regions(stack, up):
     def joined(service: str) -> set[str]:
         (first, *_) = stack.containers(service)
         return {name.removeprefix(f"{PROJECT}_") for name in first["NetworkSettings"]["Networks"]}
@@ -144,7 +144,7 @@ def test_up_restarts_containers_that_were_killed_through_the_engine(stack, up, s
     _nothing_is_lost(stack)
 
 
-def test_a_cut_link_costs_its_region_no_step_and_is_merged_after(stack, up):
+def test_a_region_trains_while_its_link_is_cut(stack, up):
     def heard(region: str) -> float:
         return min(each.get("last_seen_age_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
 
@@ -181,7 +181,7 @@ def test_a_core_is_upgraded_under_load_and_loses_nothing(stack, up):
     _nothing_is_lost(stack)
 
 
-def test_more_learners_are_one_word(stack, up):
+def test_one_option_adds_learners(stack, up):
     stack.compose("up", "--detach", "--no-build", "--pull", "never", "--scale", "learner-us=2", "--wait", timeout=300)
     until(lambda: sum(each["region"] == "us" and each["state"] == "live" for each in stack.status()["learners"]) == 2)
 
@@ -195,7 +195,7 @@ def test_down_leaves_nothing(stack, up):
 
 
 def _steps(stack: Stack) -> int:
-    """Returns the steps of all learners, as they report them."""
+    """Returns the sum of all learners' reported steps."""
     return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='learner'})")[0]["value"][1]))
 
 
@@ -204,7 +204,7 @@ def _started(stack: Stack, service: str) -> list[str]:
 
 
 def _kept(before: dict, after: dict) -> None:
-    """Checks that acknowledged contributions still exist, and that their fates have not changed."""
+    """Checks that acknowledged contributions still exist, with unchanged final fates."""
     assert before.keys() <= after.keys()
     for key, receipt in before.items():
         if receipt["fate"] in DONE:
@@ -212,7 +212,7 @@ def _kept(before: dict, after: dict) -> None:
 
 
 def _nothing_is_lost(stack: Stack) -> None:
-    """Checks that each acknowledged contribution is accounted for once."""
+    """Checks that each acknowledged contribution is counted once."""
     status, receipts = stack.status(), stack.receipts()
     counts = {name: int(status["contributions"].get(name, 0)) for name in ("accepted", "merged", "refused", "pending")}
     assert counts["accepted"] == counts["merged"] + counts["refused"] + counts["pending"]

@@ -1,4 +1,4 @@
-"""The profile `shards` of docker/compose.yaml: commands that `atoll` accepts, and names that certificates cover."""
+"""The profile `shards` of docker/compose.yaml: `atoll` accepts its commands, and certificates cover its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core that requires tokens, learners in threads, and a dashboard, all of them real."""
+"""A real core that requires tokens, a real dashboard, and learners in threads."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class House:
         return told
 
     def action(self, name: str, *, token: str | None = None, **body: Any) -> tuple[int, Any]:
-        """Requests an operator action, with this operator's token unless another is given."""
+        """Requests an operator action. token: by default, the operator's."""
         return self.ask(f"actions/{name}", token=self.token if token is None else token, method="POST", **body)
 
     def learn(self, name: str, region: str, pace_s: float) -> Trainee:
-        """Adds a learner."""
+        """Starts a learner."""
         trainee = Trainee(self.core.address, name, lambda _: bool(self.over), region=region, pace_s=pace_s)
         self.trainees[name] = trainee
         trainee.start()

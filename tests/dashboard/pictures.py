@@ -1,12 +1,12 @@
-"""Takes the pictures of the dashboard for README and documentation: `make pictures`. It needs Debian's chromium.
+"""Takes pictures of the dashboard for README and docs: `make pictures`. Needs Debian's chromium.
 
-They show `atoll demo --regions 3` in which the link of a region is cut and restored:
+They show `atoll demo --regions 3`, in which a region's link is cut and restored:
 
-- dashboard-overview: the region is cut off. Its learner is silent, and the lost time is shown.
+- dashboard-overview: the region is cut off. Its learner is silent and loses time.
 - dashboard-recovered: the region is back. Its learner is live, and its contributions are merged again.
 - dashboard-rounds: the rounds after the recovery, with the answers of all regions.
 
-Each has a dark version. The lower edge of a picture never cuts a panel.
+Each picture has a dark version. The lower edge of a picture never cuts a panel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     options = ["--regions", "3", "--steps", str(STEPS), "--no-kills"]
     demo = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert demo.stdout is not None, "it is a pipe"
+        assert demo.stdout is not None, "the demo's output is a pipe"
         url = next(found[1] for line in demo.stdout if (found := URL.search(line)))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
@@ -62,12 +62,12 @@ def _tell(page: Page, url: str, demo: int) -> None:
     _until(url, "run", lambda run: run["contributions"]["merged"] > 60 and run["cost"]["per_day"] is not None)
     _until(url, "run", lambda run: not run["learners"]["joining"] and run["goodput"]["recent"] is not None)
     relay = _relay(demo)
-    relay.send_signal(signal.SIGUSR1)  # cuts the link
+    relay.send_signal(signal.SIGUSR1)  # the relay cuts the link
     _until(url, "regions", lambda regions: _of(regions)["learners"]["silent"] > 0)
     time.sleep(CUT_S)
     _take(page, "Overview", "dashboard-overview", ".overview")
     before = _merged(url)
-    relay.send_signal(signal.SIGUSR2)  # restores it
+    relay.send_signal(signal.SIGUSR2)  # the relay restores the link
     _until(url, "regions", lambda regions: _of(regions)["learners"]["silent"] == 0)
     _until(url, "receipts?fate=merged&limit=500", lambda receipts: _of_region(receipts["items"]) > before)
     _take(page, "Overview", "dashboard-recovered", ".overview")
@@ -88,7 +88,7 @@ def _of(regions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_region(receipts: list[dict[str, Any]]) -> int:
-    """Returns the newest number of a receipt of the region's learners."""
+    """Returns the number of the newest receipt of the region's learners."""
     return max((each["number"] for each in receipts if REGION in each["learner"]), default=0)
 
 

@@ -1,4 +1,4 @@
-"""The JSON API over a real core: it matches the core, actions need a token, and an unreachable core is reported."""
+"""The JSON API with a real core: it matches the core, actions need a token, and it reports an unreachable core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lived_in(tmp_path_factory):
         yield it
 
 
-def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
+def test_the_run_is_reported_as_the_core_reports_it(lived_in: House):
     with lived_in.core.security.dial_and_wait(lived_in.core.address) as channel:
         from atoll_wire import outer_pb2_grpc as rpc
 
@@ -59,7 +59,7 @@ def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
     assert 2 < wire["up_bits"] < 8
 
 
-def test_the_counts_of_data_units_are_told_as_the_core_tells_them():
+def test_counts_of_data_units_are_reported_as_the_core_reports_them():
     told = pb.DatasetStatus(
         name="d", units=9, epochs=2, epoch=1, consumed=8, leased=3, returned=2, repeated=0.5, lost=0.25
     )
@@ -121,7 +121,7 @@ def test_rounds_receipts_and_events(lived_in: House):
     assert lived_in.look(f"events?after={events[0]['number']}") == []
 
 
-def test_the_stream_says_it_every_second(lived_in: House):
+def test_the_stream_sends_the_state_every_second(lived_in: House):
     with urllib.request.urlopen(f"{lived_in.url}/api/live", timeout=20) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = (line.decode() for line in stream)
@@ -134,7 +134,7 @@ def test_the_stream_says_it_every_second(lived_in: House):
     assert told[0]["run"]["tokens_trained"] < told[-1]["run"]["tokens_trained"]
     assert {each["region"] for each in told[-1]["regions"]} == {"eu", "us"}
     assert all(each["outcome"] in {"open", "merging"} for now in told for each in now["rounds"])
-    assert all(each["answers"] == [] for now in told for each in now["rounds"]), "who wants them asks for them"
+    assert all(each["answers"] == [] for now in told for each in now["rounds"]), "answers have their own path"
     history = lived_in.look("history")
     assert len({len(column) for column in history.values()}) == 1
     assert any(value is not None for value in history["loss"])
@@ -178,7 +178,7 @@ def test_actions_need_an_operators_token_and_the_core_records_the_operator(lived
     ]  # fmt: skip
 
 
-def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: House):
+def test_a_ticket_for_the_model_needs_a_token_and_works_once(lived_in: House):
     assert lived_in.action("download-ticket", token="")[0] == 401
     url = lived_in.action("download-ticket")[1]["url"]
     with urllib.request.urlopen(f"{lived_in.url}/{url}", timeout=20) as answer:
@@ -187,13 +187,13 @@ def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: 
     (size,) = struct.unpack("<Q", model[:8])
     header = json.loads(model[8 : 8 + size])
     assert header["0.weight"]["shape"] == [32, 16]
-    assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a link is good once"
-    assert lived_in.action("download-ticket", token="nonsense")[0] == 401, "the core checks it before a browser waits"
+    assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a ticket must work only once"
+    assert lived_in.action("download-ticket", token="nonsense")[0] == 401, "the core must check the token"
     statuses = [lived_in.action("download-ticket")[0] for _ in range(7)]
-    assert statuses == [200] * 5 + [503] * 2, "no caller can take all of them"
+    assert statuses == [200] * 5 + [503] * 2, "tickets must have a limit per caller"
 
 
-def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
+def test_other_host_names_are_refused_and_security_headers_are_sent(lived_in: House):
     request = urllib.request.Request(f"{lived_in.url}/api/run", headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=20)
@@ -217,14 +217,14 @@ def test_the_runbook_url_of_every_alert_opens_its_section(lived_in: House):
             assert answer.headers["content-type"] == "text/html; charset=utf-8"
             assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert f'<h2 id="{url.fragment}">{alert["alert"]}</h2>' in page
-        assert f'<a href="#{url.fragment}">' in page, "the list of alerts leads there too"
+        assert f'<a href="#{url.fragment}">' in page, "the list of alerts must link to it"
     for name in re.findall(r'(?:href|src)="(page/[^"]+)"', page):
         with urllib.request.urlopen(f"{lived_in.url}/{name}", timeout=20) as answer:
             assert answer.status == 200
-    assert not re.search(r'href="(?!#|page/|\./"|https?:)', page), "no link to a file that the dashboard does not serve"
+    assert not re.search(r'href="(?!#|page/|\./"|https?:)', page), "links must lead to served files"
 
 
-def test_compose_and_the_chart_publish_the_dashboard_where_runbook_urls_lead():
+def test_compose_and_the_chart_publish_the_dashboard_at_the_port_of_runbook_urls():
     environment = (ROOT / "docker/.env").read_text()
     compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["dashboard"]
     assert "DASHBOARD_PORT=7080\n" in environment
@@ -268,8 +268,8 @@ def _raw(it: House, request: bytes) -> tuple[int, bytes]:
     return int(answer.split()[1]), answer
 
 
-def test_a_core_that_stands_is_said_within_seconds(lived_in: House):
-    """The connection stays open, but no answers arrive."""
+def test_a_frozen_core_is_reported_within_seconds(lived_in: House):
+    """The core is stopped: its connection stays open, but it does not answer."""
     it = lived_in
     it.core.child.process.send_signal(signal.SIGSTOP)
     try:
@@ -277,14 +277,14 @@ def test_a_core_that_stands_is_said_within_seconds(lived_in: House):
         with urllib.request.urlopen(f"{it.url}/api/live", timeout=20) as stream:
             began = time.monotonic()
             told = [json.loads(line.removeprefix("data: ")) for line in _some((x.decode() for x in stream), 4)]
-        assert time.monotonic() - began < 10, "the stream continues"
+        assert time.monotonic() - began < 10, "the stream must continue"
         assert told[3]["run"]["age_s"] > told[0]["run"]["age_s"] + 1
     finally:
         it.core.child.process.send_signal(signal.SIGCONT)
     eventually(lambda: it.look("run")["reachable"], 15)
 
 
-def test_streams_that_hang_up_are_let_go(lived_in: House):
+def test_closed_streams_are_released(lived_in: House):
     host, _, port = lived_in.url.removeprefix("http://").partition(":")
     for _ in range(300):  # more than the limit of open calls
         with contextlib.closing(socket.create_connection((host, int(port)))) as connection:
@@ -292,14 +292,14 @@ def test_streams_that_hang_up_are_let_go(lived_in: House):
             assert connection.recv(64).startswith(b"HTTP/1.1 200")
 
 
-def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(lived_in: House):
+def test_a_dead_core_is_reported_and_a_restarted_one_is_shown_again(lived_in: House):
     it = lived_in
     before, events = it.look("run"), it.look("events")
     it.core.kill()
     eventually(lambda: not it.look("run")["reachable"])
     away = it.look("run")
     assert away["problem"].startswith(f"no core answers at {it.core.address}")
-    assert away["tokens_trained"] >= before["tokens_trained"], "what was seen last stays"
+    assert away["tokens_trained"] >= before["tokens_trained"], "the last values must stay"
     eventually(lambda: it.look("run")["age_s"] > 2)
     status, told = it.ask("receipts")
     assert (status, told["detail"]) == (503, away["problem"])
@@ -310,10 +310,10 @@ def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(lived_i
     eventually(lambda: it.look("run")["learners"]["live"] == 3, 40)
     after = it.look("events")
     assert next(each["text"] for each in after if each["kind"] == "core") == f"the core started: epoch {epoch}"
-    assert [each["number"] for each in after][-len(events) :] == [each["number"] for each in events], "none is lost"
+    assert [each["number"] for each in after][-len(events) :] == [each["number"] for each in events], "events must stay"
 
 
-def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_path):
+def test_without_tokens_actions_are_off_and_the_page_states_the_fix(tmp_path):
     from atoll.demo.processes import children
 
     from tests.end_to_end.world import Core
@@ -331,7 +331,7 @@ def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_pat
         assert dashboard.process.returncode == 0
 
 
-def test_an_address_that_cannot_be_served_is_one_line(tmp_path):
+def test_an_invalid_address_is_refused_in_one_line(tmp_path):
     from tests.end_to_end.test_operators import atoll
 
     for options, said in (

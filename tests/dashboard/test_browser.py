@@ -1,6 +1,6 @@
-"""The page in a real browser over a real run: each view is live, with a dead learner, a dead core, and actions.
+"""The page in a real browser with a real run: live views, a dead learner, a dead core, and actions.
 
-The tests leave screenshots in build/pictures. docs and README show some of them.
+The tests leave screenshots in build/pictures.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_each_view_renders_and_is_accessible_in_both_themes(page: Page, lived_in
             assert not serious, f"{view}, {theme}: {found.generate_report()}"
 
 
-def test_figures_move_without_a_reload(page: Page):
+def test_figures_change_without_a_reload(page: Page):
     page.evaluate("window.stillHere = true")
     metrics = page.locator("#metrics")
     expect(metrics).to_contain_text("Tokens/s")
@@ -94,7 +94,7 @@ def test_figures_move_without_a_reload(page: Page):
     expect(steps).not_to_have_text(before, timeout=SOON_MS)
     go(page, "Rounds")
     expect(page.get_by_role("list", name="Learners in this round").first).to_be_visible(timeout=SOON_MS)
-    assert page.evaluate("window.stillHere"), "the page was loaded again"
+    assert page.evaluate("window.stillHere"), "the page must not reload"
 
 
 def test_the_page_is_small_and_calls_no_other_host(page: Page, lived_in: House):
@@ -108,7 +108,7 @@ def test_the_page_is_small_and_calls_no_other_host(page: Page, lived_in: House):
     assert all(url.startswith(lived_in.url) for url in asked), asked
 
 
-def test_it_fits_a_phone_and_obeys_the_keyboard(browser: Browser, lived_in: House):
+def test_the_page_fits_a_phone_and_works_with_the_keyboard(browser: Browser, lived_in: House):
     context = browser.new_context(viewport={"width": 360, "height": 780}, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.goto(lived_in.url)
@@ -143,14 +143,14 @@ def test_an_action_needs_a_token_and_states_its_effect(page: Page, lived_in: Hou
     expect(page.get_by_role("button", name="Readmit eu-2")).to_be_visible(timeout=SOON_MS)
     lived_in.trainees["eu-2"].join(20)
     assert "was evicted (a test)" in str(lived_in.trainees["eu-2"].error)
-    assert page.evaluate("localStorage.length + sessionStorage.length") == 0, "a token is kept nowhere"
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0, "the page must not store a token"
     go(page, "Events")
     expect(page.get_by_role("list", name="Events, newest first")).to_contain_text(
         "was evicted: a test", timeout=SOON_MS
     )
 
 
-def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived_in: House):
+def test_the_page_reports_a_dead_core_and_recovers_by_itself(page: Page, lived_in: House):
     expect(page.locator("#verdict")).not_to_contain_text("core not reachable", timeout=SOON_MS)
     expect(page.locator("#metrics")).to_have_text(re.compile(r"\S"), timeout=SOON_MS)
     tokens = page.locator("#metrics").inner_text()
@@ -169,9 +169,9 @@ def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived
     )
 
 
-def test_the_overview_names_a_dead_learner_its_time_and_the_cost(page: Page, lived_in: House):
+def test_the_overview_names_a_dead_learner_with_its_lost_time_and_cost(page: Page, lived_in: House):
     us = lived_in.trainees["us-1"]
-    stopped = us._breath  # its loop waits on this between two steps
+    stopped = us._breath  # the learner's loop waits on this between two steps
     us._pace_s = 3600.0
     try:
         expect(page.locator("#verdict")).to_contain_text(re.compile("us-1 silent for", re.IGNORECASE), timeout=40_000)

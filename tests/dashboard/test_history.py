@@ -1,4 +1,4 @@
-"""Columns of bounded size, and rates of sums."""
+"""Columns of limited size, and rates of growing sums."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_a_history_thins_out_and_keeps_its_ends():
+def test_a_full_history_drops_values_but_keeps_its_ends():
     history: History[str] = History(100)
     for second in range(5000):
         history.add(float(second), {"a": float(second)} | ({"late": 1.0} if second > 4000 else {}))
     assert 40 <= len(history.at) <= 100
     assert history.at[0] == 0.0
     assert history.at[-1] > 4900
-    assert history.column("a") == list(history.at), "a column stays beside its times"
+    assert history.column("a") == list(history.at), "columns and times must match"
     assert history.column("late")[0] is None
     assert history.column("late")[-1] == 1.0
     assert history.column("absent") == [None] * len(history.at)
     steps = [later - earlier for earlier, later in zip(history.at, history.at[1:], strict=False)]
-    assert max(steps) <= 3 * min(steps), "evenly"
+    assert max(steps) <= 3 * min(steps), "the kept times must be spread evenly"
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=200), st.integers(2, 20))
@@ -35,7 +35,7 @@ def test_columns_are_always_as_long_as_their_times(gaps, most):
         assert all(len(history.column(str(name))) == len(history.at) for name in range(3))
 
 
-def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
+def test_rates_are_those_of_the_window_and_never_negative():
     rates: Rates[str] = Rates(10.0)
     assert rates.rate("a") == 0.0
     for second in range(31):
@@ -48,7 +48,7 @@ def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
     rates.add(31.0, {"a": 100.0})
     assert rates.rate("a") == 0.0
     rates.add(31.0, {"a": 1e9})
-    assert rates.rate("a") == 0.0, "a look at the same moment says nothing new"
+    assert rates.rate("a") == 0.0, "values at the same time must not count"
 
 
 def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusReply:
@@ -59,13 +59,13 @@ def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusRep
     return reply
 
 
-def test_a_learner_that_returns_in_another_region_brings_no_old_bytes():
+def test_a_learner_that_moves_to_another_region_adds_no_old_bytes():
     rates = RunRates()
     rates.take(look(0.0, a=("eu", 10**12)))
-    assert rates.bytes.rate(("eu", "up")) == 0.0, "what was sent before it looked has no rate"
+    assert rates.bytes.rate(("eu", "up")) == 0.0, "bytes from before the first status have no rate"
     rates.take(look(10.0, a=("us", 10**12 + 100), b=("eu", 50)))
     assert rates.bytes.rate(("us", "up")) == 10.0
-    assert rates.bytes.rate(("eu", "up")) == 5.0, "a learner that is new begins at nothing"
+    assert rates.bytes.rate(("eu", "up")) == 5.0, "a new learner must begin at zero bytes"
 
 
 def test_another_run_or_a_backup_starts_rates_again():

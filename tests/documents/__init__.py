@@ -1,1 +1,1 @@
-"""Tests of the documents: fences run, commands and options exist, and quoted messages match the code."""
+"""Tests of the documents: fences run, commands and options exist, quoted messages match the code."""

@@ -33,7 +33,7 @@ class Fence:
 
     @property
     def reason(self) -> str:
-        """Why the fence is not run; empty if it runs, at least in part."""
+        """Why no part of the fence is run; empty if a part runs."""
         if self.language != "bash":
             return not_run.reason(self.page, self.text)
         runs, left = not_run.split(self.text)
@@ -46,12 +46,12 @@ class Fence:
 
     @property
     def commands_left(self) -> list[tuple[str, str]]:
-        """In a fence that runs in part: its other commands, each with the reason."""
+        """The commands that a partly run fence leaves out, each with the reason."""
         return [] if self.reason or self.language != "bash" else not_run.split(self.text)[1]
 
 
 def fences(path: Path) -> Iterator[Fence]:
-    """The fences of a page, in order."""
+    """Yields the fences of a page, in order."""
     text = path.read_text()
     end = 0
     for found in FENCE.finditer(text):
@@ -66,6 +66,6 @@ def fences(path: Path) -> Iterator[Fence]:
 
 
 def all_fences(*languages: str) -> list[Fence]:
-    """The fences of all pages, in the given languages or in all."""
+    """The fences of all pages. languages: all, if none is given."""
     found = [fence for path in PAGES for fence in fences(path)]
     return [fence for fence in found if not languages or fence.language in languages]

@@ -1,4 +1,4 @@
-"""Stands in for `pip install` on the pages: the packages of the environment that runs the tests replace the download.
+"""Replaces `pip install` on the pages: the tests' own packages replace the download.
 
 It runs with the Python of the page's own environment, checks the page's words, and needs only the standard library.
 """
@@ -12,16 +12,16 @@ import sysconfig
 import tomllib
 from pathlib import Path
 
-PACKAGES = "TESTED_PACKAGES"  # the variable that names the directory of the installed packages
+PACKAGES = "TESTED_PACKAGES"  # environment variable with the directory of the installed packages
 
 
 def install(words: list[str]) -> None:
-    """Takes the words after `pip`. Raises AssertionError if pip would not understand them."""
-    assert sys.prefix != sys.base_prefix, "pip runs outside a virtual environment"
+    """Installs packages. Takes the words after `pip`. Raises AssertionError if pip would refuse them."""
+    assert sys.prefix != sys.base_prefix, "pip must run in a virtual environment"
     command, *rest = words
     assert command == "install", words
     if rest[0] in {"-c", "--constraint"}:
-        assert Path(rest[1]).is_file(), f"there is no {rest[1]}"
+        assert Path(rest[1]).is_file(), f"the file {rest[1]} does not exist"
         rest = rest[2:]
     (what,) = rest
     found = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", what)

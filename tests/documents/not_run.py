@@ -1,4 +1,4 @@
-"""What the pages' tests do not run, and why: this file is the one place for all pages.
+"""The fences and commands that the pages' tests do not run, and why.
 
 Every other bash and python fence of README.md and docs/ runs. Fences and commands that are named here are still parsed:
 test_fences.py checks their options, files, services and imports. `python -m tests.documents.not_run` prints the list.
@@ -84,13 +84,13 @@ FENCES = {
 
 
 def reason(page: str, text: str) -> str:
-    """Why a fence is not run as a whole; empty if it runs."""
+    """Why a whole fence is not run; empty if it runs."""
     named = FENCES.get(page, {})
     return next((named[line] for line in text.splitlines() if line in named), "")
 
 
 def split(script: str) -> tuple[str, list[tuple[str, str]]]:
-    """The part of a script that runs, and its other commands with their reasons."""
+    """Returns the part of a script that runs, and its other commands with their reasons."""
     kept, left = list[str](), list[tuple[str, str]]()
     for command in script.replace("\\\n", "\\\0").splitlines(keepends=True):
         word = command.split(maxsplit=1)[0] if command.strip() else ""

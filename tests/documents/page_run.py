@@ -1,4 +1,4 @@
-"""Runs a page's fences as a reader would: in order, in one directory, with terminals for those that keep running.
+"""Runs a page's fences as a reader would: in order, in one directory, with terminals for lasting commands.
 
 The text before a fence may name its terminal ("Terminal 2 runs a learner"), and may say "press Ctrl-C in terminal 1".
 If the last command of a fence serves or trains until Ctrl-C, it keeps the terminal. The page continues when this
@@ -32,21 +32,21 @@ THERE = re.compile(r"^atoll \w+ listens on |standby: this core takes over|\bjoin
 STOP = re.compile(r"[Pp]ress\s+Ctrl-C\s+in\s+terminals?\s+(\d)(?:\s+(?:to|and)\s+(\d))?")
 TERMINAL = re.compile(r"\b[Tt]erminal\s+(\d)\b")
 WAIT_S, END_S = 900.0, 120.0  # the demo takes four minutes on two idle CPUs
-PLACE = Path("/mnt")  # where a page finds its checkout, so that the next page can use the compiled kernels
+PLACE = Path("/mnt")  # fixed path of a page's checkout, so that pages share compiled kernels
 HOSTS = "127.0.0.1 localhost core.example.com front.eu.example.com\n"
 PIP = 'pip() { python3 -m tests.documents.installed "$@"; }\n'  # the installed packages replace the download
-PRINTS = {  # a page -> what its commands must have printed
+PRINTS = {  # a page -> a pattern that its commands must print
     "README.md": r"^[1-9]\d+ contributions merged$",
     "docs/start.md": r" [1-9]\d+ contributions merged$",
 }
-BEFORE = {  # pages about a run that exists: what starts this run
+BEFORE = {  # a page about an existing run -> the page whose first fence starts this run
     "docs/operate/runbooks.md": "docs/operate/monitoring.md",
 }
 
 
 @dataclass(slots=True)
 class Terminal:
-    """A fence that runs, and its output so far."""
+    """A running fence, and its output so far."""
 
     fence: Fence
     process: subprocess.Popen[str]
@@ -55,7 +55,7 @@ class Terminal:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def read(self) -> None:
-        """Collects the output until all processes have closed it. Runs in a thread."""
+        """Collects the output until all processes have closed their pipes. Runs in a thread."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self.changed:
@@ -80,8 +80,8 @@ class Terminal:
             os.killpg(self.process.pid, number)
 
     def interrupt(self) -> None:
-        """Ctrl-C. Raises AssertionError if the command exits with an error."""
-        background = self.process.poll() is not None  # processes started with &, which Ctrl-C does not reach
+        """Presses Ctrl-C. Raises AssertionError if the command exits with an error."""
+        background = self.process.poll() is not None  # only processes started with & are left
         self.signal(signal.SIGTERM if background else signal.SIGINT)
         code = self.process.wait(END_S)
         assert code in (0, 130, -signal.SIGINT), f"{self.fence} ended with {code}:\n{self.text()}"
@@ -89,7 +89,7 @@ class Terminal:
 
 @dataclass(slots=True)
 class PageRun:
-    """One page being run in a directory."""
+    """A page that runs in a directory."""
 
     directory: Path
     environment: Mapping[str, str]
@@ -109,7 +109,7 @@ class PageRun:
             terminal.process.wait()
 
     def page(self, page: Sequence[Fence]) -> None:
-        """Runs all fences of a page that can run, and saves files under their titles. Raises AssertionError."""
+        """Runs a page's fences, and saves files under their titles. Raises AssertionError if a command fails."""
         for fence in page:
             if fence.title:
                 (self.directory / fence.title).write_text(fence.text)
@@ -119,9 +119,9 @@ class PageRun:
             terminal.interrupt()
 
     def run(self, fence: Fence, whole: bool = False) -> str:
-        """Runs one fence, in its own terminal if it keeps running. Returns its output. Raises AssertionError.
+        """Runs one fence, in its own terminal if the fence keeps running. Returns the output. Raises AssertionError.
 
-        whole: runs commands that not_run.py names, too.
+        whole: whether to run commands that not_run.py names, too.
         """
         self._make_room(fence)
         words = fence.text if whole else fence.script
@@ -149,7 +149,7 @@ class PageRun:
         return terminal.text()
 
     def _make_room(self, fence: Fence) -> None:
-        """Presses Ctrl-C where the text says so, and waits until the fence's terminal is free."""
+        """Presses Ctrl-C in the terminals that the text names, and waits until the fence's terminal is free."""
         for found in STOP.finditer(fence.before):
             for number in range(int(found[1]), int(found[2] or found[1]) + 1):
                 self.numbered.pop(str(number)).interrupt()
@@ -160,20 +160,20 @@ class PageRun:
 
 
 def keeps_running(script: str) -> bool:
-    """Whether the script's last command serves or trains until Ctrl-C."""
+    """Returns whether the script's last command serves or trains until Ctrl-C."""
     lines = script.replace("\\\n", " ").splitlines()
     commands = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return LASTING.search(commands[-1]) is not None
 
 
 def terminal_of(fence: Fence) -> str:
-    """The number of the terminal that the text before the fence names last; empty if it names none."""
+    """Returns the number of the terminal that the text before the fence names last, or an empty string."""
     named = TERMINAL.findall(STOP.sub("", fence.before))
     return named[-1] if named else ""
 
 
 def prepared(directory: Path) -> dict[str, str]:
-    """The environment of a reader in a copy of the checkout, where the copy's code runs."""
+    """Returns a reader's environment variables in a copy of the checkout, which run the copy's code."""
     code = [str(directory / part) for part in ("learner", "server", "proto", "dashboard", "forecast")]
     path = f"{directory / 'venv/bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "PYTHON"))}
@@ -183,7 +183,7 @@ def prepared(directory: Path) -> dict[str, str]:
 
 
 def installed(directory: Path, environment: Mapping[str, str]) -> None:
-    """Makes the environment that `make` would install, from the packages of this one."""
+    """Makes the virtual environment that `make` would install, from the packages of the current one."""
     python = directory / ".venv/bin/python"
     subprocess.run(["python3", "-m", "venv", "--without-pip", ".venv"], cwd=directory, env=environment, check=True)
     stand_in = [str(python), "-m", "tests.documents.installed", "install", "."]
@@ -192,7 +192,7 @@ def installed(directory: Path, environment: Mapping[str, str]) -> None:
 
 
 def main(page: str, directory: Path) -> None:
-    """Runs a page in a copy of the checkout. Raises AssertionError."""
+    """Runs a page in a copy of the checkout. Raises AssertionError if a command fails."""
     (directory / "hosts").write_text(HOSTS)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "--bind", directory / "hosts", "/etc/hosts"], check=True)
@@ -208,7 +208,7 @@ def main(page: str, directory: Path) -> None:
         run.page(here)
         printed = "\n".join(terminal.text() for terminal in run.terminals)
         wanted = PRINTS.get(page, "")
-        assert re.search(wanted, printed, re.MULTILINE), f"{page} printed nothing that fits {wanted}"
+        assert re.search(wanted, printed, re.MULTILINE), f"the commands of {page} printed nothing that matches {wanted}"
 
 
 if __name__ == "__main__":

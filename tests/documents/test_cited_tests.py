@@ -1,4 +1,4 @@
-"""The tests that the pages cite exist."""
+"""Tests and test files that the pages cite exist."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md", ROOT / "README.md"]
-NAMING = [page for page in PAGES if page.parent.name == "concepts"]  # other tables have names of settings and metrics
-CITED = re.compile(r"`([a-z0-9]+(?:_[a-z0-9]+){3,})(_\.\.\.)?`")  # a name of four words; one that ends in ... is cut
+NAMING = [page for page in PAGES if page.parent.name == "concepts"]  # other tables name settings and metrics
+CITED = re.compile(r"`([a-z0-9]+(?:_[a-z0-9]+){3,})(_\.\.\.)?`")  # four words or more; `...` ends a cut name
 FILE = re.compile(r"`(?:tests/)?((?!tests/)[a-z0-9_]+/test_[a-z0-9_]+\.py)`")
 
 

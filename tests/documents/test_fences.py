@@ -1,4 +1,4 @@
-"""Every fence of every page: it names its language, it parses, and the commands, options and names in it exist."""
+"""Every fence names its language and parses. Its commands, options and names exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 INTERRUPTIONS = {"&", "&&", "||", "|", ";", "(", ")", "{", "}", ">", ">>", "<", "2>&1", "do", "then", "done", "!"}
 
 
-def test_there_are_pages_with_fences():
+def test_the_pages_have_fences():
     assert len(PAGES) > 25
     assert len(all_fences("bash")) > 50
     assert len(all_fences("python")) > 8
@@ -51,11 +51,11 @@ def test_imported_names_exist(fence: Fence):
 
 
 def names_of(module: str) -> set[str]:
-    """Returns the names of a module. The integrations are only read, because their libraries are not installed here."""
+    """Returns the names of a module. Integrations are only parsed, because their libraries may be missing."""
     if not module.startswith("atoll.integrations."):
         return set(dir(importlib.import_module(module)))
     found = importlib.util.find_spec(module)
-    assert found is not None, f"there is no {module}"
+    assert found is not None, f"the module {module} does not exist"
     nodes = ast.parse(Path(found.origin or "").read_text()).body
     return {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
@@ -67,7 +67,7 @@ def test_commands_and_options_exist(fence: Fence):
     for words in calls(fence.text):
         if words[0] == "make":
             targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
-            assert set(targets) <= make_targets(), f"{fence}: make has no target of {targets}"
+            assert set(targets) <= make_targets(), f"{fence}: the Makefile lacks some of the targets {targets}"
         if words[0] == "atoll":
             unknown = unknown_words(words[1:])
             assert not unknown, f"{fence}: {' '.join(words)}: {unknown}"
@@ -142,7 +142,7 @@ def command() -> Any:
 
 
 def unknown_words(words: list[str]) -> str:
-    """Returns the first subcommand or option that `atoll` lacks, or an empty string if it has all."""
+    """Returns the first subcommand or option that `atoll` lacks, or an empty string."""
     at = command()
     rest = list(words)
     while isinstance(at, TyperGroup) and rest and not rest[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Links between pages lead to headings that exist, both on GitHub and on the site, which name headings differently."""
+"""Links lead to existing headings, on GitHub and on the site. The two derive anchors differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.documents.fences import FENCE, PAGES
 
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
-GENERATED = {"grpc.md", "python.md"}  # pages whose site adds headings
+GENERATED = {"grpc.md", "python.md"}  # pages to which the site adds headings
 
 
 def test_links_to_headings_work_on_github_and_on_the_site():
@@ -23,12 +23,12 @@ def test_links_to_headings_work_on_github_and_on_the_site():
                 continue
             if any(anchor not in names for names in anchors(to)):
                 dead.append(f"{page.name}: {target}")
-    assert not dead, f"no such heading; a heading in a link must not end in punctuation: {dead}"
+    assert not dead, f"no such heading (a linked heading must not end in punctuation): {dead}"
 
 
 @cache
 def anchors(page: Path) -> tuple[set[str], set[str]]:
-    """The names of a page's headings on GitHub, and on the site."""
+    """Returns the anchors of a page's headings on GitHub, and on the site."""
     headings = [
         re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", each) for each in HEADING.findall(FENCE.sub("", page.read_text()))
     ]

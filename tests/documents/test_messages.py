@@ -12,7 +12,7 @@ import pytest
 from tests.documents.fences import FENCE, PAGES, ROOT
 
 CODE = ("learner", "server", "proto", "dashboard", "forecast")
-ELSEWHERE = re.compile(r"^.*\| (yes|no) \|$", re.MULTILINE)  # rows that tests/end_to_end/test_bad_states.py checks
+ELSEWHERE = re.compile(r"^.*\| (yes|no) \|$", re.MULTILINE)  # tests/end_to_end/test_bad_states.py checks these rows
 QUOTED = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(
     r"(atoll|curl|docker|git|helm|kubectl|make|pip|python|sudo|ulimit|with|import|Authorization:) |.*[({]"
@@ -32,11 +32,11 @@ def test_the_pages_quote_messages():
 
 
 @pytest.mark.parametrize("quote", QUOTES)
-def test_a_message_that_is_quoted_is_one_that_atoll_prints(quote: str):
+def test_a_quoted_message_is_one_that_atoll_prints(quote: str):
     parts = [part.strip(" :;,\"'()") for part in re.split(r"\.\.\.|\d+(?:\.\d+)?", quote)]
     texts = code_texts()
     missing = [part for part in parts if len(part) > 3 and part not in texts]
-    assert not missing, f"not in the code: {missing}"
+    assert not missing, f"the code has no such messages: {missing}"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Each page's fences run as written, from top to end, in a copy of the checkout. This takes minutes.
+"""Each page's fences run as written, from top to bottom, in a copy of the checkout. This takes minutes.
 
 not_run.py names the fences and commands that do not run, each with its reason. The installed environment replaces what
 `pip install` would download (installed.py).
@@ -24,7 +24,7 @@ RUN = sorted({fence.page for fence in COMMANDS if fence.language == "bash" and n
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 
 
-def test_what_is_not_run_is_on_the_pages_and_has_a_reason():
+def test_fences_and_commands_that_do_not_run_exist_and_have_a_reason():
     texts = {page: [fence.text.splitlines() for fence in COMMANDS if fence.page == page] for page in not_run.FENCES}
     gone = [
         f"{page}: {line}"
@@ -43,9 +43,9 @@ def test_most_fences_run_and_each_python_fence_runs_on_a_page_with_commands():
     assert {"README.md", "docs/start.md", "docs/operate/deploy.md", "docs/operate/backups.md"} <= set(RUN)
 
 
-def test_what_runs_stays_in_one_directory():
+def test_fences_do_not_change_the_directory():
     left = [str(fence) for fence in COMMANDS if not fence.reason and re.search(r"^\s*cd ", fence.text, re.MULTILINE)]
-    assert not left, f"a reader's next fence would run elsewhere: {left}"
+    assert not left, f"these fences change the directory for the next one: {left}"
 
 
 @pytest.mark.slow
@@ -53,14 +53,14 @@ def test_what_runs_stays_in_one_directory():
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_as_written(page: str, tmp_path: Path):
     if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode:
-        pytest.fail("a page needs its own ports and host names, but unshare is refused: allow user namespaces")
+        pytest.fail("unshare is refused, so a page cannot have its own ports and host names: allow user namespaces")
     checkout = copied(tmp_path / "atoll")
     command = [*NAMESPACES, sys.executable, "-m", "tests.documents.page_run", page, str(checkout)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             _, errors = process.communicate()
         finally:
-            process.terminate()  # after an interruption, so that the page's processes end
+            process.terminate()  # so that the page's processes end after an interruption
     assert process.returncode == 0, errors
 
 
@@ -74,9 +74,9 @@ def test_fences_for_docker_run_as_written(page: str, tmp_path: Path):
     except NoEngineError as error:
         pytest.fail(str(error), pytrace=False)
     checkout = copied(tmp_path / "atoll")
-    restores = page.endswith("backups.md")  # this page's commands run in docker/, on the demo that runs
+    restores = page.endswith("backups.md")  # this page's commands run in docker/, on the running demo
     down = ["docker", "compose", "--profile", "*", "down", "--volumes"]
-    # The engine need not reach a registry: Prometheus is Debian's, as in tests/compose.
+    # No registry is needed: Prometheus is Debian's, as in tests/compose.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     engine = {"COMPOSE_FILE": "compose.yaml:compose.test.yaml", "PYTHON_VERSION": version}
     with PageRun(checkout / "docker" if restores else checkout, prepared(checkout) | engine) as run:

@@ -1,4 +1,4 @@
-"""Everything public in Python has a docstring that names its arguments and errors, with an example."""
+"""Each public object has a docstring that names its arguments and errors, with an example."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLIC = {  # module -> its public classes and functions
     "integrations/accelerate.py": ["AcceleratedLearner"],
     "integrations/batch_tokens.py": ["count_tokens"],
 }
-WITHOUT_EXAMPLE = {"Finding", "state_dict", "load_state_dict", "start", "close"}  # their class shows them
+WITHOUT_EXAMPLE = {"Finding", "state_dict", "load_state_dict", "start", "close"}  # their class has the example
 PAGE = (ROOT / "docs/reference/python.md").read_text()
 
 
@@ -42,7 +42,7 @@ class Public:
 
     @property
     def arguments(self) -> list[str]:
-        """The names of its arguments; those of a class are its constructor's."""
+        """The names of the object's arguments. For a class, these are its constructor's."""
         function = self.node
         if isinstance(function, ast.ClassDef):
             found = [each for each in function.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
@@ -53,7 +53,7 @@ class Public:
         return [each.arg for each in given if each.arg != "self"]
 
     def raises(self) -> bool:
-        """Returns whether its own code raises an error."""
+        """Whether the object's own code raises an error."""
         return isinstance(self.node, ast.FunctionDef) and any(
             isinstance(each, ast.Raise) and each.exc is not None for each in ast.walk(self.node)
         )
@@ -79,10 +79,10 @@ ALL = list(public())
 
 @pytest.mark.parametrize("thing", ALL, ids=str)
 def test_a_docstring_names_all_arguments_and_errors_and_has_an_example(thing: Public):
-    assert thing.text, "it has a docstring"
+    assert thing.text, "the docstring is missing"
     listed = thing.text.partition("Args:\n")[2].partition("\n\n")[0]
     missing = [name for name in thing.arguments if f"    {name}: " not in listed]
-    assert not missing, f"Args: lacks {missing}"
+    assert not missing, f"the section Args lacks {missing}"
     assert not thing.raises() or "Raises:\n" in thing.text
     is_property = any(getattr(each, "id", "") == "property" for each in thing.node.decorator_list)
     assert is_property or thing.name in WITHOUT_EXAMPLE or "Example:\n" in thing.text

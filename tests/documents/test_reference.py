@@ -1,4 +1,4 @@
-"""The generated parts of the reference are those that `make reference` writes."""
+"""The generated parts of the reference equal the output of `make reference`."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ def test_core_and_front_have_units():
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
-def test_the_command_line_of_a_unit_is_one_that_atoll_accepts(unit: Fence):
+def test_atoll_accepts_the_command_line_of_a_unit(unit: Fence):
     program, process, *words = start(unit)
     assert program == PROGRAM
-    with command().commands[process].make_context(process, words) as context:  # parses, and runs nothing
+    with command().commands[process].make_context(process, words) as context:  # parses the options only
         assert context.params["tls"] == f"/etc/atoll/{process}-{'home' if process == 'core' else 'eu'}"
         assert context.params["listen"] == [f"0.0.0.0:{'7070' if process == 'core' else '7071'}"]
 
@@ -35,7 +35,7 @@ def test_a_wrong_command_line_is_found():
         command().commands["core"].make_context("core", ["--dirr", "x"])
 
 
-@pytest.mark.observe  # needs systemd-analyze, of Debian's systemd
+@pytest.mark.observe  # needs systemd-analyze from Debian's package systemd
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 def test_systemd_accepts_a_unit(unit: Fence, tmp_path: Path):
     file = tmp_path / unit.title
@@ -48,7 +48,7 @@ def test_systemd_accepts_a_unit(unit: Fence, tmp_path: Path):
 
 
 def start(unit: Fence) -> list[str]:
-    """The words of a unit's ExecStart."""
+    """Returns the words of a unit's ExecStart."""
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(unit.text)

@@ -23,7 +23,7 @@ ROWS = 3  # rows of a unit, so that units end in the middle of batches
 
 
 class Noted(atoll.data.Rows):
-    """Notes each unit when its first sample is read. ordinals: number of units that this process began."""
+    """Logs each unit when its first sample is read. ordinals: number of units that this process began."""
 
     def __init__(self, rows: list[int], unit: int, log: Path) -> None:
         super().__init__(rows, unit)

@@ -24,11 +24,11 @@ KEPT = 64
 
 
 class Recorder:
-    """Keeps the values of every fragment version that a follower had in a cut."""
+    """Records the values of every fragment version that a follower receives."""
 
     def __init__(self, *addresses: str, tls: Path | None = None) -> None:
         self.follow = FollowThread(Source(addresses, 60.0, TransportSecurity(tls)), SYSTEM)
-        self.seen: dict[tuple[int, int, int], FragmentValues] = {}  # by generation, fragment and version
+        self.seen: dict[tuple[int, int, int], FragmentValues] = {}  # by (generation, fragment, version)
         self.compared = set[tuple[int, int, int]]()
         self.cuts: list[Cut] = []
         self._exports: deque[bytes] = deque(maxlen=KEPT)  # not compared yet
@@ -60,7 +60,7 @@ class Recorder:
         self.follow.end()
 
     def compare(self, core: Core) -> None:
-        """Exports the model. Compares earlier exports byte by byte once the follower has had their versions."""
+        """Exports the model. Compares each export byte by byte once the follower has received its versions."""
         assert self.error is None, self.error
         if not self.cuts:
             return
@@ -74,21 +74,21 @@ class Recorder:
                 cut, parts = self.cuts[-1], {key[1]: self.seen[key] for key in keys}
                 out = io.BytesIO()
                 write_model(out, cut.layout, cut.fixed, parts, cut.run._replace(generation=generation))
-                assert out.getvalue() == content, f"versions {versions} of generation {generation} differ"
+                assert out.getvalue() == content, f"bytes differ at generation {generation}, {versions}"
                 self.compared.update(keys)
 
     def compare_newest(self, core: Core) -> bool:
-        """Returns whether the newest cut has the versions of the export. It must then have the same bytes."""
+        """Returns whether the newest cut has the export's versions. If so, it must have the same bytes."""
         content, cut = exported(core), self.cuts[-1]
         if read_metadata(content)[VERSIONS] != ",".join(map(str, cut.versions)):
             return False
         out = io.BytesIO()
         write_model(out, cut.layout, cut.fixed, cut.fragments, cut.run)
-        assert out.getvalue() == content, f"versions {cut.versions} differ"
+        assert out.getvalue() == content, f"the export and the follower differ at versions {cut.versions}"
         return True
 
     def compare_until(self, core: Core, count: int, timeout_s: float = 40.0) -> None:
-        """Compares until this number of further fragment versions were equal."""
+        """Compares until this number of further fragment versions are equal."""
         target = len(self.compared) + count
 
         def enough() -> bool:
@@ -126,7 +126,7 @@ def recorder(*addresses: str, tls: Path | None = None) -> Iterator[Recorder]:
 
 @contextlib.contextmanager
 def training(address: str, name: str = "a", **options: object) -> Iterator[Trainee]:
-    """Context manager for a learner that trains until the end of the block."""
+    """Context manager for a learner that trains until the block ends."""
     over = threading.Event()
     trainee = Trainee(address, name, lambda _: over.is_set(), **options)
     trainee.start()

@@ -1,6 +1,6 @@
 """One rank of a learner with several ranks, for `test_islands`: python island_rank.py KIND ADDRESS NAME STEPS FOLDER.
 
-It trains a small model with this kind of parallelism. It writes the values that the test compares to
+The rank trains a small model with this kind of parallelism. It writes the values that the test compares to
 FOLDER/NAME-RANK.json. With KIND/device, it codes CPU tensors as if they were on a device.
 """
 
@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-WORDS = 2003  # no multiple of the ranks, like 257; torch needs an even dimension between two tensor-parallel layers
+WORDS = 2003  # as 257, no multiple of 4 ranks; torch needs an even size between tensor-parallel layers
 PACE_S = 0.1
 
 
 def model_of(kind: str) -> tuple[nn.Module, dict[str, Any], int, int]:
-    """Returns the model, the learner's options, and this rank's number and count among ranks with their own data."""
+    """Returns the model, the learner's options, and this rank's number and count among data-parallel ranks."""
     torch.manual_seed(0 if kind == "one" else 1)
     model: nn.Module = nn.Sequential(nn.Embedding(WORDS, 257), nn.Linear(257, 1032), nn.ReLU(), nn.Linear(1032, WORDS))
     if kind == "one":
@@ -85,7 +85,7 @@ def main() -> None:
                     anchors[key] = [routes.division.run.first, *checked(track)]
 
         note()
-        while not (Path(folder) / "go").exists():  # all learners are in the run
+        while not (Path(folder) / "go").exists():  # all learners have joined
             breath.wait(PACE_S)
         run_tokens = []
         for _ in range(int(steps)):

@@ -1,6 +1,6 @@
 """One rank of a learner that trains a fixed schedule, for `test_islands`: lockstep_rank.py ADDRESS FOLDER.
 
-Each outer step is INNER_STEPS inner steps, and then a wait until the work is merged and adopted. Two learners that
+Each outer step has INNER_STEPS inner steps, then a wait until the work is merged and adopted. Two learners that
 train on the same data therefore take the same outer steps, regardless of their numbers of ranks. Rank 0 saves the final
 parameters.
 """
@@ -49,10 +49,10 @@ def main() -> None:
             optimizer.zero_grad()
             while learner.stats().versions != (number,):
                 breath.wait(0.01)
-                optimizer.step()  # changes nothing, but the core opens rounds only while steps are taken
+                optimizer.step()  # a step without training, because the core opens rounds only for learners that step
                 learner.step(tokens=0)
-        # Not after the block: a gloo thread frees the tensors of a collective call shortly after the call returns. If
-        # the interpreter is then ending, torch aborts the process. Leaving the run takes long enough.
+        # Not after the block: gloo frees the tensors of a collective call in a thread, shortly after the call. If the
+        # interpreter is ending then, torch aborts the process. Leaving the run takes long enough.
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     if rank == 0:
         torch.save(whole, Path(folder) / f"of-{ranks}.pt")

@@ -1,4 +1,4 @@
-"""Writes gRPC's bytes by hand, to send what no client library sends: messages that are never completed."""
+"""Writes gRPC's bytes without a client library, to send incomplete messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_WINDOW = 65_535
 
 
 class Raw:
-    """One connection. ended: streams that the server ended."""
+    """One HTTP/2 connection. ended: streams that the server ended."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -21,12 +21,12 @@ class Raw:
         self._inward, self._stream = b"", -1
         self._initial, self._window = DEFAULT_WINDOW, DEFAULT_WINDOW
         self._windows: dict[int, int] = {}
-        self._left: dict[int, memoryview] = {}  # unsent data, limited by flow-control windows
+        self._left: dict[int, memoryview] = {}  # data that waits for a flow-control window
         self.sent_bytes, self.ended, self.closed = 0, set[int](), False
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b""))
 
     def call(self, path: str, begun: bytes) -> int:
-        """Begins a call with a part of its first message, which `pump` sends."""
+        """Begins a call. `pump` sends `content`, a part of its messages."""
         self._stream += 2
         named = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
         named |= {"content-type": "application/grpc", "te": "trailers"}
@@ -36,7 +36,7 @@ class Raw:
         return self._stream
 
     def pump(self, seconds: float) -> None:
-        """Sends and receives for this number of seconds."""
+        """Sends and receives for at most this number of seconds."""
         until = time.monotonic() + seconds
         while not self.closed and (left_s := until - time.monotonic()) > 0:
             self._send()
@@ -90,12 +90,12 @@ class Raw:
 
 
 def begun(size: int, missing: int = 10) -> bytes:
-    """Returns a message of this size without its last bytes, as gRPC frames it."""
+    """Returns the beginning of a gRPC-framed message that declares this size."""
     return b"\x00" + struct.pack(">I", size) + bytes(size - missing)
 
 
 def whole(message: bytes) -> bytes:
-    """Returns a message as gRPC frames it."""
+    """Returns a gRPC-framed message."""
     return b"\x00" + struct.pack(">I", len(message)) + message
 
 

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 
 
 class Relay:
-    """Relays bytes. After a `stall`, it neither passes bytes on nor refuses them.
+    """Relays the bytes of TCP connections.
 
-    delay_s: one-way delay of every byte. most_down: bytes to the learner after which each connection is reset; 0 for no
-    limit.
+    delay_s: one-way delay of every byte. most_down: resets a connection after this number of bytes to the learner; 0
+    for no limit.
     """
 
     def __init__(self, target: str, delay_s: float = 0.0, most_down: int = 0) -> None:
         host, _, port = target.rpartition(":")
         self._target, self._delay_s, self._most_down = (host, int(port)), delay_s, most_down
-        self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # time of arrival, sender's socket
+        self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # time of arrival, sender's socket, data
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.bytes_up, self.accepted, self.spent = 0, 0, 0  # spent: connections that carried most_down
-        self._down: dict[socket.socket, int] = {}  # bytes to each of the learner's sockets
+        self._down: dict[socket.socket, int] = {}  # learner's socket -> bytes to it
         self._stalled: set[socket.socket] = set()  # the learner's sockets of silent connections
         self._peer: dict[socket.socket, socket.socket] = {}
         self._up: set[socket.socket] = set()  # the learner's sockets
@@ -37,7 +37,7 @@ class Relay:
         self._thread.start()
 
     def stall(self) -> None:
-        """Makes all current connections silent, without closing them."""
+        """Silences all current connections: bytes are lost, but no side sees an error."""
         with self._lock:
             for end in list(self._peer):
                 self._selector.unregister(end)
@@ -74,7 +74,7 @@ class Relay:
         learner, _ = self._listener.accept()
         try:
             core = socket.create_connection(self._target)
-        except OSError:  # the core is restarting, and the learner gets the same error as without a relay
+        except OSError:  # the core is restarting; the learner must see an error, too
             learner.close()
             return
         self.accepted += 1

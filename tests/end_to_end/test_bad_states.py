@@ -1,6 +1,6 @@
-"""States of its directory that a starting core may find: whether the core recovers, and its message.
+"""Damaged directories that a starting core may find: whether the core recovers, and its message.
 
-`docs/concepts/failures.md` lists them. A test below compares that list with this file.
+`docs/concepts/failures.md` lists them, and a test below compares the list with this file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DAMAGE: dict[str, Bad] = {}
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad state. says: text of the error if the core does not start, or of the log if it recovers.
+    """A damaged directory. says: text of the error if the core does not start, or of the log if it recovers.
 
     warns: the warning of `atoll checkpoint verify` if a core recovers; empty if nothing is damaged.
     """
@@ -56,7 +56,7 @@ def bad(says: str, *, recovers: bool = False, warns: str = ""):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory) -> Iterator[Path]:
-    """Yields a run with two snapshots and a killed core. Later merges need their payloads."""
+    """Yields the directory of a killed core, with two snapshots. A start needs the payloads of later merges."""
     with core(tmp_path_factory.mktemp("core"), "--snapshot-every-s", "3600", "--keep-snapshots", "2") as running:
         for _ in range(2):
             train(running.address, "a", "b", steps=40)
@@ -74,7 +74,7 @@ def template(tmp_path_factory) -> Iterator[Path]:
 def sql(directory: Path, statement: str) -> None:
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
         changed = db.execute(statement)
-        assert changed.rowcount != 0, "nothing was damaged"
+        assert changed.rowcount != 0, "the statement changed no row"
         db.commit()
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -98,7 +98,7 @@ def cut(path: Path, keep: float) -> None:
 
 @bad("cannot be used as a ledger (file is not a database): restore it from a backup")
 def ledger_is_not_a_database(directory: Path) -> None:
-    for log in directory.glob("ledger.sqlite-*"):  # SQLite could read some of the pages from it
+    for log in directory.glob("ledger.sqlite-*"):  # SQLite could still read pages from the log
         log.unlink()
     (directory / "ledger.sqlite").write_bytes(b"not a database at all, but of some length" * 100)
 
@@ -200,7 +200,7 @@ def clock_is_behind_the_last_start(directory: Path) -> None:
 
 
 def payload(directory: Path) -> Path:
-    """Returns a payload that a start needs: one from the newest merge of a fragment."""
+    """Returns a payload that a start needs, because it is from a fragment's newest merge."""
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
         query = (
             "SELECT learner, incarnation, fragment, seq FROM contributions WHERE fate='merged' ORDER BY version DESC, "
@@ -334,7 +334,7 @@ def files(directory: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_verify_says_without_a_core_what_a_start_would_find(template, tmp_path, name, capsys):
+def test_verify_reports_without_a_core_what_a_start_would_find(template, tmp_path, name, capsys):
     case, directory = DAMAGE[name], tmp_path / "run"
     shutil.copytree(template, directory)
     case.damage(directory)
@@ -346,7 +346,7 @@ def test_verify_says_without_a_core_what_a_start_would_find(template, tmp_path, 
             verify(directory)
         print(error.value)
         assert "\n" not in str(error.value)
-        assert ": " in str(error.value), "the error has a fix"
+        assert ": " in str(error.value), "the error states a fix"
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert files(directory) == before
     if case.recovers:
@@ -393,7 +393,7 @@ def test_verify_refuses_while_a_core_uses_the_directory(tmp_path):
 def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
     over = threading.Event()
     with core(tmp_path) as running:
-        slow = Trainee(running.address, "slow", lambda _: over.wait(100), drain_s=0.0)  # takes no step
+        slow = Trainee(running.address, "slow", lambda _: over.wait(100), drain_s=0.0)  # ends without a step
         slow.start()
         eventually(lambda: running.status().learners)
         fast = Trainee(running.address, "fast", lambda _: over.is_set(), drain_s=0.0)
@@ -411,7 +411,7 @@ def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(template, tmp_path, name):
+def test_a_damaged_directory_is_recovered_or_refused_in_one_line(template, tmp_path, name):
     case, directory = DAMAGE[name], tmp_path / "run"
     shutil.copytree(template, directory)
     sound = read_run(directory)
@@ -441,7 +441,7 @@ def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(tem
         assert any(word in error for word in (str(tmp_path), "ledger", "row of", "contribution", "run"))
 
 
-def test_the_document_lists_each_with_what_it_says():
+def test_the_document_lists_each_damage_with_its_message():
     listed = dict(re.findall(r"^\| ([a-z].*?) \| `(.*?)` \|", DOCUMENT.read_text(), re.MULTILINE))
     missing = {name: case.says for name, case in DAMAGE.items() if listed.get(name) != case.says}
-    assert not missing, f"docs/concepts/failures.md lacks {json.dumps(missing, indent=1)}"
+    assert not missing, f"add to the table in docs/concepts/failures.md: {json.dumps(missing, indent=1)}"

@@ -35,7 +35,7 @@ def _train_theirs(
             learner.step(tokens=32)
 
 
-def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
+def test_an_export_loads_strictly_and_equals_what_a_new_learner_receives(tmp_path):
     torch.manual_seed(1)
     first = Somebodys()
     begun = {name: tensor.clone() for name, tensor in first.state_dict().items()}
@@ -64,7 +64,7 @@ def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
 
 
 def test_an_export_names_the_frozen_parameters_that_it_lacks_and_loads_over_the_base(tmp_path, capsys):
-    """As with LoRA: the first learner sends only what is trained, and buffers."""
+    """As with LoRA: the first learner sends only trained parameters and buffers."""
     first, base = Somebodys(), Somebodys()
     base.load_state_dict(first.state_dict())
     lacking = {"frozen.weight", "frozen.bias"}
@@ -89,7 +89,7 @@ def test_an_export_names_the_frozen_parameters_that_it_lacks_and_loads_over_the_
         assert torch.equal(tensor, fresh.state_dict()[name]), name
 
 
-def test_a_folder_has_what_the_one_file_has_and_begins_a_run(tmp_path, capsys):
+def test_an_exported_folder_equals_the_exported_file_and_starts_a_run(tmp_path, capsys):
     torch.manual_seed(1)
     with core(tmp_path) as running:
         _train_theirs(running.address, Somebodys())
@@ -163,7 +163,7 @@ def test_a_folder_that_becomes_invalid_stops_the_learner_and_the_run_stays_empty
         assert running.status().parameters == 0
 
 
-def test_a_run_begins_from_a_file_and_the_first_learner_does_not_matter(tmp_path):
+def test_a_run_started_from_a_file_ignores_the_first_learners_parameters(tmp_path):
     given = small_model(seed=7)
     save_file(given.state_dict(), tmp_path / "init.safetensors")
     with core(tmp_path, "--init", str(tmp_path / "init.safetensors")) as running:
@@ -196,8 +196,8 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
         assert running.status().parameters == 0
 
 
-def test_a_backup_is_restored_under_learners_that_have_converged_and_they_train_on(tmp_path):
-    """Back at older parameters, AdamW's steps are 100 times as large as usual, towards the later parameters."""
+def test_converged_learners_continue_after_a_backup_is_restored(tmp_path):
+    """After the restore, AdamW's steps are 100 times as large as usual, towards the later parameters."""
     stop = threading.Event()
     with core(tmp_path) as running:
         trainees = [Trainee(running.address, name, lambda _: stop.is_set(), pace_s=0.03, drain_s=3.0) for name in "ab"]
@@ -230,7 +230,7 @@ def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
 
 
 class Normalised(nn.Module):
-    """Learns the task, with averages that are not shared, and with its own teacher."""
+    """A model with running averages that Atoll does not synchronise, and a frozen teacher that follows the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Normalised(nn.Module):
         return self.head(self.norm(self.table(x)))
 
 
-def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_are_recomputed(tmp_path, capsys):
+def test_an_export_names_unsynchronised_tensors_and_how_to_recompute_averages(tmp_path, capsys):
     model, options = Normalised(), {"unshared": ["teacher.*"]}
     with core(tmp_path) as running:
         train(running.address, "a", steps=60, model=model, **options)
@@ -275,8 +275,8 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
     ).float().mean() - 0.2
 
 
-def test_a_learner_whose_teacher_followed_its_model_is_let_in_again(tmp_path):
-    """A teacher is frozen but changes. If it were compared, no learner could rejoin."""
+def test_a_learner_with_a_changing_teacher_can_rejoin(tmp_path):
+    """A teacher is frozen but changes. If Join compared its values, no learner could rejoin."""
     model = Normalised()
     model.teacher.requires_grad_(False)
     with core(tmp_path) as running:

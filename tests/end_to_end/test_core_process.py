@@ -1,4 +1,4 @@
-"""The core as a process: what it serves, which modules it never loads, and how it ends."""
+"""The core as a process: its services, modules that it must not load, and its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ runpy.run_module("atoll_server", run_name="__main__")
     assert done.stderr.startswith("error: nowhere:0 is not loopback: give --tls DIR")
 
 
-def test_a_core_that_compiles_nothing_does_not_speak_of_it(tmp_path):
+def test_a_core_that_compiles_nothing_does_not_log_it(tmp_path):
     with core(tmp_path) as running:
         first = running.log()
         running.kill()
@@ -89,7 +89,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
     assert read.total("atoll_fragment_version", fragment="0") > 0
     assert list(read.samples("atoll_spool_bytes"))
     assert found[0].total("atoll_local_inner_steps_total", learner="a") == 80
-    with pytest.raises(urllib.error.URLError):  # a learner that left has closed its port
+    with pytest.raises(urllib.error.URLError):  # a learner closes its port when it leaves
         metrics(unused_port)
 
 
@@ -137,7 +137,7 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         (["nonsense"], 2, "No such command 'nonsense'"),
     ],
 )  # fmt: skip
-def test_a_users_mistake_is_one_line_and_a_status(tmp_path, arguments, status, said):
+def test_a_users_mistake_gives_one_line_and_an_exit_status(tmp_path, arguments, status, said):
     given = [str(tmp_path / "run") if argument == "DIR" else argument for argument in arguments]
     done = subprocess.run([*ATOLL, *given], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=_plain())
     assert done.returncode == status, done.stderr
@@ -151,7 +151,7 @@ def _plain() -> dict[str, str]:
     return dict(os.environ, COLUMNS="200", TERM="dumb", NO_COLOR="1")
 
 
-def test_a_port_in_use_and_a_directory_in_use_are_said_so(tmp_path):
+def test_a_used_port_and_a_used_directory_are_named(tmp_path):
     with core(tmp_path) as running:
         for arguments, said in (
             (["--dir", str(tmp_path / "other"), "--listen", running.address], "cannot be bound: the port is in use"),
@@ -162,7 +162,7 @@ def test_a_port_in_use_and_a_directory_in_use_are_said_so(tmp_path):
             assert said in done.stderr.splitlines()[-1]
 
 
-def test_a_core_that_is_told_to_stop_the_moment_it_serves_ends_cleanly(tmp_path):
+def test_a_core_that_is_stopped_as_soon_as_it_serves_ends_cleanly(tmp_path):
     with core(tmp_path) as running:
         for _ in range(3):
             running.stop()
@@ -170,7 +170,7 @@ def test_a_core_that_is_told_to_stop_the_moment_it_serves_ends_cleanly(tmp_path)
             running.start()
 
 
-def test_settings_stay_with_the_run_and_some_cannot_change(tmp_path):
+def test_a_run_keeps_its_settings_and_refuses_some_changes(tmp_path):
     with core(tmp_path, "--outer-lr", "0.7") as running:
         train(running.address, "a", steps=20)
         running.stop()
@@ -187,7 +187,7 @@ def test_settings_stay_with_the_run_and_some_cannot_change(tmp_path):
             assert said in done.stderr
 
 
-def test_a_second_learner_of_a_living_name_is_refused_and_the_first_trains_on(tmp_path, monkeypatch):
+def test_a_second_learner_with_a_connected_name_is_refused_and_the_first_continues(tmp_path, monkeypatch):
     import atoll
 
     monkeypatch.setattr("atoll.agent.run_session.DUPLICATE_S", 2.0)

@@ -1,4 +1,4 @@
-"""A real core is killed at every crash point while real learners train, and started again."""
+"""A real core is killed at each crash point and restarted, while real learners train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.end_to_end.test_refusals import Hand, _rescale
 from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
-EVERY_DAY = {  # the other points run with `make test-slow`
+EVERY_DAY = {  # `make test-slow` runs the other points
     "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
@@ -33,19 +33,19 @@ OF_OTHERS = (
     "begun.",
     "reshard.",
     "units.",
-)  # see test_restore, test_sharded*, test_reshard and test_data_units
+)  # tested in test_restore, test_sharded*, test_reshard and test_data_units
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 
 
 def crashes(running: Core, point: str, nth: int, monkeypatch) -> None:
-    """Makes the next start of the core die when it reaches a crash point for the nth time."""
+    """Makes the next core die when it reaches a crash point for the nth time."""
     running.kill()
     monkeypatch.setenv("ATOLL_CRASH_AT", f"{point}:{nth}")
 
 
 def came_back_as_it_was(running: Core, directory) -> None:
-    """Checks that a replay from the newest snapshot and one from the beginning give the same state."""
+    """Checks that replays from the newest snapshot and from the beginning give the core's state."""
     shutil.copytree(running.directory, directory)
     came_back, replayed = read_run(directory), read_run(directory, from_start=True)
     for mine, other in zip(came_back.states.values(), replayed.states.values(), strict=True):
@@ -53,7 +53,7 @@ def came_back_as_it_was(running: Core, directory) -> None:
         assert mine.checksums() == other.checksums()
 
 
-def test_every_place_is_in_the_code_and_none_is_forgotten():
+def test_the_crash_points_in_the_code_are_the_listed_ones():
     sources = Path(atoll_server.__file__).parent.rglob("*.py")
     found = [name for path in sources for name in re.findall(r'crash_points\.point\("(.*?)"\)', path.read_text())]
     assert sorted(set(found)) == sorted(crash_points.POINTS)
@@ -67,7 +67,7 @@ def test_every_place_is_in_the_code_and_none_is_forgotten():
         if p not in ELSEWHERE and not p.startswith(OF_OTHERS)
     ],
 )
-def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):
+def test_a_core_killed_at_a_crash_point_loses_and_repeats_no_work_and_returns_bit_by_bit(tmp_path, monkeypatch, point):
     stop, rng = threading.Event(), random.Random(point)
     nth = 1 if point in AT_START + AT_FIRST else rng.randrange(1, 4)
     print("point", point, nth)
@@ -105,7 +105,7 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
     final = read_run(running.directory, from_start=True)
     assert [state.version for state in final.states.values()] == versions
     told = sum(t.learner.stats().merged for t in trainees)
-    assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last contributions are merged after Leave
+    assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # others are merged after Leave
 
 
 @pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed", "pause.committed"])
@@ -143,11 +143,10 @@ def test_durable_refusals_evictions_and_pauses_survive_a_killed_core(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["refusal.committed", "spool.removed"])
-def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch, point):
-    """Rounds with only refusals are rare. This test therefore lowers the limit after a stale contribution is
-    acknowledged.
+def test_a_durable_refusal_survives_a_killed_core(tmp_path, monkeypatch, point):
+    """Rounds with only refusals are rare, so this test lowers the limit after a stale contribution is acknowledged.
 
-    If payloads are kept for a replay from the start, only those of refused contributions are removed.
+    With `--record`, the core deletes only payloads of refused contributions.
     """
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)

@@ -1,4 +1,4 @@
-"""The registrar leases units of datasets: durably, to one process at a time, and it counts what was merged."""
+"""The registrar leases units durably, to one process at a time, and counts merged work on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_wire.unit_order import unit_at
 from tests.end_to_end.test_refusals import Hand, refused, request, taken_over
 from tests.end_to_end.world import Core, core, eventually, train
 
-pytestmark = pytest.mark.slow  # leases end only after some seconds
+pytestmark = pytest.mark.slow  # a lost learner's lease ends only after some seconds
 
 UNITS = 10
 STATES = pb.LeaseUnitsReply
@@ -44,12 +44,12 @@ def running(tmp_path_factory):
 
 
 def begin(running: Core) -> None:
-    """Gives the run parameters, and waits until no merge is left."""
+    """Gives the run parameters, and waits until all contributions are merged."""
     train(running.address, "a", steps=8)
     eventually(lambda: running.status().contributions.pending == 0)
 
 
-def test_units_come_in_the_order_of_the_seed_and_again_until_they_are_received(running):
+def test_units_come_in_the_seeds_order_and_are_repeated_until_received(running):
     with running.outer() as stub:
         one, two = Hand(stub, "one"), Hand(stub, "two")
         first = lease(one)
@@ -92,7 +92,7 @@ def test_another_dataset_under_the_same_name_is_refused(running, change):
     ],
     ids=lambda value: str(value)[:20].replace("\n", " "),
 )
-def test_requests_that_cannot_be_are_refused(running, fields, words):
+def test_invalid_lease_requests_are_refused(running, fields, words):
     with running.outer() as stub, refused(running, grpc.StatusCode.INVALID_ARGUMENT, words):
         lease(Hand(stub), **fields)
 
@@ -125,7 +125,7 @@ def test_a_merge_after_the_units_were_returned_counts_as_repeated(tmp_path):
             eventually(lambda: account(running) == (0, 0, 1, 1.0, 0.0))
 
 
-def test_the_end_is_told_when_every_unit_is_trained(running):
+def test_the_registrar_announces_the_end_when_every_unit_is_consumed(running):
     with running.outer() as stub:
         one, two, dataset = Hand(stub, "one"), Hand(stub, "two"), corpus(name="that-ends")
         mine, other = lease(one, 12, dataset), lease(two, 9, dataset)
@@ -136,7 +136,7 @@ def test_the_end_is_told_when_every_unit_is_trained(running):
         assert asked.state == STATES.STATE_FINISHED
 
 
-def test_ranges_of_units_that_cannot_be_are_refused(running):
+def test_invalid_ranges_of_units_are_refused(running):
     def reversed_range(header: pb.PushHeader, _frames) -> None:
         header.units.add(lease=1, after=2, upto=1)
 
@@ -164,7 +164,7 @@ def test_a_restore_to_a_checkpoint_returns_the_units_that_were_consumed_after_it
 
 
 def merged(hand: Hand, running: Core, held: int, after: int, upto: int) -> None:
-    """Sends a contribution that contains units, and waits until they are consumed."""
+    """Sends a contribution that names units, and waits until they are consumed."""
     version = running.status().fragments[0].version
 
     def trained(header: pb.PushHeader, _frames) -> None:

@@ -1,4 +1,4 @@
-"""Processes train on leased units and are killed: each unit of each epoch is consumed exactly once."""
+"""Processes train on leased units, and are killed: each unit of each epoch is consumed exactly once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.end_to_end.world import Core, core, eventually
 pytestmark = pytest.mark.slow  # each test starts and kills several processes
 
 NAMES = ("a", "b", "c")
-SILENCE = ("--limit-units-silence-s", "20")  # a learner's last call may fail on a busy machine
+SILENCE = ("--limit-units-silence-s", "20")  # else a learner that ends on a busy machine may keep its lease
 
 
 class Job:
-    """Learner processes of one run. shards: its other shards. kills: how many learners were killed.
+    """One run's learner processes. shards: the run's other shards. kills: number of killed learners.
 
     pace_s: pause in each step.
     """
@@ -56,7 +56,7 @@ class Job:
 
 
 def merged_parts(ledgers: Sequence[Path], lengths: dict[int, int]) -> dict[tuple[int, int], int]:
-    """Returns, by lease and ordinal, the number of parameters with whose merges a unit was trained."""
+    """Returns, by lease and ordinal, the number of parameters with merged work on the unit."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for ledger in ledgers:
         with sqlite3.connect(ledger) as db:
@@ -85,7 +85,7 @@ def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tm
             else:
                 job.kill(target)
         account(job)
-    assert job.kills >= 3, "the learners ended before they were killed"
+    assert job.kills >= 3, "the learners ended before enough kills"
 
 
 @pytest.mark.timeout(900)
@@ -102,7 +102,7 @@ def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tm
         (found,) = running.status().datasets
     assert job.kills >= 5
     unit_steps = 3 / 4  # data_learner's batches have 4 rows, and units have 3
-    assert found.repeated <= job.kills * 2 * inner_steps / unit_steps, "a loss repeats the work since its last merges"
+    assert found.repeated <= job.kills * 2 * inner_steps / unit_steps, "a kill repeats at most two rounds of work"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tm
         "contribution.committed",
     ],
 )
-def test_a_core_killed_there_loses_no_unit_and_leases_none_twice(tmp_path, monkeypatch, point):
+def test_a_core_killed_at_a_crash_point_loses_no_unit_and_leases_none_twice(tmp_path, monkeypatch, point):
     nth = random.Random(point).randrange(2, 6)
     print("point", point, nth)
     with core(tmp_path, "--fragments", "2", "--inner-steps", "4", *SILENCE) as running:
@@ -138,7 +138,7 @@ def account(job: Job) -> None:
     def complete() -> bool:
         (found,) = running.status().datasets
         if found.consumed < total and not running.status().contributions.pending and job.ended() and found.returned:
-            job.start("a")  # the last work of a learner was dropped when it left
+            job.start("a")  # a learner's last work was dropped when it left
         return found.consumed == total
 
     eventually(complete, 90.0)

@@ -1,4 +1,4 @@
-"""A short demo: both kills, every figure, and no remaining child process."""
+"""A short `atoll demo`: both kills, every figure, and no remaining child process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
+def test_a_short_demo_survives_both_kills_and_states_their_cost(tmp_path):
     arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]
     done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -72,10 +72,10 @@ def test_a_demo_over_shards_survives_the_kill_of_a_shard_the_registrar_a_learner
         ({"shards": 3}, ["front", "learner", "shard", "registrar"]),
     ],
 )
-def test_each_demo_kills_what_it_has(options, planned):
+def test_each_demo_kills_only_processes_that_it_has(options, planned):
     found = [victim.value for victim in victims(DemoSettings(**options))]
     assert found == planned
-    assert sorted(KILL_AT.values()) == list(KILL_AT.values()), "`look` takes the first victim that is due"
+    assert sorted(KILL_AT.values()) == list(KILL_AT.values()), "`look` takes the first due victim"
 
 
 def test_regions_and_shards_cannot_be_combined(tmp_path):
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_child_that_is_being_started(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_every_child(number):
-    """SIGINT is ignored at the start, as in a script's background processes."""
+    """SIGINT is ignored at the start, as in a shell script's background processes."""
     command = ["sh", "-c", "trap '' INT; exec \"$@\"", "demo", *DEMO, "--no-kills"]
     unbuffered = dict(os.environ, PYTHONUNBUFFERED="1")
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_every_child(number):
         children = psutil.Process(demo.pid).children()
         demo.send_signal(number)
         assert demo.wait(30) != 0
-        _, alive = psutil.wait_procs(children, timeout=5)  # a killed process takes a moment to disappear
+        _, alive = psutil.wait_procs(children, timeout=5)  # a killed process disappears a moment later
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
     finally:
         if demo.poll() is None:

@@ -1,4 +1,4 @@
-"""A learner that codes on its parameters' device, through a real core: a GPU if there is one, and CPU tensors."""
+"""A learner that codes on its parameters' device, with a real core: CPU tensors, and a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTER_STEPS, INNER_STEPS, WIDTH = 8, 4, 48
 
 
 class Counted(DeviceCoder):
-    """Records what it codes."""
+    """A coder that records the coded fragments."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -40,7 +40,7 @@ class Counted(DeviceCoder):
 
 
 def coding_on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Makes learners code on this device, and returns their coder."""
+    """Context manager that makes learners code on this device. Yields their coder."""
     coder = Counted(device)
     monkeypatch.setattr(public, "coding_device", lambda _: coder.device)
     monkeypatch.setattr(public, "DeviceCoder", lambda _: coder)
@@ -64,7 +64,7 @@ def lockstep(address: str, dtype: torch.dtype, device: torch.device) -> tuple[nn
             optimizer.zero_grad()
             while learner.stats().versions != (number,):
                 breath.wait(0.01)
-                optimizer.step()  # changes nothing, but the core opens rounds only while steps are taken
+                optimizer.step()  # a step without training, because the core opens rounds only for learners that step
                 learner.step(tokens=0)
         assert learner.stats().merged == OUTER_STEPS
         assert learner.stats().mismatches == 0

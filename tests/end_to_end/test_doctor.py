@@ -1,4 +1,4 @@
-"""`atoll doctor`: it reports what is fine, gives a fix for each problem, and changes nothing."""
+"""`atoll doctor` reports successful checks, gives a fix for each problem, and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bad(patient: LearnerToCheck) -> list[tuple[str, str]]:
     ]
 
 
-def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
+def test_doctor_finds_no_problem_through_a_front(eu, papers, home):
     before = home.status()
     command = [sys.executable, "-m", "atoll.cli", "doctor", "--server", eu.address, "--name", "a"]
     done = subprocess.run(
@@ -83,7 +83,7 @@ def test_connection_problems_are_named_with_their_remedy(eu, papers):
     assert "cert.pem cannot be read" in what
 
 
-def test_a_front_without_its_core_is_told_from_a_server_that_is_not_atoll(tmp_path, papers):
+def test_doctor_distinguishes_a_front_without_its_core_from_another_server(tmp_path, papers):
     address = f"127.0.0.1:{free_port()}"
     with front(tmp_path, address, "--tls", str(papers.front)) as alone:
         [(what, cure)] = bad(LearnerToCheck(alone.address, TransportSecurity(papers.learner("a"))))
@@ -93,7 +93,7 @@ def test_a_front_without_its_core_is_told_from_a_server_that_is_not_atoll(tmp_pa
     assert cure == f"start the core at {address}, or correct the front's --core"
 
 
-def test_models_are_compared_with_the_runs(home, papers):
+def test_doctor_compares_a_model_with_the_run(home, papers):
     security = TransportSecurity(papers.learner("a"))
 
     def found(model: nn.Module) -> list[str]:
@@ -107,14 +107,14 @@ def test_models_are_compared_with_the_runs(home, papers):
     assert found(more) == ["the frozen parameters differ from the run's"]
 
 
-def test_clocks_that_differ_are_found(home, papers, monkeypatch):
+def test_doctor_finds_clocks_that_differ(home, papers, monkeypatch):
     now = time.time
     monkeypatch.setattr(doctor.time, "time", lambda: now() + 100.0)
     found = bad(LearnerToCheck(home.address, TransportSecurity(papers.learner("a"))))
     assert any("clocks are 100" in what and "NTP" in cure for what, cure in found)
 
 
-def test_a_disk_is_looked_at(tmp_path):
+def test_doctor_checks_the_disk(tmp_path):
     assert Severity.BAD not in [finding.verdict for finding in check_disk(tmp_path / "new")]
     assert not list((tmp_path / "new").iterdir())
     (tmp_path / "file").touch()

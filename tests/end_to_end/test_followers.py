@@ -1,4 +1,4 @@
-"""Followers have the published model bit by bit, through every fault, and change nothing in the run."""
+"""Followers have the published model's exact bits despite faults, and change nothing in the run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_a_follower_has_the_bits_of_the_export_for_a_hundred_versions(tmp_path):
             follower.compare_until(running, VERSIONS)
             assert {key[0] for key in follower.compared} == {1}
         status = running.status()
-        assert [each.learner for each in status.learners] == ["a"], "a follower is no member"
+        assert [each.learner for each in status.learners] == ["a"], "a follower is not a member"
         assert trainee.learner.stats().mismatches == 0
 
 
 @pytest.mark.slow
-def test_a_follower_goes_on_after_a_cut_link_and_a_killed_core(tmp_path):
+def test_a_follower_continues_after_a_cut_connection_and_a_killed_core(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link, training(running.address):
         with recorder(link.address) as follower:
             follower.compare_until(running, 10)
@@ -48,7 +48,7 @@ def test_a_follower_goes_on_after_a_cut_link_and_a_killed_core(tmp_path):
             running.start()
             follower.compare_until(running, 10)
             whole = len({id(cut.fixed) for cut in follower.cuts})
-        assert whole == 1, "fixed values were fetched once"
+        assert whole == 1, "fixed values must be fetched once"
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_model_follows_with_its_tied_and_frozen_tensors_and_buffers(tmp_path):
             assert follower.versions == tuple(each.version for each in running.status().fragments)
             assert follower.run == running.status().run
             assert follower.generation == 1
-            assert not follower.update(), "there is nothing new"
+            assert not follower.update(), "the second call adopts nothing new"
             assert not follower.wait(timeout_s=0.1)
         export_checkpoint(OperatorTarget(running.address), tmp_path / "now.safetensors", initial=False)
     expected = load_file(tmp_path / "now.safetensors")
@@ -123,10 +123,10 @@ def test_a_model_follows_with_its_tied_and_frozen_tensors_and_buffers(tmp_path):
     for name, tensor in state.items():
         assert torch.equal(tensor, expected[name]), name
     assert calls == [follower.versions]
-    assert follower_model.head.weight is follower_model.table.weight, "still tied"
+    assert follower_model.head.weight is follower_model.table.weight, "the tensors must stay tied"
 
 
-def test_a_model_that_is_not_the_runs_is_refused(tmp_path):
+def test_a_follower_refuses_a_model_that_differs_from_the_runs(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=8)
         lacking, wider, longer = small_model(), small_model(), small_model()
@@ -158,14 +158,14 @@ def test_pull_writes_the_bytes_of_the_export_and_replaces_the_file_while_the_mod
                 lines = [following.stdout.readline() for _ in range(5)]
                 before = out.stat().st_ino
                 eventually(lambda: out.stat().st_ino != before)
-            assert len(set(lines)) == 5, "each file has other versions"
-            assert load_file(out).keys() == small_model().state_dict().keys(), "a complete file at any time"
+            assert len(set(lines)) == 5, "each replaced file must have newer versions"
+            assert load_file(out).keys() == small_model().state_dict().keys(), "the file must be complete at any time"
         finally:
             following.terminate()
             following.wait(20)
 
 
-def test_pull_says_what_is_wrong(tmp_path):
+def test_pull_names_what_is_wrong(tmp_path):
     pull = [sys.executable, "-m", "atoll.cli", "pull"]
     lost = subprocess.run(
         [*pull, str(tmp_path / "x"), "--server", "127.0.0.1:1", "--connect-timeout-s", "0.5"],
@@ -187,7 +187,7 @@ def test_pull_says_what_is_wrong(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_core(tmp_path):
+def test_a_follower_behind_a_front_continues_after_a_killed_front_and_a_killed_core(tmp_path):
     with (
         core(tmp_path / "home") as it,
         front(tmp_path / "eu", it.address) as eu,
@@ -204,7 +204,7 @@ def test_a_follower_behind_a_front_goes_on_after_a_killed_front_and_a_killed_cor
 
 
 @pytest.mark.slow
-def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
+def test_many_followers_behind_a_front_cost_the_core_as_much_as_one(tmp_path):
     port = free_port()
     with (
         core(tmp_path / "home", "--metrics-listen", f"127.0.0.1:{port}") as it,
@@ -215,7 +215,7 @@ def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
         followers = [others.enter_context(recorder(eu.address)) for _ in range(20)]
         eventually(lambda: all(follower.cuts for follower in followers), 60)
         fixed = len(followers[0].cuts[0].fixed.content)
-        assert eu.wan_bytes("down", "fixed") == fixed, "fixed values crossed the WAN once"
+        assert eu.wan_bytes("down", "fixed") == fixed, "fixed values must cross the WAN once"
         first = [each.version for each in it.status().fragments]
         parameters = [each.parameters for each in it.status().fragments]
         train(it.address, "second", steps=80)
@@ -224,11 +224,11 @@ def test_many_followers_behind_a_front_cost_the_core_what_one_does(tmp_path):
         eventually(lambda: all(follower.cuts[-1].versions == newest for follower in followers), 60)
         here, home = eu.metrics(), metrics(port)
         once = sum(count * (new - old) for count, new, old in zip(parameters, newest, first, strict=True))
-        assert 0 < eu.wan_bytes("down", "update") <= 0.6 * once, "int4 with the scales and headers of small frames"
-        assert 0 < eu.wan_bytes("down", "whole") <= 1.1 * 4 * sum(parameters), "whole fragments crossed the WAN once"
+        assert 0 < eu.wan_bytes("down", "update") <= 0.6 * once, "int4 updates must cross the WAN once"
+        assert 0 < eu.wan_bytes("down", "whole") <= 1.1 * 4 * sum(parameters), "whole fragments must cross the WAN once"
         for kind in ("update", "whole", "fixed"):
             assert home.total("atoll_reader_bytes_total", kind=kind) == eu.wan_bytes("down", kind)
-        assert home.total("atoll_readers") == 1, "the front's watch"
+        assert home.total("atoll_readers") == 1, "the core must see only the front's watch"
         assert here.total("atoll_front_readers") == 20
         assert here.total("atoll_front_reader_bytes_total") > 15 * (eu.wan_bytes("down", "update") + fixed)
         assert [each.learner for each in it.status().learners] == ["first", "second"]

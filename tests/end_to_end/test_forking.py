@@ -1,4 +1,4 @@
-"""Learners in processes that fork: data loaders in the block, Hugging Face's Trainer, Lightning, and `os.fork`."""
+"""Learners in processes that fork: data loaders, Hugging Face's Trainer, Lightning, and `os.fork`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ended(callback.learner)
 
 
 def ran(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Runs a learner in its own process, with a core."""
+    """Runs a core, and a learner script in its own process."""
     clean = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     with core(tmp_path) as running:
         command = [sys.executable, "-c", script, running.address, str(tmp_path)]
@@ -118,7 +118,7 @@ def test_data_loaders_may_fork_while_a_checkpoint_is_written(tmp_path):
     assert "could not save" not in done.stderr
 
 
-def test_where_grpc_came_before_atoll_a_fork_is_refused_in_one_line_and_the_learner_lives(tmp_path):
+def test_a_fork_is_refused_in_one_line_if_grpc_was_imported_before_atoll(tmp_path):
     done = ran(tmp_path, f"import grpc\n{BEGIN}{REFUSED}")
     assert merged(done) > 3
     assert "cannot fork while it is a learner: grpc was imported before atoll" in done.stdout
@@ -142,7 +142,7 @@ def test_the_callback_of_lightning_whose_loaders_fork(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["atoll", "atoll_wire", "atoll_server", "atoll_dashboard"])
-def test_grpc_finds_its_fork_handlers_switched_off_whichever_package_is_imported_first(package):
+def test_grpcs_fork_handlers_are_off_in_each_order_of_imports(package):
     script = f"import os, sys, {package}; print('grpc' in sys.modules, os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
     clean = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean)

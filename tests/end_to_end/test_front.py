@@ -18,11 +18,11 @@ STEPS = 150
 
 
 def refused(front: Front) -> float:
-    """Returns the number of calls that the front ended because the core did not answer."""
+    """Returns the number of calls that the front refused because the core did not answer."""
     return front.metrics().total("atoll_front_refused_total", status="unavailable")
 
 
-def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
+def test_learners_behind_a_front_train_and_updates_cross_the_wan_once(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         trainees = train(eu.address, "a", "b", "c", steps=STEPS)
         eventually(lambda: it.status().contributions.pending == 0)  # the last merge may run as the last learner leaves
@@ -33,10 +33,10 @@ def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
     for trainee in trainees:
         assert trainee.losses[-1] < 0.7 * trainee.losses[0]
         assert trainee.learner.stats().mismatches == 0
-    assert status.wire.down == updates, "the core sent what the front took"
+    assert status.wire.down == updates, "core and front must count the same bytes"
     once = sum(each.version * each.parameters for each in status.fragments)
-    assert status.wire.down_parameters <= once, "each update crossed the WAN at most once"
-    assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates, "and was used by all"
+    assert status.wire.down_parameters <= once, "each update must cross the WAN at most once"
+    assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates, "all must use them"
 
 
 def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
@@ -58,7 +58,7 @@ def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
         trainee.done()
 
 
-def test_a_front_keeps_a_connection_that_works_although_its_first_attempts_failed(tmp_path):
+def test_a_front_keeps_a_working_connection_after_failed_attempts(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         over: list[bool] = []
         trainee = Trainee(eu.address, "a", lambda _: bool(over))
@@ -66,7 +66,7 @@ def test_a_front_keeps_a_connection_that_works_although_its_first_attempts_faile
         eventually(lambda: hasattr(trainee, "learner") and trainee.learner.stats().merged > 2)
         learner = trainee.learner
         it.kill()
-        eventually(lambda: refused(eu) >= 3)  # the call that broke, and attempts over later connections
+        eventually(lambda: refused(eu) >= 3)  # the broken call, and attempts over later connections
         it.start()
         eventually(lambda: learner.stats().connected)
         dialled, reconnects = eu.child.log.read_text().count("reconnecting"), learner.stats().reconnects
@@ -99,11 +99,11 @@ def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):
         status = it.status()
     assert trainee.longest_step_s < 1.0
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
-    assert [each.incarnation for each in status.learners] == [1, 1], "the same processes"
+    assert [each.incarnation for each in status.learners] == [1, 1], "no learner may restart"
 
 
 @pytest.mark.slow
-def test_learners_train_on_while_their_front_cannot_reach_the_core_and_are_merged_again_after_it(tmp_path):
+def test_learners_continue_while_their_front_cannot_reach_the_core(tmp_path):
     with core(tmp_path / "home") as it:
         relay = Relay(it.address)
         with front(tmp_path / "eu", relay.address) as eu:
@@ -119,13 +119,13 @@ def test_learners_train_on_while_their_front_cannot_reach_the_core_and_are_merge
             trainee.done()
 
 
-def test_a_new_learner_is_brought_up_by_the_front(tmp_path):
+def test_new_learners_behind_a_front_fetch_the_model_over_the_wan_once(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         train(it.address, "first", steps=60)
         train(eu.address, "a", "b", "c", steps=20)
         status, whole = it.status(), eu.wan_bytes("down", "whole")
     assert whole <= 4 * status.parameters * 1.5, (
-        "the model came over once, and perhaps a fragment that changed meanwhile"
+        "the model must cross the WAN once, except fragments that changed meanwhile"
     )
 
 
@@ -140,7 +140,7 @@ import atoll_server.front.server, atoll_server.front.commands
 
 
 @pytest.mark.parametrize("bad", [["--core", "nowhere.invalid:1"], ["--core", "10.0.0.1:7070"]])
-def test_a_front_that_cannot_be_says_so_in_one_line(bad, tmp_path):
+def test_a_front_with_an_invalid_core_address_ends_with_one_line(bad, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "atoll.cli", "front", "--listen", "127.0.0.1:0", *bad],
         capture_output=True, text=True, timeout=60,

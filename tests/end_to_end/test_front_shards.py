@@ -1,4 +1,4 @@
-"""Learners behind a front, in a run with several shards, while shards, the registrar or the front are missing."""
+"""Learners behind a front, in a run with several shards, without a shard, the registrar or the front."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # each test starts several processes
 
 @contextlib.contextmanager
 def training(address: str, *names: str, **options: object) -> Iterator[list[Trainee]]:
-    """Context manager for learners that train until the block ends, and then leave. None may fail."""
+    """Context manager for learners that train until the block ends, and then leave. No learner may fail."""
     stop = threading.Event()
     trainees = [Trainee(address, name, lambda _: stop.is_set(), pace_s=0.004, **options) for name in names]
     for trainee in trainees:
@@ -44,7 +44,7 @@ def growing(run: Sharded) -> None:
 
 
 def nothing_is_lost(run: Sharded) -> None:
-    """Waits for the last merges. Then checks that every acknowledged contribution has one receipt."""
+    """Waits for the last merges, then checks that every acknowledged contribution has one receipt."""
     eventually(lambda: run.status().contributions.pending == 0)
     counts = run.status().contributions
     assert counts.accepted == counts.merged + counts.refused, counts
@@ -58,10 +58,10 @@ def test_updates_of_every_shard_cross_the_wan_once(tmp_path, alone):
         updates = eu.wan_bytes("down", "update")
 
         def once() -> int:
-            """Returns the parameters of all updates. The registrar's figures may be a second old."""
+            """Returns the total parameters in all updates. The registrar's figures may be a second old."""
             return sum(each.version * each.parameters for each in run.status().fragments)
 
-        eventually(lambda: 8 * updates / once() < 4.5)  # int4 codes and scales, once per update
+        eventually(lambda: 8 * updates / once() < 4.5)  # bytes of int4 codes and scales, once per update
         assert all(each.version > 5 for each in run.status().fragments)
     assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates
     assert all(trainee.losses[-1] < 0.7 * trainee.losses[0] for trainee in trainees)
@@ -83,7 +83,7 @@ def test_learners_behind_a_front_outlast_a_shard_the_registrar_and_the_front(tmp
             run.registrar.kill()
             eventually(
                 lambda: all(t.learner.stats().merged > m + 6 for t, m in zip(trainees, merged, strict=True))
-            )  # shards that remain are reached through the front
+            )  # learners reach the remaining shards through the front
             run.registrar.start()
             growing(run)
 
@@ -97,8 +97,8 @@ def test_learners_behind_a_front_outlast_a_shard_the_registrar_and_the_front(tmp
     assert max(trainee.longest_step_s for trainee in trainees) < 2.0
 
 
-def test_a_front_that_restarts_without_the_registrar_says_so_and_recovers_with_it(tmp_path):
-    """A front learns the shards only from a Join. Until the registrar answers one, learners train on alone."""
+def test_a_front_restarted_without_the_registrar_logs_it_and_recovers_later(tmp_path):
+    """A front learns of shards only from a Join's answer. Until the registrar answers one, learners train alone."""
     with sharded(tmp_path, 2) as run, front(tmp_path, run.address, *EU) as eu:
         with training(eu.address, "a", "b") as trainees:
             run.registrar.kill()

@@ -25,7 +25,7 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_a_full_disk_makes_senders_wait_stops_no_training_and_loses_nothing(tmp_path):
+def test_a_full_disk_makes_senders_wait_but_stops_no_training_and_loses_nothing(tmp_path):
     with small_disk(tmp_path / "run", "80m"), core(tmp_path) as running:
         stop: list[bool] = []
         trainees = [Trainee(running.address, name, lambda _: bool(stop)) for name in ("a", "b")]

@@ -75,8 +75,8 @@ def test_a_frame_that_is_not_what_it_says_ends_at_the_front(home, eu):
         refused(INVALID, lambda: it.push(sends=lambda m: [pb.PushRequest(header=m[0].header, frames=m[1].frames)]))
         refused(INVALID, lambda: it.push(sends=lambda m: m[1:]))
         after = eu.wan_bytes("up", "contribution")
-        assert before == after, "nothing of it crossed the WAN"
-        assert it.push(seq=2).fate == pb.FATE_PENDING, "and what is sound does"
+        assert before == after, "no invalid frame may cross the WAN"
+        assert it.push(seq=2).fate == pb.FATE_PENDING, "a valid one must"
 
 
 def test_a_contribution_counts_once_however_often_it_is_sent(where, home):
@@ -110,9 +110,7 @@ def test_a_fronts_cached_items_need_a_valid_session(home, eu):
     with hand(eu.address, "reader") as it:
         wanted = pb.FetchRequest(session=it.session, fragment=0, whole=True)
         assert len(list(it.stub.Fetch(wanted, timeout=20))) > 1
-        eventually(
-            lambda: eu.metrics().total("atoll_front_cached_bytes") > 0
-        )  # counted once the last frame was passed on
+        eventually(lambda: eu.metrics().total("atoll_front_cached_bytes") > 0)  # counted after the last frame is sent
         for change in ({"token": b"guessed"}, {"learner": "absent"}, {"generation": 7}, {"run": "another"}):
             other = pb.FetchRequest()
             other.CopyFrom(wanted)
@@ -154,7 +152,7 @@ HALVES = 64 << 20
 
 @pytest.fixture
 def raws(where):
-    """Yields a function that opens connections without a client library."""
+    """Yields connections that use no client library."""
     them = [Raw(where.address) for _ in range(12)]
     yield them
     for each in them:
@@ -163,20 +161,20 @@ def raws(where):
 
 def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
     for method in ("Outer/Join", "Outer/Push", "Outer/Fetch", "Operator/Status"):
-        before, began = resident(where.child), begun(128 << 20, 112 << 20)  # as much as the test's memory allows
+        before, began = resident(where.child), begun(128 << 20, 112 << 20)  # as test memory allows
         calls = [(each, each.call(f"/atoll.v1.{method}", began)) for each in raws]
         deadline = time.monotonic() + 20
         while any(call not in each.ended and not each.closed for each, call in calls) and time.monotonic() < deadline:
             for each in raws:
                 each.pump(0.01)
-        assert all(call in each.ended or each.closed for each, call in calls), f"{method} still takes it"
+        assert all(call in each.ended or each.closed for each, call in calls), f"{method} still accepts the message"
         assert resident(where.child) - before < HALVES // 4
 
 
 def test_half_sent_messages_hold_64_mib_at_most(where, raws):
-    """There are as many messages as possible, over many connections, each as large as allowed.
+    """Many connections send as many incomplete messages as possible, each as large as allowed.
 
-    The first messages are complete or incomplete.
+    Some calls begin with a complete message.
     """
     header, before = pb.PushHeader(), resident(where.child)
 
@@ -201,9 +199,9 @@ def test_half_sent_messages_hold_64_mib_at_most(where, raws):
             for each in raws:
                 each.pump(0.02)
             most = max(most, resident(where.child) - before)
-        assert sum(each.sent_bytes for each in raws) > HALVES // 4, "they were sent"
+        assert sum(each.sent_bytes for each in raws) > HALVES // 4, "too few bytes were sent"
         assert most < HALVES
-        assert it.push(seq=2).fate == pb.FATE_PENDING, "and its learner is heard"
+        assert it.push(seq=2).fate == pb.FATE_PENDING, "the core must still answer the learner"
 
 
 def resident(child) -> int:
@@ -227,7 +225,7 @@ def test_ten_thousand_idle_connections_delay_no_learner(where):
             silent.append(socket.create_connection((host, int(port)), timeout=20))
         steps, merged = len(trainee.losses), trainee.learner.stats().merged
         with hand(where.address, f"late-{port}") as it:
-            assert it.session.token, "there is room for another one"
+            assert it.session.token, "another learner must be able to join"
         eventually(lambda: len(trainee.losses) > steps + 20 and trainee.learner.stats().merged > merged, 40)
         assert trainee.learner.stats().connected
         assert resident(where.child) - before < 400 << 20
@@ -245,7 +243,7 @@ def test_ten_thousand_idle_connections_delay_no_learner(where):
 
 @pytest.mark.slow
 def test_an_upload_that_stops_is_given_up(where):
-    """A header without frames ends after a minute."""
+    """The core ends an upload without frames after a minute."""
     with hand(where.address, "slow") as it:
         quiet = threading.Event()
 

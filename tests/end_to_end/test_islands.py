@@ -1,4 +1,4 @@
-"""Learners with several ranks, in one run with a single-process learner: sharded, replicated and tensor-parallel."""
+"""Learners with several ranks (sharded, replicated, tensor-parallel) in a run with a single-process learner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started(kind: str, ranks: int, address: str, name: str, folder: Path, steps:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     begin = [*launch, "--nproc-per-node", str(ranks)] if kind != "one" else [sys.executable]
     command = [*begin, str(SCRIPT), kind, address, name, str(steps), str(folder)]
-    # Without this, torchrun's restarted ranks look for the earlier ranks (pytorch issue 135712).
+    # Without this, torchrun's restarted ranks look for the previous ranks (pytorch issue 135712).
     env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
@@ -45,7 +45,7 @@ def said(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def versions(ranks: list[dict[str, Any]]) -> dict[str, int]:
-    """Returns the checksum of each whole anchor that the ranks had together, by fragment and version."""
+    """Returns the checksum of each whole anchor, assembled from all ranks, by fragment and version."""
     found = {}
     for key in ranks[0]["anchors"]:
         parts = sorted((first, crc, size) for first, crc, size in (rank["anchors"][key] for rank in ranks) if size)
@@ -54,7 +54,7 @@ def versions(ranks: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def planned() -> Layout:
-    """Returns the run's layout, from the model of one process."""
+    """Returns the run's layout, planned from a single-process model."""
     model, *_ = model_of("one")
     return plan(Parameters(model, torch.optim.AdamW(model.parameters())).tensors, FRAGMENTS)
 
@@ -73,7 +73,7 @@ def exported(running: Core, path: Path) -> dict[str, int]:
 
 
 def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> None:
-    """Checks that anchors of equal versions are equal, and that both have at least this many versions."""
+    """Checks that anchors of equal versions are equal, for at least this many versions."""
     both = one.keys() & other.keys()
     assert len(both) >= at_least
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
@@ -96,7 +96,7 @@ def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, co
         eventually(lambda: running.status().contributions.pending == 0)
         status = running.status()
     island, one = said(tmp_path, "island", count), said(tmp_path, "one", 1)
-    assert all(rank["anchors"].keys() == island[0]["anchors"].keys() for rank in island), "all ranks adopt together"
+    assert all(rank["anchors"].keys() == island[0]["anchors"].keys() for rank in island), "ranks must adopt together"
     assert_same(versions(island), versions(one), 5)
     assert_same(versions(island), export, 1)
     assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
@@ -170,7 +170,7 @@ def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_pat
     assert [rank["mismatches"] for rank in (*island, *one)] == [0] * (count + 1)
     assert island[0]["merged"] > 2
     assert {each.learner: each.incarnation for each in status.learners} == {"island": 2, "one": 1}
-    assert sum(island[0]["losses"][-10:]) < sum(one[0]["losses"][:10]), "it went on from the run's parameters"
+    assert sum(island[0]["losses"][-10:]) < sum(one[0]["losses"][:10]), "it must not start again"
 
 
 # Ranks sum their gradients in a different order than one process. With float32 contributions, only this rounding

@@ -1,4 +1,4 @@
-"""kill -9 of the core and of learners: no acknowledged work is lost or merged twice, and the ledger gives the state."""
+"""kill -9 of the core and learners: no acknowledged work is lost or merged twice, and replays give the state."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp
     assert status.epoch == 4
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
     each_merged_once(running.directory / "ledger.sqlite")
-    untrained = np.log(32)  # for the task's 32 symbols; a learner that joined late began below this loss
+    untrained = np.log(32)  # the initial loss of 32 symbols; a learner that joined late began lower
     ends = [(len(t.losses), float(np.mean(t.losses[-10:]))) for t in trainees]
     assert all(loss < 0.8 * untrained for _, loss in ends), ends
     merged = sum(t.learner.stats().merged for t in trainees)
-    assert abs(status.contributions.merged - merged) <= 2 * len(trainees)  # the last ones are merged after Leave
+    assert abs(status.contributions.merged - merged) <= 2 * len(trainees)  # others are merged after Leave
 
 
 def each_merged_once(path) -> None:
-    """Checks that every merged contribution is in exactly one merge, and that all shares are merged contributions."""
+    """Checks that every merged contribution is in exactly one merge, and that each share is a merged contribution."""
     import json
 
     with sqlite3.connect(path) as db:
@@ -71,7 +71,7 @@ def each_merged_once(path) -> None:
     assert sorted(shares) == sorted(merged)
 
 
-def test_a_learner_that_died_comes_back_as_a_new_incarnation_and_the_old_one_is_fenced(tmp_path):
+def test_a_restarted_learner_is_a_new_incarnation_and_the_old_one_is_fenced(tmp_path):
     stop = threading.Event()
     with core(tmp_path) as running:
         other = Trainee(running.address, "other", lambda _: stop.is_set())
@@ -88,7 +88,7 @@ def test_a_learner_that_died_comes_back_as_a_new_incarnation_and_the_old_one_is_
     assert incarnations == {"a": 2, "other": 1}
 
 
-def test_a_clean_stop_takes_a_snapshot_and_the_run_goes_on_from_it(tmp_path):
+def test_a_clean_stop_takes_a_snapshot_and_the_run_continues_from_it(tmp_path):
     with core(tmp_path) as running:
         trainee = Trainee(running.address, "a", lambda t: len(t.losses) >= 40)
         trainee.start()
@@ -103,7 +103,7 @@ def test_a_clean_stop_takes_a_snapshot_and_the_run_goes_on_from_it(tmp_path):
     assert status.tokens_trained == 40 * 32
 
 
-def test_spool_holds_only_what_two_snapshots_do_not_cover(tmp_path):
+def test_the_spool_holds_only_payloads_that_two_snapshots_do_not_cover(tmp_path):
     stop = threading.Event()
     with core(tmp_path, "--snapshot-every-s", "0.5") as running:
         trainee = Trainee(running.address, "a", lambda _: stop.is_set(), pace_s=0.004)

@@ -73,4 +73,4 @@ def test_a_killed_learner_continues_with_its_optimizers_state(tmp_path):
         assert key not in tensors or torch.equal(tensors[key], torch.tensor(moment))
     assert sum(f"optimizer.0.state.{name}.exp_avg_sq" in tensors for name in begun["state"]) >= 3
     same = [torch.equal(tensors[f"model.{name}"], torch.tensor(value)) for name, value in begun["model"].items()]
-    assert not all(same), "the parameters are the run's, which has moved on"
+    assert not all(same), "the parameters must be the run's, which are newer"

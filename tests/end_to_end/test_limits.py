@@ -1,4 +1,4 @@
-"""A core or a front applies the limits and quotas that an operator sets."""
+"""A core and a front apply the limits that an operator sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from tests.end_to_end.world import Trainee, core, front, train
 
 
-def test_a_core_lets_as_many_names_in_and_takes_as_large_messages_as_it_is_told(tmp_path):
+def test_a_core_limits_names_and_message_sizes_as_configured(tmp_path):
     import atoll
 
     with core(tmp_path, "--limit-learners", "1", "--limit-message-bytes", "1MiB") as running:
@@ -25,7 +25,7 @@ def test_a_core_lets_as_many_names_in_and_takes_as_large_messages_as_it_is_told(
             assert next(iter(probe)).message_bytes == 1 << 20
 
 
-def test_a_core_and_a_front_take_as_many_calls_as_they_are_told(tmp_path):
+def test_a_core_and_a_front_limit_calls_as_configured(tmp_path):
     given = ["--quota-calls-per-s", "0.001", "--quota-calls-burst", "1", "--quota-max-wait-s", "0"]
     with core(tmp_path / "home", *given) as running, front(tmp_path / "eu", "127.0.0.1:1", *given) as gateway:
         for address in (running.address, gateway.address):

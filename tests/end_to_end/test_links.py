@@ -1,4 +1,4 @@
-"""Links that are cut or become silent: a learner notices, and continues over the remaining links."""
+"""Connections that are cut or become silent: a learner notices, and continues over other connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.end_to_end.test_uploads import Large, Push, prepared
 from tests.end_to_end.world import Trainee, core, eventually, front, small_model
 
 
-def test_a_learner_whose_first_address_is_cut_goes_on_through_the_second(tmp_path):
+def test_a_learner_whose_first_address_is_cut_continues_through_the_second(tmp_path):
     second = f"127.0.0.1:{free_port()}"
     with core(tmp_path, "--listen", second) as running, relay(running.address) as link:
         stop: list[bool] = []
@@ -40,7 +40,7 @@ def test_an_island_on_the_other_side_of_the_world_joins_and_trains(tmp_path):
         assert trainee.longest_step_s < 0.5
 
 
-def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
+def test_a_cut_upload_continues_through_another_listener(tmp_path):
     second = f"127.0.0.1:{free_port()}"
     with core(tmp_path, "--fragments", "1", "--listen", second) as running:
         first = Trainee(running.address, "first", lambda _: True, model=Large())
@@ -70,7 +70,7 @@ def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_training_never_waits(tmp_path):
+def test_a_connection_that_dies_in_silence_is_detected_and_training_never_waits(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link:
         stop: list[bool] = []
         trainee = Trainee(link.address, "a", lambda _: bool(stop))
@@ -80,7 +80,7 @@ def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_train
         link.stall()
         began = time.monotonic()
         eventually(lambda: link.accepted > before)
-        assert time.monotonic() - began < 15.0, "the least patience is 4 s, gRPC's own 50 s"
+        assert time.monotonic() - began < 15.0, "the shortest timeout is 4 s; gRPC's own would be 50 s"
         assert len(trainee.losses) > steps + 100
         eventually(lambda: trainee.learner.stats().merged > merged + 2, timeout_s=90.0)
         stop.append(True)
@@ -89,7 +89,7 @@ def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_train
 
 
 class Heavy(nn.Module):
-    """Trains the small model, with 5.2 MB of additional parameters: three frames in one fragment."""
+    """Trains the small model with 5.2 MB of additional parameters, so that a fragment has three frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Heavy(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["at the learner", "before a front"])
-def test_a_learner_gets_in_over_connections_that_die_before_a_fragment_is_through(tmp_path: Path, where: str):
+def test_a_learner_joins_over_connections_that_die_within_a_fragment(tmp_path: Path, where: str):
     with core(tmp_path, "--fragments", "1") as running, relay(running.address, most_down=3_000_000) as link:
         stop: list[bool] = []
         first = Trainee(running.address, "first", lambda _: bool(stop), model=Heavy())
@@ -116,5 +116,5 @@ def test_a_learner_gets_in_over_connections_that_die_before_a_fragment_is_throug
             stop.append(True)
             first.done()
             late.done()
-        assert link.spent > 1, "the fragment has 5.2 MB"
-        assert whole < 11_000_000, "frames that were here when a connection died are not fetched again"
+        assert link.spent > 1, "no connection may carry the whole fragment"
+        assert whole < 11_000_000, "received frames must not be fetched again after a lost connection"

@@ -1,4 +1,4 @@
-"""One name identifies a contribution in the logs of its learner, its front and the core."""
+"""A contribution has the same name in the logs of its learner, its front and the core."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
             assert all(json.loads(line)["timestamp"] for line in log.read_text().splitlines() if line.startswith("{"))
 
 
-def test_an_unconfigured_library_is_quiet(tmp_path):
+def test_without_configured_logging_only_warnings_are_printed(tmp_path):
     """In a user's process, only warnings and errors are logged, on stderr."""
     import subprocess
     import sys

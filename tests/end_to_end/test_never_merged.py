@@ -1,4 +1,4 @@
-"""A learner whose work is never merged: while this lasts, `atoll status` names the learner and the fix."""
+"""While a learner's work is never merged, `atoll status` names the learner and the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.end_to_end.test_refusals import Hand
 from tests.end_to_end.world import Trainee, core, eventually
 
 
-def test_a_learner_of_which_nothing_is_merged_is_a_trouble(tmp_path):
+def test_status_names_a_learner_whose_work_is_never_merged(tmp_path):
     with core(tmp_path) as running, running.outer() as stub:
         over = threading.Event()
         trainee = Trainee(running.address, "merges", lambda _: over.is_set())

@@ -1,4 +1,4 @@
-"""The newest gRPC and protobuf on one side, and those of constraints.txt on the other, as users may have either."""
+"""A core with the newest gRPC and protobuf serves learners with those of constraints.txt."""
 
 from __future__ import annotations
 

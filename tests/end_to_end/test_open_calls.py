@@ -1,4 +1,4 @@
-"""Streams end with their purpose: when a session is over, a connection is cut, or a process stops."""
+"""Streams end when their session is over, their connection is cut, or their process stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.end_to_end.world import Trainee, core, eventually, front, open_calls
 ONE = {"Follow": 1.0, "Report": 1.0}
 
 
-def test_after_many_cuts_between_front_and_core_each_has_one_follow_and_one_report(tmp_path):
+def test_after_many_cuts_a_front_has_one_follow_and_one_report_per_learner(tmp_path):
     port, stop = free_port(), list[bool]()
     with (
         core(tmp_path, "--metrics-listen", f"127.0.0.1:{port}") as running,
@@ -40,7 +40,7 @@ def test_after_many_cuts_between_front_and_core_each_has_one_follow_and_one_repo
 
         for cuts in range(4):
             eventually(partial(came_back, cuts))
-            eventually(lambda: open_calls(metrics(port), "answered") == ONE)  # an earlier cut would cut no session
+            eventually(lambda: open_calls(metrics(port), "answered") == ONE)  # only then does a cut hit a session
             link.reset()
         eventually(partial(came_back, 4))
         eventually(lambda: {name: opened_here()[name] for name in ONE} == ONE)
@@ -52,7 +52,7 @@ def test_after_many_cuts_between_front_and_core_each_has_one_follow_and_one_repo
         eventually(lambda: not sum(open_calls(metrics(port), "answered").values()))
 
 
-def test_calls_of_a_session_end_when_its_learner_joins_again_or_is_sent_away(tmp_path):
+def test_calls_of_a_session_end_when_its_learner_rejoins_or_is_evicted(tmp_path):
     with core(tmp_path) as running, running.outer() as stub:
         trainee = Trainee(running.address, "first", lambda _: True)
         trainee.start()
@@ -77,7 +77,7 @@ def test_calls_of_a_session_end_when_its_learner_joins_again_or_is_sent_away(tmp
 
 @pytest.mark.parametrize("behind", ["a core", "a front"])
 def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
-    """A Report that was never ended used the whole grace period: ten seconds at a core, two at a front."""
+    """An open Report once delayed the stop by the grace period: ten seconds at a core, two at a front."""
     stop = list[bool]()
     with core(tmp_path) as running, front(tmp_path / "front", running.address) as gateway:
         serving = running if behind == "a core" else gateway
@@ -100,4 +100,4 @@ def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
         stop.append(True)
         for trainee in trainees:
             trainee.done()
-        assert took_s < 5.0, "0.6 s on a machine with nothing else to do"
+        assert took_s < 5.0, "the stop takes 0.6 s on an idle machine"

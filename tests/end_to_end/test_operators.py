@@ -28,7 +28,7 @@ def receipts(*arguments: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the_same(tmp_path):
+def test_receipts_list_every_contribution_newest_first_also_from_the_directory(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", "b", steps=80)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -63,7 +63,7 @@ def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_
     )
 
 
-def test_the_certificate_of_a_core_is_not_taken_for_a_missing_core(tmp_path):
+def test_a_wrong_core_certificate_is_not_reported_as_a_missing_core(tmp_path):
     init(tmp_path)
     directory = issue(tmp_path, Role.CORE, "home", ["127.0.0.1"], 1)
     done = atoll("status", "--server", f"127.0.0.1:{free_port()}", "--tls", str(directory))
@@ -91,7 +91,7 @@ def test_the_audit_log_has_the_outcome_of_an_action_that_failed(tmp_path):
     assert acted[3:] == [("take a checkpoint", None, None), ("evict", None, None)]
 
 
-def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
+def test_pages_of_receipts_have_no_gaps(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -104,7 +104,7 @@ def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
         assert list(pages) == list(everything)
 
 
-def test_a_contribution_that_cannot_be_is_refused_with_a_receipt_that_says_why(tmp_path):
+def test_a_contribution_with_a_nan_is_refused_with_a_receipt_that_states_why(tmp_path):
     with core(tmp_path) as running, running.outer() as stub:
         train(running.address, "a", steps=30)
         hand = Hand(stub)
@@ -118,7 +118,7 @@ def test_a_contribution_that_cannot_be_is_refused_with_a_receipt_that_says_why(t
         assert running.status().contributions.refused == 1
 
 
-def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_let_in(tmp_path):
+def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(tmp_path):
     with core(tmp_path) as running:
         stop = []
         stays, goes = (Trainee(running.address, name, lambda _: bool(stop)) for name in ("stays", "goes"))

@@ -1,4 +1,4 @@
-"""An operator pauses and resumes a run. Rounds, events and states are reported."""
+"""An operator pauses and resumes a run. The core reports rounds, events and learners' states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def states(running: Core) -> dict[str, str]:
     return {each.learner: each.state for each in running.status().learners}
 
 
-def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tmp_path):
+def test_a_paused_run_stays_paused_over_a_restart_until_it_is_resumed(tmp_path):
     end: list[bool] = []
     with core(tmp_path) as running:
         trainees = [Trainee(running.address, name, lambda _: bool(end)) for name in ("a", "b")]
@@ -41,7 +41,7 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
         after = running.status()
         assert after.paused == before.paused
         assert after.merges == before.merges
-        assert [len(trainee.losses) for trainee in trainees] == steps, "a step was made in a paused run"
+        assert [len(trainee.losses) for trainee in trainees] == steps, "a learner took a step in a paused run"
         latecomer = Trainee(running.address, "c", lambda trainee: bool(end) and len(trainee.losses) > 1)
         latecomer.start()
         eventually(lambda: states(running).get("c") in {"paused", "joining"} and len(latecomer.losses) == 1)
@@ -57,9 +57,9 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
     for trainee in trainees:
         stats = trainee.learner.stats()
         assert stats.paused_s > 0.8 * stood_s
-        assert stats.blocked_s < 0.2 * stood_s, "paused is not blocked"
+        assert stats.blocked_s < 0.2 * stood_s, "paused time must not count as blocked"
     a = next(each for each in final.learners if each.learner == "a")
-    assert a.goodput.lost_s["blocked"] + a.goodput.lost_s["other"] < 0.5 * stood_s, "nor lost"
+    assert a.goodput.lost_s["blocked"] + a.goodput.lost_s["other"] < 0.5 * stood_s, "nor as lost"
 
 
 def test_a_run_that_is_not_paused_is_not_resumed(tmp_path):
@@ -99,14 +99,14 @@ def _adopted(each: pb.Round) -> bool:
     return any(answer.adopted_at > each.published_at > 0 for answer in each.answers)
 
 
-def test_rounds_and_events_tell_what_happened(tmp_path):
+def test_rounds_and_events_are_listed(tmp_path):
     with core(tmp_path) as running:
         end: list[bool] = []
         trainees = [Trainee(running.address, name, lambda _: bool(end), region="eu") for name in ("a", "b")]
         for trainee in trainees:
             trainee.start()
         eventually(lambda: running.status().contributions.merged > 20)
-        # The core learns of an adoption from the learner's next report.
+        # The core learns of an adoption from a learner's next report.
         eventually(lambda: any(_adopted(each) for each in told_rounds(running)))
         with running.operator() as stub:
             rounds = stub.ListRounds(pb.ListRoundsRequest(last=10), timeout=20).rounds
@@ -131,7 +131,7 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
     assert abs(rounds[0].opened_at - time.time()) < 60
 
 
-def test_a_learner_that_is_to_leave_leaves_a_paused_run(tmp_path):
+def test_a_learner_leaves_a_paused_run_at_sigterm(tmp_path):
     """At SIGTERM, the reference learner sends its work and leaves."""
     with core(tmp_path) as running:
         where = ["--server", running.address, "--name", "a", "--batch", "1"]

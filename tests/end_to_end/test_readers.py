@@ -1,4 +1,4 @@
-"""What a process with a reader's certificate may do, at a core and at a front."""
+"""The calls that a process with a reader's certificate may make to a core and a front."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Yields certificates and the addresses of a core and a front, whose run has parameters."""
+    """Yields certificates, and the addresses of a core and a front whose run has parameters."""
     directory = tmp_path_factory.mktemp("readers")
     papers = Papers(directory / "certs")
     reader = issue(papers.place, Role.READER, "eval", (), 1)
@@ -130,7 +130,7 @@ def test_a_reader_gets_no_receipts_and_must_name_the_generation(place, where):
 
 
 def watching(reading: rpc.ReaderStub):
-    """Returns a new watch of a reader."""
+    """Returns a new reader's watch."""
     described = reading.Describe(pb.DescribeRequest(protocol=PROTOCOL), timeout=20)
     return reading.Watch(pb.WatchRequest(run=described.run, generation=described.generation), timeout=60)
 
@@ -145,10 +145,10 @@ def test_more_readers_than_allowed_are_refused_and_counted(tmp_path):
             TransportSecurity().dial_and_wait(it.address) as near,
         ):
             first = watching(rpc.ReaderStub(far))
-            assert next(reply for reply in first if reply.log).versions, "a core without TLS counts the front, too"
+            assert next(reply for reply in first if reply.log).versions, "a core without TLS also counts the front"
             assert code_of(lambda: list(watching(rpc.ReaderStub(near)))) is EXHAUSTED
             assert code_of(lambda: list(watching(rpc.ReaderStub(far)))) is EXHAUSTED
-            assert next(first), "the first reader goes on"
+            assert next(first), "the first reader must continue"
             first.cancel()
         assert metrics(port).total("atoll_limited_total", limit="readers") == 1
         assert eu.metrics().total("atoll_front_limited_total", limit="readers") == 1

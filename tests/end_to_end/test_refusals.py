@@ -40,7 +40,7 @@ def digest() -> bytes:
 
 
 class Hand:
-    """A learner that the test controls: it has joined, and sends invalid requests."""
+    """A joined learner with which a test sends invalid requests."""
 
     def __init__(self, stub, name: str = "hand") -> None:
         self.stub = stub
@@ -53,7 +53,7 @@ class Hand:
         self.versions = dict(reply.versions)
 
     def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages, timeout_s=20.0):
-        """Sends a valid contribution for fragment 0, which `change` makes invalid. Returns the receipt."""
+        """Sends a contribution for fragment 0, which `change` may make invalid. Returns the receipt."""
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
         payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
@@ -81,7 +81,7 @@ def request(name: str, **changes) -> pb.JoinRequest:
 
 @contextlib.contextmanager
 def refused(running: Core, status: grpc.StatusCode, *words: str):
-    """Context manager that expects a refusal with this status and these words, in one line, and no other change."""
+    """Context manager that expects a one-line refusal with this status and these words, and no other change."""
     before = running.status()
     with pytest.raises(grpc.RpcError) as caught:
         yield
@@ -163,7 +163,7 @@ def test_an_unsound_contribution_is_turned_away(running, change, status, words):
     assert running.status().contributions.turned_away > 0
 
 
-def test_a_contribution_too_stale_is_told_to_fetch_the_fragment_whole(running):
+def test_a_stale_contribution_is_refused_with_the_advice_to_fetch_the_fragment_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
         assert hand.versions[0] > 4
@@ -201,7 +201,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not declare its kind of merge"]),
     ],
 )  # fmt: skip
-def test_a_join_that_cannot_be_is_refused(running, change, status, words):
+def test_an_invalid_join_is_refused(running, change, status, words):
     with running.outer() as stub, refused(running, status, *words):
         stub.Join(_join(change), timeout=20)
     assert "odd" not in {each.learner for each in running.status().learners}
@@ -219,7 +219,7 @@ def _join(change) -> pb.JoinRequest:
 
 
 def taken_over(stub, again: pb.JoinRequest) -> pb.JoinReply:
-    """Takes over the name of a process that is not connected, with a proof of life."""
+    """Takes over a disconnected process's name with a second Join."""
     challenge = stub.Join(again, timeout=20)
     assert challenge.state == pb.JoinReply.STATE_CONFIRM
     again.proof = challenge.token
@@ -259,7 +259,7 @@ def test_values_near_the_end_of_float32_are_refused_and_the_core_lives(tmp_path)
         assert "diverged" in receipt.reason
 
 
-def test_a_report_of_more_rounds_than_there_are_is_refused_before_it_is_read(running):
+def test_a_report_of_too_many_rounds_is_refused_before_it_is_parsed(running):
     with running.outer() as stub:
         hand = Hand(stub, "flood")
         declined = [pb.Declined(fragment=0, cycle=1)] * 10_000
@@ -267,7 +267,7 @@ def test_a_report_of_more_rounds_than_there_are_is_refused_before_it_is_read(run
             stub.Report(iter([pb.Progress(session=hand.session, declined=declined)]), timeout=20)
 
 
-def test_a_good_bye_without_a_last_word_keeps_what_was_counted(running):
+def test_a_leave_without_final_counts_keeps_the_reported_counts(running):
     with running.outer() as stub:
         hand = Hand(stub, "short")
         stub.Report(iter([pb.Progress(session=hand.session, tokens=500, steps=5)]), timeout=20)
@@ -290,7 +290,7 @@ def test_initial_parameters_are_accepted_exactly_once(running):
             stub.Initialise(iter(messages), timeout=20)
 
 
-def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
+def test_an_upload_cannot_continue_under_another_header(running):
     with running.outer() as stub:
         hand = Hand(stub, "begun")
         with refused(running, INVALID, "frame 50"):
@@ -301,7 +301,7 @@ def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
 
 
 @pytest.mark.parametrize("field", ["tokens", "steps", "abandoned_tokens"])
-def test_a_report_that_no_training_could_reach_is_refused(running, field):
+def test_a_report_beyond_possible_training_is_refused(running, field):
     with running.outer() as stub:
         hand = Hand(stub)
         report = pb.Progress(session=hand.session, **{field: (1 << 64) - 1})
@@ -309,14 +309,14 @@ def test_a_report_that_no_training_could_reach_is_refused(running, field):
             stub.Report(iter([report]), timeout=20)
 
 
-def test_an_update_that_is_not_kept_says_to_fetch_whole(running):
+def test_a_fetch_of_a_deleted_update_is_refused_with_the_advice_to_fetch_whole(running):
     with running.outer() as stub:
         hand = Hand(stub)
         with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the whole fragment"):
             list(stub.Fetch(pb.FetchRequest(session=hand.session, fragment=0, version=10**6), timeout=20))
 
 
-def test_a_message_above_the_limit_is_refused_before_it_is_read(running):
+def test_a_message_above_the_limit_is_refused_before_it_is_parsed(running):
     with running.outer() as stub, refused(running, grpc.StatusCode.RESOURCE_EXHAUSTED):
         stub.Join(request("odd", region="r" * (17 << 20)), timeout=20)
 
@@ -329,7 +329,7 @@ def test_a_push_without_a_header_is_refused(running, messages):
 
 
 @pytest.mark.parametrize("count", [0, FRAMES_PER_MESSAGE + 1])
-def test_a_message_of_no_frames_or_of_too_many_is_refused(running, count):
+def test_a_message_with_no_or_too_many_frames_is_refused(running, count):
     def at_once(messages):
         frames = [frame for message in messages for frame in message.frames]
         return [messages[0], pb.PushRequest(frames=(frames * count)[:count])]

@@ -41,7 +41,7 @@ def echo():
     listener.close()
 
 
-def test_a_relay_is_slow_far_and_can_be_cut(tmp_path, echo):
+def test_a_relay_delays_and_limits_bytes_and_can_be_cut(tmp_path, echo):
     counts = tmp_path / "counts"
     command = [sys.executable, "-m", "atoll.demo.relay", "--to", echo, "--mbit", "8", "--delay-ms", "100"]
     with children(tmp_path) as group:
@@ -51,13 +51,13 @@ def test_a_relay_is_slow_far_and_can_be_cut(tmp_path, echo):
             began = time.monotonic()
             it.sendall(b"x")
             assert it.recv(1) == b"x"
-            assert 0.2 <= time.monotonic() - began < 2.0, "there and back"
+            assert 0.2 <= time.monotonic() - began < 2.0, "the delay must apply to both directions"
             began = time.monotonic()
             threading.Thread(target=it.sendall, args=(bytes(SIZE),), daemon=True).start()
             left = SIZE
             while left:
                 left -= len(it.recv(1 << 16))
-            assert time.monotonic() - began > 0.7 * SIZE * 8 / 8e6, "the rate counts"
+            assert time.monotonic() - began > 0.7 * SIZE * 8 / 8e6, "the rate limit must apply"
             relay.process.send_signal(signal.SIGUSR1)
             eventually(lambda: json.loads(counts.read_text())["up"] == SIZE + 1)
             it.sendall(b"y")
@@ -66,7 +66,7 @@ def test_a_relay_is_slow_far_and_can_be_cut(tmp_path, echo):
                 it.recv(1)
             relay.process.send_signal(signal.SIGUSR2)
             it.settimeout(20.0)
-            assert it.recv(1) == b"y", "what was held comes when it is mended"
+            assert it.recv(1) == b"y", "held bytes must arrive after the repair"
 
 
 @pytest.mark.slow

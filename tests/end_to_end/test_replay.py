@@ -39,7 +39,7 @@ def recorded(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("recorded"), "--record")
 
 
-def test_a_recorded_run_is_made_again_byte_for_byte(recorded, tmp_path):
+def test_a_recorded_run_is_repeated_byte_for_byte(recorded, tmp_path):
     out = tmp_path / "again.safetensors"
     code, said, error = atoll("replay", recorded, "--out", out)
     assert (code, error) == (0, "")
@@ -56,7 +56,7 @@ def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "run")
 
     def started(*options: str) -> tuple[int, int]:
-        """Starts the core for two more snapshots. Returns the numbers of payloads and snapshots then."""
+        """Starts the core for two more snapshots. Returns the numbers of payloads and snapshots."""
         with core(tmp_path, *options) as running, running.operator() as stub:
             for _ in range(2):
                 stub.TakeCheckpoint(pb.TakeCheckpointRequest(), timeout=20)
@@ -81,15 +81,15 @@ def test_other_settings_give_another_model(recorded, tmp_path, change):
     assert any((ours[name] != theirs[name]).any() for name in theirs)
 
 
-def test_its_own_settings_are_no_other(recorded):
+def test_a_runs_own_settings_give_the_same_model(recorded):
     said = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "staleness_exponent=0.5")[1]
     assert " by 0 % of" in said
 
 
 @pytest.mark.slow
-def test_settings_not_asked_for_stay_as_each_merge_had_them(tmp_path):
+def test_settings_not_asked_for_stay_as_in_each_merge(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
-    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, now with a different momentum
+    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run with another momentum
     assert "the same, byte for byte" in atoll("replay", directory)[1]
     assert " by 0 % of" in atoll("replay", directory, "--set", "outer_lr=0.5")[1]
     assert " by 0 % of" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]
@@ -130,7 +130,7 @@ def test_a_damaged_ledger_is_named(recorded, tmp_path, command, damage):
 
 
 @pytest.mark.slow
-def test_without_a_snapshot_equality_is_said_to_be_the_ledgers_own(tmp_path):
+def test_without_a_snapshot_equality_is_only_with_the_ledger(tmp_path):
     directory = train(tmp_path, "--record", "--snapshot-every-s", "0.1")
     said = atoll("replay", directory)[1]
     assert "the same, byte for byte" in said
@@ -151,19 +151,19 @@ def test_a_changed_payload_is_named(recorded, tmp_path):
     code, _, error = atoll("replay", copy)
     assert code == 1
     assert payload.name in error
-    assert "--record" not in error, "it was recorded, and is damaged"
+    assert "--record" not in error, "the run was recorded, so --record is no fix"
 
 
-def test_a_run_that_was_not_recorded_says_what_to_do(tmp_path):
+def test_replay_of_an_unrecorded_run_states_what_to_do(tmp_path):
     directory = train(tmp_path, "--snapshot-every-s", "0.1")
     code, _, error = atoll("replay", directory)
     assert code == 1
     assert "--record" in error
-    assert "backup" not in error, "nothing is lost"
+    assert "backup" not in error, "a backup is no fix, because nothing is lost"
     assert len(error.splitlines()) == 1
 
 
-def test_where_there_is_no_run_nothing_is_replayed(tmp_path):
+def test_replay_refuses_a_directory_without_a_run(tmp_path):
     code, _, error = atoll("replay", tmp_path)
     assert code == 1
     assert "holds no run" in error

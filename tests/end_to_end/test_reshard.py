@@ -1,4 +1,4 @@
-"""`atoll reshard`: a run is killed, divided among other shards, and continued by learners that never stopped."""
+"""`atoll reshard`: a killed run is divided among other shards, and running learners continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reshard(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 
 
 class Division:
-    """The processes of a run in the directories below a folder. address: where its registrar listens."""
+    """A run's processes, with their directories in one folder. address: where the registrar listens."""
 
     def __init__(
         self,
@@ -123,16 +123,16 @@ def test_learners_continue_over_every_number_of_shards_and_nothing_acknowledged_
             stop.set()
             for trainee in trainees:
                 trainee.done()
-            assert {each.incarnation for each in one.status().learners} == {1}, "no learner was replaced"
+            assert {each.incarnation for each in one.status().learners} == {1}, "no learner may restart"
             eventually(lambda: one.status().contributions.pending == 0)
             counts = one.status().contributions
             assert counts.accepted == counts.merged + counts.refused
             one.stop()
     each_merged_once(one.directory / LEDGER)
-    assert replay(one.directory, (), lambda *_: None).identical, "all merges since the start, over five divisions"
+    assert replay(one.directory, (), lambda *_: None).identical, "a replay must repeat the merges of all five divisions"
 
 
-def test_status_counts_the_same_work_and_traffic_afterwards(tmp_path):
+def test_status_counts_the_same_work_and_traffic_after_resharding(tmp_path):
     with children(tmp_path) as group:
         run = Core(group, tmp_path / "run", OPTIONS)
         address = run.address
@@ -155,7 +155,7 @@ def test_status_counts_the_same_work_and_traffic_afterwards(tmp_path):
 
 
 @pytest.mark.parametrize("point", [each for each in crash_points.POINTS if each.startswith("reshard.")])
-def test_a_move_that_is_killed_leaves_one_run_that_can_start(tmp_path, point):
+def test_a_killed_reshard_leaves_one_run_that_can_start(tmp_path, point):
     old, new = tmp_path / "run", tmp_path / "new"
     with children(tmp_path) as group:
         run = Core(group, old, OPTIONS)

@@ -79,7 +79,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
             running.start()
             status = running.status()
             assert (status.generation, status.restored.checkpoint) == (2, old.id)
-            assert status.tokens_trained < tokens, "schedules follow the checkpoint"
+            assert status.tokens_trained < tokens, "the token count must return to the checkpoint's"
             eventually(lambda: running.status().merges >= sum(old.versions.values()) + 20, 60)
             status = running.status()
             assert status.generation == 2
@@ -88,7 +88,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
                 listed = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=20).checkpoints
             assert any(event.text == f"restored to checkpoint {old.id} (generation 2)" for event in told)
             assert [each.generation for each in listed] == [1] * len(listed)
-            assert len(listed) >= 2, "what was undone can still be restored"
+            assert len(listed) >= 2, "undone checkpoints must stay restorable"
             versions = [trainee.learner.stats() for trainee in trainees]
             assert all(each.merged and not each.last_error.startswith("cannot") for each in versions)
             learners = {each.learner: each for each in status.learners}
@@ -100,7 +100,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
         running.stop()
     ledger_path = running.directory / "ledger.sqlite"
     each_merged_once(ledger_path)
-    assert generations(ledger_path, "merges")[1] == before["merges"][1], "history stays"
+    assert generations(ledger_path, "merges")[1] == before["merges"][1], "undone merges must stay in the ledger"
     assert generations(ledger_path, "contributions")[2] > 0
     for generation in (1, 2):
         again = replay(running.directory, (), lambda *_: None, generation)
@@ -134,7 +134,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
             before, now = ((tmp_path / f"{each}.safetensors").read_bytes() for each in (name, "now"))
             said, changed = b'"atoll.generation":"1"', b'"atoll.generation":"%d"' % generation
             assert before.count(said) == 1
-            assert now == before.replace(said, changed), "only the number of the generation may differ"
+            assert now == before.replace(said, changed), "only the generation may differ"
             again = restore(running.directory, checkpoint)
             assert f"is already at checkpoint {checkpoint} (generation {generation})" in again.stdout
         missing = restore(running.directory, 77)
@@ -163,7 +163,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
 
 
 @pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])])
-def test_a_restore_that_is_killed_leaves_the_old_generation_or_the_new_one_whole(tmp_path, point):
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new_generation_complete(tmp_path, point):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
         old = take(running)

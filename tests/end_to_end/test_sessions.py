@@ -1,4 +1,4 @@
-"""Calls of a fenced or evicted process are refused, both at their start and while they are open."""
+"""The core refuses calls of a fenced or evicted process, and ends its open calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evict(running: Core, name: str, reason: str = "it lies") -> None:
 
 
 def initialise(hand: Hand, data: bytes, between: Callable[[], None] = lambda: None) -> None:
-    """Sends initial parameters. between: called in the middle."""
+    """Sends initial parameters. between: called in the middle of the upload."""
 
     def messages() -> Iterator[pb.InitialiseRequest]:
         said = {"size_bytes": len(data), "sha256": hashlib.sha256(data).digest()}
@@ -75,14 +75,14 @@ def test_initial_parameters_of_an_evicted_or_fenced_process_are_not_accepted(tmp
 
         def again() -> None:
             newer.append(taken_over(stub, request("x", nonce=5)))
-            assert newer[0].state == pb.JoinReply.STATE_INITIALISE, "the lease is its name's"
+            assert newer[0].state == pb.JoinReply.STATE_INITIALISE, "the lease must stay with the name"
 
         refused(*STALE["fenced"], lambda: initialise(old, parameters(2), again))
         old.session.MergeFrom(pb.Session(incarnation=newer[0].incarnation, token=newer[0].token))
         empty = pb.InitialiseRequest(chunk=b"")
         header = pb.InitialiseRequest(header=pb.InitialiseHeader(session=old.session, size_bytes=9, sha256=bytes(32)))
         refused(grpc.StatusCode.INVALID_ARGUMENT, "empty", lambda: stub.Initialise(iter([header, empty]), timeout=20))
-        initialise(old, parameters(3))  # the living process
+        initialise(old, parameters(3))  # the newer process
         assert same(exported(running), parameters(3))
 
 
@@ -95,7 +95,7 @@ def running(tmp_path_factory):
 
 
 def session_field(message) -> str | None:
-    """Returns the field with the session: in the request itself, or in its header."""
+    """Returns the name of the field with the session: `session`, or a header."""
     if "session" in message.fields_by_name:
         return "session"
     parts = (each for each in message.fields if each.message_type and "session" in each.message_type.fields_by_name)
@@ -138,11 +138,11 @@ def test_every_call_checks_its_session(running, kind):
             case "of before it left":
                 stub.Leave(pb.LeaveRequest(session=hand.session), timeout=20)
                 again = Hand(stub, hand.session.learner).session
-                assert again.incarnation == hand.session.incarnation, "it is the same process"
+                assert again.incarnation == hand.session.incarnation, "the same process must keep its incarnation"
             case "let in again":
                 evict(running, hand.session.learner)
                 evict(running, hand.session.learner, reason="")
-        assert all(field for _, field in METHODS.values()), "a new call has a session, or is treated here"
+        assert all(field for _, field in METHODS.values()), "a new call without a session needs a case here"
         for name in METHODS:
             refused(*STALE[kind], lambda name=name: call(stub, name, hand.session))
         with pytest.raises(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""A run over several shards as processes: training, and what continues without a shard or the registrar."""
+"""A run with several shards: training, and what continues without a shard or the registrar."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_restarted_registrar_knows_what_an_absent_shard_has_merged(tmp_path):
         train(run.address, "a", "b", steps=100)
         eventually(lambda: run.status().contributions.pending == 0)
         before = run.status()
-        eventually(lambda: run.status().wire == before.wire)  # two equal answers: the last summary has arrived
-        threading.Event().wait(2.5)  # a summary, and the next save of the accounts
+        eventually(lambda: run.status().wire == before.wire)  # two equal answers, so the last summary has arrived
+        threading.Event().wait(2.5)  # time for a summary and the next save of the accounts
         before = run.status()
         run.shards[1].kill()
         run.registrar.kill()

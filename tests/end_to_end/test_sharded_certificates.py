@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # each test starts several processes
 
 
 class Papers:
-    """An authority, and the certificates that it issued. elsewhere: of a core at another host."""
+    """An authority and its certificates. elsewhere: the certificate of a core at another host."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -87,11 +87,11 @@ def test_only_cores_attach(tmp_path_factory, papers, role):
             assert "use a core's certificate" in caught.value.details()
             with pytest.raises(grpc.RpcError) as caught:
                 call(run, papers.core)
-            assert caught.value.code() is core_gets, "the same call with a core's certificate"
+            assert caught.value.code() is core_gets, "the same call must succeed with a core's certificate"
 
 
 def test_a_shard_with_another_hosts_certificate_is_not_called(tmp_path, papers):
-    """The shard may attach, since it proves its role. Learners refuse its connection, and report the reason."""
+    """The shard may attach, because it proves its role. Learners refuse to connect to it, and report the reason."""
     with certified(tmp_path, papers) as run, children(tmp_path / "logs") as group:
         over: list[bool] = []
         trainee = Trainee(run.address, "a", lambda _: bool(over), tls=papers.learner("a"))

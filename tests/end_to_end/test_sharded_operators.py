@@ -1,4 +1,4 @@
-"""What operators ask of a run over several shards: receipts, rounds, checkpoints, exports, pauses, and restores."""
+"""Operator requests to a run with several shards: receipts, rounds, checkpoints, exports, pauses, restores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow  # each test starts several processes
 
 
 def settled(run: Sharded) -> pb.StatusReply:
-    """Returns the status once all contributions are merged or refused, and all shards have reported it."""
+    """Returns the status once all shards have reported that no contribution is pending."""
 
     def done() -> bool:
         status = run.status()
@@ -40,7 +40,7 @@ def settled(run: Sharded) -> pb.StatusReply:
         return counts.pending == 0 and len(status.fragments) == 4 and counts.accepted == counts.merged + counts.refused
 
     eventually(done)
-    threading.Event().wait(2.5)  # two summaries
+    threading.Event().wait(2.5)  # time for two summaries
     return run.status()
 
 
@@ -73,8 +73,8 @@ def test_receipts_and_rounds_of_all_shards_come_newest_first_page_by_page(tmp_pa
         assert len(set(names)) == len(names)
         assert {each.shard for each in found} == {0, 1, 2}
         times = [each.accepted_at for each in found]
-        assert all(later < earlier + 0.5 for earlier, later in pairwise(times)), "numbers are given in another order"
-        assert {each.receipt.fragment for each in found[:20]} == {0, 1, 2, 3}, "no shard hides another"
+        assert all(later < earlier + 0.5 for earlier, later in pairwise(times)), "times may overlap by 0.5 s"
+        assert {each.receipt.fragment for each in found[:20]} == {0, 1, 2, 3}, "shards must mix"
         with run.registrar.operator() as stub:
             rounds = stub.ListRounds(pb.ListRoundsRequest(last=12), timeout=20).rounds
             with pytest.raises(grpc.RpcError, match="position of the receipts is invalid"):
@@ -152,7 +152,7 @@ def test_an_export_over_all_shards_is_the_model_that_their_directories_hold(tmp_
         now, initial = (load_file(tmp_path / f"{name}.safetensors") for name in ("now", "initial"))
         for name, tensor in _torch(tmp_path / "initial.safetensors").items():
             assert (tensor == small_model().state_dict()[name]).all(), name
-        assert all((now[name] != initial[name]).any() for name in now), "all parts are trained"
+        assert all((now[name] != initial[name]).any() for name in now), "each fragment must be trained"
         cores = [run.registrar, *run.shards.values()]
         for each in reversed(cores):
             each.stop()
@@ -189,7 +189,7 @@ def test_a_run_restored_at_its_registrar_continues_from_the_checkpoint_in_all_sh
             assert f"restored to checkpoint {old.id} (generation 2): {merges} merges" in done.stdout
             again = restore(run.registrar.directory, old.id)
             assert f"is already at checkpoint {old.id} (generation 2)" in again.stdout
-            run.registrar.start()  # the shards were never stopped
+            run.registrar.start()  # the shards never stopped
             eventually(lambda: all(meta(each)["generation"] == 2 for each in run.shards.values()))
             eventually(lambda: all(each.attached for each in run.status().shards))
             assert run.status().restored.checkpoint == old.id
@@ -247,7 +247,7 @@ def test_a_shard_that_was_down_for_two_restores_follows_both_at_once(tmp_path):
         pytest.param("rollback.committed", marks=pytest.mark.slow),
     ],
 )
-def test_a_shard_that_is_killed_while_it_follows_a_restore_follows_after_its_next_start(tmp_path, monkeypatch, point):
+def test_a_shard_killed_while_it_follows_a_restore_follows_after_its_next_start(tmp_path, monkeypatch, point):
     with sharded(tmp_path, 2, *OPTIONS) as run:
         shard = run.shards[1]
         train(run.address, "a", steps=60)
@@ -293,7 +293,7 @@ def test_shards_keep_the_snapshots_of_checkpoints_over_restarts_and_delete_them_
         for _ in range(4):
             restarted()
         assert len(files()) == 3
-        assert kept < files(), "a checkpoint names it"
+        assert kept < files(), "the checkpoint names this snapshot"
         with run.registrar.operator() as stub:
             [named] = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=20).checkpoints
         assert sum(named.versions.values()) > 0
@@ -328,7 +328,7 @@ def test_a_checkpoint_that_is_interrupted_does_not_count(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("point", ["snapshot.committed", "kept.committed"])
-def test_a_shard_that_is_killed_during_a_checkpoint_keeps_what_the_checkpoints_name(tmp_path, monkeypatch, point):
+def test_a_shard_killed_during_a_checkpoint_keeps_the_snapshots_of_checkpoints(tmp_path, monkeypatch, point):
     with sharded(tmp_path, 2, *OPTIONS) as run:
         shard = run.shards[1]
         train(run.address, "a", steps=60)
@@ -368,7 +368,7 @@ def _listed(run: Sharded) -> int:
         return len(stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=20).checkpoints)
 
 
-def test_offline_commands_read_a_shards_part_and_say_so_if_they_need_the_whole(tmp_path):
+def test_offline_commands_read_a_shards_part_or_say_that_they_need_the_whole_run(tmp_path):
     with sharded(tmp_path, 2, *OPTIONS) as run:
         train(run.address, "a", steps=60)
         settled(run)

@@ -12,7 +12,7 @@ from tests.end_to_end.world import Trainee, core, eventually, train
 STANDING = "standby: this core takes over"
 
 
-def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tmp_path):
+def test_a_standby_takes_over_from_a_killed_core_without_loss(tmp_path):
     with core(tmp_path) as running:
         options = ["--standby", "--fragments", "2", "--inner-steps", "4"]
         standby = running.group.launch_core("standby", running.directory, running.address, options)
@@ -34,11 +34,11 @@ def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tm
         status = running.status()
         assert (status.epoch, status.learners[0].incarnation) == (2, 1)
         assert all(fragment.version >= old for fragment, old in zip(status.fragments, versions, strict=True))
-        # Contributions that were pending when the last learner left are merged then.
+        # The new core merges contributions that were pending when the last learner left.
         eventually(lambda: (now := running.status().contributions).accepted == now.merged)
 
 
-def test_a_standby_takes_over_the_port_of_the_metrics_too_when_a_core_is_stopped(tmp_path):
+def test_a_standby_takes_over_the_metrics_port_when_a_core_is_stopped(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -52,7 +52,7 @@ def test_a_standby_takes_over_the_port_of_the_metrics_too_when_a_core_is_stopped
         assert list(metrics(port).samples("atoll_goodput_ratio"))
 
 
-def test_a_standby_that_is_not_needed_ends_when_it_is_told_to(tmp_path):
+def test_a_standby_that_is_not_needed_ends_on_request(tmp_path):
     with core(tmp_path) as running:
         standby = running.group.launch_core("standby", running.directory, running.address, ["--standby"])
         eventually(lambda: STANDING in standby.log.read_text())

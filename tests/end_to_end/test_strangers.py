@@ -33,7 +33,7 @@ DENIED, AWAY = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
 
 
 class Papers:
-    """An authority with the certificates that it issued. other: an authority that no process trusts."""
+    """An authority and its certificates. other: an authority that no process trusts."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.other = place, place / "other"
@@ -57,7 +57,7 @@ class Papers:
             monkeypatch.undo()
 
     def without_role(self) -> Path:
-        """Returns a certificate of the same authority without an Atoll role, as a company's authority may issue."""
+        """Returns a certificate without an Atoll role, as a company's own authority may issue."""
         out = self.learner("nobody")
         authority = x509.load_pem_x509_certificate((self.place / "ca.pem").read_bytes())
         signer = certificates.serialization.load_pem_private_key((self.place / "ca-key.pem").read_bytes(), None)
@@ -133,7 +133,7 @@ HANDSHAKES = {
 
 
 def _of_another_authority(papers: Papers) -> Path:
-    """Returns a certificate signed by another authority, with this core's authority as the trusted one."""
+    """Returns another authority's certificate, in a directory that trusts this core's authority."""
     out = issue(papers.other, Role.LEARNER, "a", (), 1)
     (out / "ca.pem").write_bytes((papers.place / "ca.pem").read_bytes())
     return out
@@ -162,7 +162,7 @@ def test_a_cores_certificate_may_call_but_speaks_for_no_learner(where, home, eu,
 
 
 def test_a_server_with_a_wrong_identity_is_not_called(tmp_path, papers):
-    """The certificate of the server is for another host."""
+    """The server's certificate is for another host."""
     elsewhere = issue(papers.place, Role.CORE, "elsewhere", ["core.example"], 1)
     with (
         core(tmp_path, "--tls", str(elsewhere)) as it,
@@ -173,10 +173,7 @@ def test_a_server_with_a_wrong_identity_is_not_called(tmp_path, papers):
 
 
 def test_a_learners_certificate_cannot_serve(papers):
-    """This holds even with the right host name, because the certificate is only for calling.
-
-    A core would not start with it.
-    """
+    """This holds even with the right host name, because a learner's certificate is only for calling."""
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(())
     port = server.add_secure_port("127.0.0.1:0", TransportSecurity(papers.learner("thief")).serving())
@@ -288,7 +285,7 @@ def test_tokens(tmp_path):
         assert refused(lambda: operators(it, TransportSecurity())).code() is DENIED
         assert refused(lambda: with_token("guessed")).code() is grpc.StatusCode.UNAUTHENTICATED
         tokens.write_text("".join(line + "\n" for line in tokens.read_text().splitlines() if line.startswith("b ")))
-        assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "taken out while it runs"
+        assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "removed at run time"
         assert with_token(bob).run
         shown = subprocess.run(
             [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, "--token", bob],
@@ -299,7 +296,7 @@ def test_tokens(tmp_path):
 
 
 def test_an_open_core_is_not_open_to_a_fronts_network(tmp_path):
-    """A core on loopback allows all actions to all callers. This must not extend to the network of a front."""
+    """A core on loopback allows all actions to all callers. This must not extend to a front's network."""
     with (
         core(tmp_path / "home") as it,
         front(tmp_path / "eu", it.address, "--listen", "0.0.0.0:0", "--insecure-plaintext") as eu,
@@ -327,9 +324,9 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         eventually(lambda: it.status().contributions.merged > 2)
         init(place / "next")
         both = (place / "ca.pem").read_bytes() + (place / "next" / "ca.pem").read_bytes()
-        (own.front / "key.pem").write_bytes(b"half of a k")  # while the file is being replaced
+        (own.front / "key.pem").write_bytes(b"half of a k")  # as if the file were being replaced
         eventually(lambda: "new certificates cannot be used" in eu.child.log.read_text())
-        for directory in (own.core, own.front, mine, own.operator):  # first, every process trusts both
+        for directory in (own.core, own.front, mine, own.operator):  # first, every process trusts both authorities
             (directory / "ca.pem").write_bytes(both)
         for directory, role, name, hosts in (
             (own.core, Role.CORE, "home", HERE), (own.front, Role.FRONT, "eu", HERE), (mine, Role.LEARNER, "a", ()),

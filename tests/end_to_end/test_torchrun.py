@@ -1,5 +1,4 @@
-"""A learner of two processes under torch.distributed: rank 0 connects to the core, and all ranks take the same
-steps."""
+"""A learner with two ranks under torch.distributed: rank 0 connects to the core, and all ranks take the same steps."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def test_all_ranks_of_an_island_apply_an_update_at_the_same_step(tmp_path):
     assert int(first[-1]) > 3
     run_tokens = [int(line.split()[1]) for line in first[:-1]]
     assert run_tokens == sorted(run_tokens)
-    assert run_tokens[-1] > 2 * 120 * 32  # this includes the other learner's tokens
+    assert run_tokens[-1] > 2 * 120 * 32  # includes the other learner's tokens
     island = next(each for each in status.learners if each.learner == "island")
     assert island.tokens == 2 * 120 * 32
 

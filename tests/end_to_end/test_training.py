@@ -37,7 +37,7 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert second.learner.stats().last_error == ""
 
 
-def test_towards_the_end_that_a_core_was_told_of_outer_steps_become_plain_means(tmp_path):
+def test_outer_steps_become_plain_means_towards_the_announced_end(tmp_path):
     total = 2 * 400 * 32
     with core(tmp_path, "--total-tokens", str(total), "--outer-cool-down", "0.5") as running:
         train(running.address, "a", "b", steps=400)
@@ -73,23 +73,23 @@ def fast_and_slow(directory, steps: int, *options: str):
         return fast.losses, slow.losses, running.status()
 
 
-def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
-    """Rounds wait for all learners, but keep the pace of the fastest, whose steps take a fifth of the time."""
+def test_a_slow_learner_answers_all_rounds_of_a_step_at_once(tmp_path):
+    """Rounds wait for all learners, but open at the pace of the fast one, which takes five steps per slow step."""
     _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")
     assert status.merges > 1.8 * len(slow)  # one round per step would give 1
     assert status.contributions.merged > 1.8 * status.merges
 
 
-def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_comes(tmp_path):
+def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_arrives(tmp_path):
     fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "8", "--quorum", "1", "--grace-ratio", "0")
     counts = status.contributions
-    assert counts.merged < 1.3 * status.merges, "nearly every contribution is a separate merge"
+    assert counts.merged < 1.3 * status.merges, "nearly every contribution must be merged alone"
     assert counts.refused == counts.turned_away == 0
-    assert counts.merged > len(fast) * 1.3, "the slow one's are among them"
+    assert counts.merged > len(fast) * 1.3, "the slow learner's work must be merged, too"
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as db:
         merged = "SELECT SUM(version - 1 - base_version), SUM(staleness) FROM contributions WHERE fate='merged'"
         merges, outer_steps = db.execute(merged).fetchone()
-    assert 0 < outer_steps < 0.9 * merges, "a merge of one learner's work alone is a part of an outer step"
+    assert 0 < outer_steps < 0.9 * merges, "a merge of one learner's work must count as part of an outer step"
 
 
 def test_learners_of_one_process_ignore_each_others_events(tmp_path, caplog):
@@ -113,7 +113,7 @@ def test_learners_that_adopted_the_same_version_hold_bit_identical_anchors(tmp_p
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
-def test_other_codecs_train_too_and_no_anchor_is_fetched_whole_again(tmp_path, codec):
+def test_other_codecs_train_without_whole_fetches(tmp_path, codec):
     with core(tmp_path, "--codec", codec) as running:
         trainees = train(running.address, "a", "b", steps=100)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -146,7 +146,7 @@ def test_a_learner_started_before_its_core_waits_for_it(tmp_path):
         assert len(waiting.done().losses) == 10
 
 
-def test_a_core_that_never_comes_is_one_line(tmp_path):
+def test_a_core_that_never_answers_gives_a_one_line_error(tmp_path):
     with core(tmp_path) as running:
         running.kill()
         alone = Trainee(running.address, "a", lambda _: True, connect_timeout_s=0.5)
@@ -169,12 +169,12 @@ def test_a_frozen_core_does_not_stop_an_inner_step(tmp_path):
         eventually(lambda: len(trainee.losses) >= before + 100)
         running.child.process.send_signal(signal.SIGCONT)
         trainee.done()
-    assert trainee.longest_step_s < 0.25  # in a loop that shares two CPUs with all other processes
+    assert trainee.longest_step_s < 0.25  # on two CPUs, shared with all other processes
     assert trainee.learner.stats().blocked_s < 1.0
 
 
 class Somebodys(nn.Module):
-    """A model with a tied head, a frozen part, narrow parameters and a buffer."""
+    """A model with a tied head, a frozen part, bfloat16 parameters and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,8 +192,8 @@ class Somebodys(nn.Module):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_users_loop_works_with_the_three_lines(tmp_path, compiled):
-    """It has tied, frozen and bfloat16 parameters, gradient accumulation, SGD and torch.compile."""
+def test_a_users_loop_works_with_three_more_lines(tmp_path, compiled):
+    """The loop has tied, frozen and bfloat16 parameters, gradient accumulation, SGD and torch.compile."""
     import atoll
 
     torch.manual_seed(1)
@@ -230,7 +230,7 @@ def test_overwrite_is_available_as_in_the_paper(tmp_path):
     assert first.learner.stats().abandoned_tokens > 0
 
 
-def test_an_error_in_the_loop_comes_through_and_the_learner_leaves(tmp_path):
+def test_an_error_in_the_loop_is_raised_and_the_learner_leaves(tmp_path):
     def fail(trainee: Trainee) -> bool:
         if len(trainee.losses) == 5:
             raise ZeroDivisionError("theirs")
@@ -244,11 +244,11 @@ def test_an_error_in_the_loop_comes_through_and_the_learner_leaves(tmp_path):
         assert running.status().learners[0].state == "left"
 
 
-def test_a_restarted_learner_knows_the_tokens_and_steps_of_its_names_earlier_processes(tmp_path):
+def test_a_restarted_learner_knows_earlier_tokens_and_steps_of_its_name(tmp_path):
     with core(tmp_path) as running:
         (first,) = train(running.address, "a", steps=30)
         assert (first.learner.stats().earlier_tokens, first.learner.stats().earlier_steps) == (0, 0)
-        running.kill()  # the counts are durable
+        running.kill()  # the counts must be durable
         running.start()
         (second,) = train(running.address, "a", steps=10)
         (other,) = train(running.address, "b", steps=1)
@@ -256,4 +256,4 @@ def test_a_restarted_learner_knows_the_tokens_and_steps_of_its_names_earlier_pro
         told = [(each.learner.stats().earlier_steps, each.learner.stats().earlier_tokens) for each in (second, third)]
     assert told == [(30, 30 * 32), (40, 40 * 32)]
     assert other.learner.stats().earlier_steps == 0
-    assert third.learner.stats().steps == 1, "its own counters begin at zero"
+    assert third.learner.stats().steps == 1, "a process's own counters must begin at zero"

@@ -45,7 +45,7 @@ def running(tmp_path_factory):
 
 
 class Push:
-    """One stream, whose messages the test sends one at a time."""
+    """One Push stream, whose messages the test sends one by one."""
 
     def __init__(self, stub, *messages: pb.PushRequest) -> None:
         self._messages: queue.Queue[pb.PushRequest | None] = queue.Queue()
@@ -94,7 +94,7 @@ def accepted(running: Core) -> int:
     return running.status().contributions.accepted
 
 
-def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
+def test_a_cut_upload_continues_with_the_missing_frames(running):
     before = accepted(running)
     with running.outer() as stub:
         header, frames = prepared(stub, "cut")
@@ -117,13 +117,13 @@ def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
     assert accepted(running) == before + 1
 
 
-def test_bytes_over_the_wan_count_as_they_come_of_initial_parameters_and_of_uploads_that_are_cut(running):
+def test_wan_bytes_of_initial_parameters_and_cut_uploads_count_on_arrival(running):
     def up() -> float:
         return metrics(METRICS_PORT).total("atoll_wan_bytes_total", direction="up", region="")
 
     before = up()
     assert before > 4 * sum(p.numel() for p in Large().parameters()), (
-        "the initial parameters, and what was merged of them"
+        "the initial parameters and the first contributions must count"
     )
     with running.outer() as stub:
         header, frames = prepared(stub, "counted")
@@ -162,7 +162,7 @@ def test_every_stream_of_an_upload_gets_the_error_of_an_invalid_frame(running):
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_stream_is_told_what_has_come_while_more_is_to_come(running):
+def test_a_stream_hears_which_frames_arrived_while_others_are_missing(running):
     with running.outer() as stub:
         header, frames = prepared(stub, "told")
         push = Push(stub, header)
@@ -176,7 +176,7 @@ def test_a_stream_is_told_what_has_come_while_more_is_to_come(running):
         push.cut()
 
 
-def test_a_lost_acknowledgement_is_given_again(running):
+def test_a_lost_acknowledgement_is_repeated(running):
     before = accepted(running)
     with running.outer() as stub:
         header, frames = prepared(stub, "lost")
@@ -189,7 +189,7 @@ def test_a_lost_acknowledgement_is_given_again(running):
     assert accepted(running) == before + 1
 
 
-def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one(running):
+def test_a_dead_incarnations_unfinished_upload_does_not_block_the_new_one(running):
     before = accepted(running)
     with running.outer() as stub:
         header, frames = prepared(stub, "dead")
@@ -208,7 +208,7 @@ def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one
     assert accepted(running) == before + 1
 
 
-def test_a_dead_incarnations_stream_cannot_bring_its_upload_to_an_end(running):
+def test_a_dead_incarnations_stream_cannot_complete_its_upload(running):
     before = accepted(running)
     with running.outer() as stub:
         header, frames = prepared(stub, "zombie")
@@ -230,7 +230,7 @@ def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
     )  # fmt: skip
 
 
-def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkeypatch):
+def test_finished_calls_free_their_streams_of_the_connection(tmp_path, monkeypatch):
     """A connection allows 64 streams, and garbage collection may be late."""
     without = "import gc; gc.disable(); from atoll.cli import main; main()"
     monkeypatch.setattr(processes, "ATOLL", [sys.executable, "-c", without])

@@ -1,4 +1,4 @@
-"""`atoll status --watch` in a terminal: it refreshes, survives a restart of the core, and shows the age of its data."""
+"""`atoll status --watch` in a terminal refreshes, survives a core's restart, and shows the age of its data."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def shown(terminal: int, max_wait_s: float = 40.0) -> Iterator[str]:
             try:
                 more = os.read(terminal, 65536)
             except OSError:
-                return  # no process writes to it now
+                return  # the command has ended
             text = (text + more.decode(errors="replace"))[-200_000:]
             yield text
 
 
 def seen(terminal: int, words: str) -> str:
-    """Waits for words on the screen. Returns the screen that contains them."""
+    """Waits until the screen contains these words. Returns the screen."""
     for text in shown(terminal):
         if words in COLOUR.sub("", text):
             return text
-    raise AssertionError(f'"{words}" was not shown')
+    raise AssertionError(f'the screen did not show "{words}"')
 
 
-def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path):
+def test_the_watch_refreshes_and_shows_its_age_while_the_core_is_away(tmp_path):
     end: list[bool] = []
     with core(tmp_path) as running:
         trainee = Trainee(running.address, "eu-1", lambda _: bool(end), region="eu")
@@ -57,7 +57,7 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
             running.start()
             seen(terminal, "epoch 2")
             watching.send_signal(signal.SIGINT)
-            for _ in shown(terminal, 2.0):  # its remaining output must not block it
+            for _ in shown(terminal, 2.0):  # the remaining output must not block the command
                 if watching.poll() is not None:
                     break
             assert watching.wait(20) == 0
@@ -70,7 +70,7 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
         trainee.done()
 
 
-def test_watching_and_json_are_not_both_offered():
+def test_watch_and_json_cannot_be_combined():
     done = atoll("status", "--watch", "--json")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         1, "error: --watch and --json cannot be combined: give only one of them",

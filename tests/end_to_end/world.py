@@ -43,7 +43,7 @@ class Core:
         self.address = self.group.serving(self.child)
 
     def launch(self) -> None:
-        """Starts the process without waiting until it serves."""
+        """Starts the process, but does not wait until it serves."""
         self.child = self.group.launch_core(self._name, self.directory, self.address, self._options)
 
     def log(self) -> str:
@@ -65,7 +65,7 @@ class Core:
 
 
 class Front:
-    """One front process before a core."""
+    """One front process, which calls a core."""
 
     def __init__(self, group: Children, name: str, core: str, options: list[str]) -> None:
         self.group, self.metrics_port = group, free_port()
@@ -87,7 +87,7 @@ class Front:
         return metrics(self.metrics_port)
 
     def wan_bytes(self, direction: str, kind: str) -> float:
-        """Returns the payload bytes of one kind between this front and the core."""
+        """Returns the payload bytes of one kind between this front and its core."""
         return self.metrics().total("atoll_front_wan_bytes_total", direction=direction, kind=kind)
 
 
@@ -105,7 +105,7 @@ def front(directory: Path, core: str, *options: str, name: str = "front") -> Ite
 
 @contextlib.contextmanager
 def core(directory: Path, *options: str) -> Iterator[Core]:
-    """Context manager for a core, which ends with the block. By default, it has two fragments and H = 4."""
+    """Context manager for a core, which ends with the block. By default, the run has two fragments and H = 4."""
     chosen = list(options)
     for name, value in (("--fragments", "2"), ("--inner-steps", "4")):
         if name not in chosen:
@@ -141,7 +141,7 @@ def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 class Trainee(threading.Thread):
     """A learner in a thread.
 
-    until: called after each step; the thread ends when it returns True. `done` joins the thread.
+    until: called after each step; the thread ends when it returns True. `done` joins the thread and raises its error.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Trainee(threading.Thread):
         self.losses: list[float] = []
         self.longest_step_s = 0.0
         self.error: BaseException | None = None
-        self._breath = threading.Event()  # never set: the loop waits on it between steps
+        self._breath = threading.Event()  # never set; the loop waits on it between steps
 
     def run(self) -> None:
         try:
@@ -184,8 +184,8 @@ class Trainee(threading.Thread):
 
     def done(self, timeout_s: float = 60.0) -> Trainee:
         self.join(timeout_s)
-        stats = self.learner.stats() if hasattr(self, "learner") else "it has not entered"
-        assert not self.is_alive(), f"{self.name} still runs: {stats}"
+        stats = self.learner.stats() if hasattr(self, "learner") else "it has not joined"
+        assert not self.is_alive(), f"learner {self.name} still runs: {stats}"
         if self.error is not None:
             raise self.error
         return self
@@ -200,22 +200,22 @@ def train(address: str, *names: str, steps: int = 120, **options: object) -> lis
 
 
 def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Polls until `found` returns True. Fails after the timeout."""
+    """Polls until `found` returns True. Raises AssertionError after `timeout_s`."""
     pause = threading.Event()
     for _ in range(int(timeout_s / 0.05)):
         if found():
             return
         pause.wait(0.05)
-    raise AssertionError(f"not so within {timeout_s} s")
+    raise AssertionError(f"the condition did not hold within {timeout_s} s")
 
 
 class Sharded:
-    """A registrar with shard 0, and the other shards as processes. Each can be killed and started again."""
+    """The processes of a run with several shards: a registrar with shard 0, and other shards."""
 
     def __init__(
         self, group: Children, directory: Path, count: int, options: list[str], common: list[str], *, alone: bool
     ) -> None:
-        """alone: whether the registrar has no fragments. common: options of the registrar and of the shards."""
+        """alone: whether the registrar has no fragments. common: options of the registrar and the shards."""
         first = ["--registrar-only"] if alone else ["--shard", f"0/{count}"]
         self.registrar = Core(group, directory / "registrar", [*first, *options, *common], "registrar")
         numbers = range(0 if alone else 1, count)
@@ -241,9 +241,9 @@ class Sharded:
 def sharded(
     directory: Path, count: int, *options: str, alone: bool = False, common: Sequence[str] = ()
 ) -> Iterator[Sharded]:
-    """Context manager for a run over several shards. By default, it has four fragments and H = 4.
+    """Context manager for a run over several shards. By default, the run has four fragments and H = 4.
 
-    options: of the registrar. common: of the registrar and of the shards.
+    options: of the registrar. common: of the registrar and the shards.
     """
     chosen = list(options)
     for name, value in (("--fragments", "4"), ("--inner-steps", "4")):

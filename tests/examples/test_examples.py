@@ -1,4 +1,4 @@
-"""Each example runs at its smallest setting, through a real core, in less than a minute: `make test-examples`."""
+"""Each example runs at its smallest setting with a real core, in less than a minute: `make test-examples`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 NEEDS_TRAINERS = ("hf_trainer", "lightning_module", "accelerate_loop", "lora_adapters")
 
-# By example: how it starts, its smallest setting, and what it prints.
+# Example -> how it starts, its smallest settings, and what it prints.
 ALONE = {
     "plain_loop": (PYTHON, "--steps 2000", r"step 2000: accuracy 0\.\d+, \d+ contributions merged"),
     "torchrun_ddp": (TORCHRUN, "--steps 100", r"step 100: loss [\d.]+, \d+ contributions merged"),
@@ -49,7 +49,7 @@ def started(name: str, address: str, *options: str, how: tuple[str, ...] = PYTHO
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    """Returns what an example prints until it ends. Fails if it ends with an error, or not in time."""
+    """Returns the output of an example that must end in time without an error."""
     try:
         text, _ = process.communicate(timeout=LONGEST_S)
     finally:
@@ -118,7 +118,7 @@ def test_two_learners_share_the_units_and_a_killed_one_costs_nothing(tmp_path):
 
 
 def table() -> dict[str, list[str]]:
-    """Returns the rows of the examples' README, by file."""
+    """Returns the rows of the table in the examples' README, by file."""
     rows = re.findall(r"^\| \[(\w+\.py)\]\(\1\) \| (.*) \|$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     return {file: row.split(" | ") for file, row in rows}
 

@@ -1,4 +1,4 @@
-"""The paper's tables, each from one set of parameters, and checks of the arithmetic by hand."""
+"""The paper's tables, each from one set of parameters, and the arithmetic, checked by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_table_1_from_one_set_of_parameters():
     ours = goodput.table(figures.CHIPS, (2, 4, 8, 16), goodput.Failures())
     assert sum(map(len, ours.values())) == 30
     assert goodput.rmse(ours, figures.GOODPUT) <= 2.5
-    at_most_3 = {"dp": 27, "elastic": 58, "8": 88}  # 1.2 million chips
+    at_most_3 = {"dp": 27, "elastic": 58, "8": 88}  # at 1.2 million chips
     for name, theirs in at_most_3.items():
         assert ours[name][3] == pytest.approx(theirs, abs=3)
 
@@ -31,7 +31,7 @@ def test_table_1_from_one_set_of_parameters():
         pytest.param("hardware", marks=pytest.mark.slow),
     ],
 )
-def test_records_are_what_the_commands_say(name):
+def test_records_equal_the_commands_output(name):
     """Otherwise, docs/benchmarks/paper.md would state figures that the commands no longer print."""
     if name == "goodput":
         recorded, said = _record(name)["goodput"], goodput_claims(goodput.Failures(), hours=30.0)
@@ -47,15 +47,14 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def test_failures_by_hand():
-    """If not elastic, every failure costs its pause, and failures within the pause cost nothing: mean / (mean +
-    pause)."""
+    """If not elastic, each failure costs its pause, except failures within a pause: mean / (mean + pause)."""
     found = goodput.simulate(600_000, 1, goodput.Failures(), elastic=False, hours=400)
     between_s = goodput.YEAR_S / 600_000
     assert found.goodput == pytest.approx(between_s / (between_s + 76), rel=0.03)
     assert found.uptime == pytest.approx(found.goodput)
 
 
-def test_without_failures_all_is_good():
+def test_without_failures_goodput_is_one():
     found = goodput.simulate(1000, 2, goodput.Failures(per_chip_year=1e-9))
     assert (found.goodput, found.uptime) == (1.0, 1.0)
 
@@ -72,7 +71,7 @@ def test_two_point_four_million_chips_take_seconds():
     assert time.process_time() - began < 5
 
 
-def test_bandwidth_is_the_papers_within_4_percent_and_atolls_is_less():
+def test_bandwidth_is_within_4_percent_of_the_papers_and_atolls_is_less():
     claims = bandwidth_claims()
     for claim in claims:
         if claim.theirs is not None:
@@ -83,7 +82,7 @@ def test_bandwidth_is_the_papers_within_4_percent_and_atolls_is_less():
 
 
 @pytest.mark.parametrize(("sites", "utilisation"), [(2, 0.9), (8, 0.95), (4, 0.5)])
-def test_a_step_over_the_link_that_was_asked_for_has_the_utilisation_that_was_asked_for(sites, utilisation):
+def test_a_step_over_the_computed_link_has_the_given_utilisation(sites, utilisation):
     model = bandwidth.Model()
     rate = bandwidth.data_parallel_bits_s(model, sites, utilisation)
     step_s = bandwidth.data_parallel_step_s(model, rate, sites)
@@ -95,10 +94,10 @@ def test_extra_compute_is_all_used():
         assert claim.ours == pytest.approx(claim.theirs, abs=0.05)
 
 
-def test_waiting_for_a_slow_learner_costs_pace_and_not_waiting_costs_none():
+def test_only_waiting_for_a_slow_learner_costs_pace():
     waited, bare, graceful = hardware_claims(steps=600)
     assert waited.ours == pytest.approx(waited.theirs, abs=1.5)
-    assert bare.ours > 95, "what is late is merged when it comes"
+    assert bare.ours > 95, "late work must be merged when it arrives"
     assert graceful.ours == pytest.approx(100, abs=4)
 
 
@@ -107,7 +106,7 @@ def test_lockstep_by_hand():
     assert hardware.lockstep([1.0, 1.0], jitter=0, overlap=2, steps=100) == 1.0
 
 
-def test_the_grace_window_brings_the_slow_ones_in():
+def test_the_grace_window_includes_slow_learners():
     speeds = [1.0] * 7 + [0.82]
     settings = RunSettings().changed(quorum={"learners": 1})
     graceful = hardware.mixed(speeds, settings, jitter=0.1, steps=200)

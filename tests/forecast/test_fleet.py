@@ -1,4 +1,4 @@
-"""A fleet in virtual time loses no trained work and merges none twice, with any speeds, links and failures."""
+"""A fleet in virtual time merges all trained work once, with any speeds, links and failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_trained_work_is_merged_once(speeds, delay_s, jitter, share, seed, shard
     )
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_another():
+def test_the_same_seed_gives_the_same_run_and_another_seed_another_run():
     specs = [LearnerSpec(f"l{i}", jitter=0.2, between_failures_s=60, repair_s=10) for i in range(3)]
 
     def story(seed: int) -> list[tuple[int, int, float]]:
@@ -72,12 +72,12 @@ def test_a_dying_learner_loses_only_unsent_work():
     deaths = mortal.down_s / 10
     assert deaths >= 4
     lost = steps_of(made) - work.merged_steps
-    assert 0 < lost <= deaths * (12 + 4)  # its work since its anchors, and contributions on their way
+    assert 0 < lost <= deaths * (12 + 4)  # work since its anchors, and contributions on their way
     assert steady.trained_s == pytest.approx(400, abs=8)
 
 
 def test_a_slow_learner_answers_every_round_in_time():
-    """It finds several rounds at a boundary. If it answered only one of them, it would be late forever."""
+    """A slow learner finds several rounds at a boundary. If it answered only one of them, it would be late forever."""
     specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=0.05) for i, v in enumerate((0.5, 0.8, 1.2, 1.5))]
     made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
@@ -88,7 +88,7 @@ def test_a_slow_learner_answers_every_round_in_time():
     assert sum(slow) / len(slow) < 0.3
 
 
-def test_learners_that_wait_have_the_slowest_ones_pace():
+def test_learners_that_wait_keep_the_slowest_ones_pace():
     specs = [LearnerSpec("slow", 1.7, delay_s=0.1), LearnerSpec("quick", delay_s=0.1)]
     waiting, _ = fleet(specs, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
     waiting.run(lambda fleet: fleet.now > 300)
@@ -99,12 +99,12 @@ def test_learners_that_wait_have_the_slowest_ones_pace():
     assert free.accounts["quick"].trained_s == pytest.approx(300, abs=8)
 
 
-def test_a_narrow_link_makes_staleness_not_waiting():
+def test_a_narrow_link_causes_staleness_but_no_waiting():
     specs = [
         LearnerSpec("near"),
         LearnerSpec("near too"),
         LearnerSpec("far", up_bits_s=8 * 1000 / 6.0),
-    ]  # six steps per fragment
+    ]  # an upload takes six steps per fragment
     made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
     far, near = made.accounts["far"], made.accounts["near"]
@@ -112,11 +112,11 @@ def test_a_narrow_link_makes_staleness_not_waiting():
     assert sum(far.staleness) / len(far.staleness) > sum(near.staleness) / len(near.staleness) + 0.3
 
 
-def test_it_does_as_much_at_a_step_boundary_as_learners_do():
+def test_the_fleet_does_as_much_at_a_step_boundary_as_learners():
     assert fleet_module.AT_ONCE == exchange.AT_ONCE
 
 
-def test_guests_come_late_and_are_merged():
+def test_work_of_late_learners_is_merged():
     specs = [LearnerSpec("host"), LearnerSpec("guest", joins_at_s=100)]
     made, work = fleet(specs)
     made.run(lambda fleet: fleet.now > 200)
@@ -124,7 +124,7 @@ def test_guests_come_late_and_are_merged():
     assert work.merged_steps == pytest.approx(steps_of(made))
 
 
-def test_the_absence_of_learners_is_reported():
+def test_a_fleet_without_learners_raises_an_error():
     made, _ = fleet([LearnerSpec("alone", between_failures_s=5, repair_s=math.inf)])
     with pytest.raises(RuntimeError, match="every learner has left"):
         made.run(lambda fleet: fleet.now > 1e9)
@@ -149,4 +149,4 @@ def test_shards_merge_as_much_as_one_core_and_space_their_rounds_as_evenly():
         late = [b - a for a, b in pairwise(at for at in opened if 50 < at < 290)]
         gaps.append(max(late) - min(late))
     assert counts[1] == pytest.approx(counts[0], rel=0.03)
-    assert gaps[1] < gaps[0] + 0.5  # of 2 steps between two rounds
+    assert gaps[1] < gaps[0] + 0.5  # rounds are 2 steps apart

@@ -1,4 +1,4 @@
-"""Plans: the load of links, the overlap that hides it, and files for the chart and compose."""
+"""Plans: the load of links, the overlap that hides transfers, and files for the chart and Compose."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_unknown_price_is_not_zero(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_cores_own_link_carries_what_all_regions_do():
+def test_the_cores_link_carries_the_traffic_of_all_regions():
     regions = tuple(Region(f"r{number}", 8, 1e10, 0.06) for number in range(10))
     free = plan(Job(7e9, 2.0, regions))
     assert free.core.up_bits_s == pytest.approx(10 * free.carried[0].up_bits_s)
@@ -78,7 +78,7 @@ def test_the_cores_own_link_carries_what_all_regions_do():
 
 
 @pytest.mark.parametrize("mbit", [20, 60, 400])
-def test_a_narrow_link_gets_more_inner_steps_and_carries_them(mbit):
+def test_a_narrow_link_gets_more_inner_steps_until_it_suffices(mbit):
     made = plan(Job(124e6, 1.0, (Region("far", 2, mbit * 1e6, 0.1),)))
     assert made.works
     assert made.carried[0].share <= LINK_SHARE
@@ -98,7 +98,7 @@ def test_a_long_round_trip_gets_more_overlap():
 
 @pytest.mark.parametrize("trip_s", [0.16, 0.25, 0.3, 1.0])
 def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
-    """Otherwise, a fragment's rounds would have to overlap, and learners would answer every second round."""
+    """Otherwise, a fragment's rounds would overlap, and learners would answer only every second round."""
     regions = (Region("near", 1, 1e9, 0.01), Region("far", 1, 1e9, trip_s))
     made = plan(Job(1.05e6, 0.012, regions))
     assert made.works
@@ -115,7 +115,7 @@ def test_many_fragments_get_as_many_inner_steps_as_learners_need_to_answer(fragm
     assert "fragments" in made.why
 
 
-def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
+def test_more_inner_steps_than_were_measured_give_a_warning():
     made = plan(Job(1e9, 2.0, (Region("a", 4, 5e7, 0.06),)))
     assert any(f"H = {made.settings.inner_steps}: " in warning for warning in made.warnings)
 
@@ -140,7 +140,7 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         assert made.works
         assert (made.sharding.shards, made.sharding.share) == (shards, share)
         assert made.sharding.memory_bytes == needed_bytes(share * 70e9) <= limit_gib * 2**30
-        fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest shard, with one shard fewer
+        fewer = -(-24 // max(1, shards - 1)) / 24  # the largest shard's share, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
     values, _, out = files(tmp_path)
     words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]
@@ -163,13 +163,13 @@ def test_a_hopeless_link_is_named():
     assert any("reach a merge in time" in warning for warning in made.warnings)
 
 
-def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
+def test_an_infeasible_plan_writes_no_files(tmp_path):
     values, compose, out = files(tmp_path)
     words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
     code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
     assert code == 1
     assert "slow: needs 252% of its link" in said
-    assert "goodput" not in said, "an infeasible plan promises nothing"
+    assert "goodput" not in said, "an infeasible plan must not promise goodput"
     assert error == "error: the plan is infeasible: the warnings above say what to change\n"
     assert not values.exists()
     assert not compose.exists()
@@ -179,18 +179,18 @@ def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
 def test_step_boundaries_of_a_large_model_get_more_inner_steps():
     regions = (Region("a", 1, 2e9, 0.08), Region("b", 1, 2e9, 0.08))
     made = plan(Job(12e9, 3.0, regions))
-    assert made.settings.inner_steps == 104  # 1.3 ns x 12e9 / 3 s / 5 %
+    assert made.settings.inner_steps == 104  # 1.3 ns per parameter x 12e9 / 3 s / 5 %
     assert 0.95 < made.atoll.utilisation < 0.955
-    assert made.atoll.utilisation > made.others[1].utilisation, "DiLoCo stands while it sends"
+    assert made.atoll.utilisation > made.others[1].utilisation, "DiLoCo waits while it sends"
     assert not any("step boundaries" in warning for warning in made.warnings)
     assert any("step boundaries" in warning for warning in plan(Job(12e9, 0.1, regions)).warnings)
 
 
-def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
+def test_more_contributions_than_a_core_was_measured_with_give_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
-    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
-    assert not made.losses, "no learner is left when the only region is gone"
+    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # as added up in k8s/atoll/values.yaml
+    assert not made.losses, "without its only region, a run has no learners"
 
 
 def test_long_steps_are_planned_as_quickly_as_short_ones():
@@ -200,16 +200,16 @@ def test_long_steps_are_planned_as_quickly_as_short_ones():
 
 
 def test_merges_while_learners_leave_are_not_part_of_a_plan():
-    """In README's example, links are hardly used, and no warning is needed."""
+    """README's example hardly uses its links, and needs no warning."""
     regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
     made = plan(Job(1e9, 2.0, regions))
     assert made.works
     assert made.contributions > 0.95
     assert not made.warnings
-    assert made.core.share == 0, "the rate of the core's link was not given"
+    assert made.core.share == 0, "the rate of the core's link is unknown"
 
 
-def test_failures_cost_a_learner_and_stop_the_others_ways():
+def test_failures_cost_atoll_one_learner_and_stop_other_methods():
     made = plan(
         Job(1e9, 1.0, tuple(Region(f"r{i}", 1, 1e9, 0.03) for i in range(4)), between_failures_s=4 * 3600, repair_s=600)
     )
@@ -225,7 +225,7 @@ def test_a_lost_region_leaves_the_others():
     assert {loss.region: loss.pace for loss in made.losses} == {"eu": 0.75, "us": 0.25}
 
 
-def test_the_chart_and_compose_take_what_is_written(tmp_path):
+def test_the_chart_accepts_the_written_values(tmp_path):
     job = Job(1e9, 1.0, (WIDE, Region("us", 3, 50e6, 0.1)))
     made = plan(job)
     values = yaml.safe_load(helm_values(job, made))
@@ -240,7 +240,7 @@ def test_the_chart_and_compose_take_what_is_written(tmp_path):
     within(values, known)
     assert values["core"]["settings"]["innerSteps"] == made.settings.inner_steps
     memory = int(values["front"]["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
-    assert values["front"]["cacheMib"] + 1700 < memory, "a front whose cache fills is not killed for it"
+    assert values["front"]["cacheMib"] + 1700 < memory, "a front with a full cache must fit into its memory"
     assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
 
 
@@ -290,7 +290,7 @@ def test_the_command_prints_and_writes(tmp_path):
         "eu:99999:9:9",
     ],
 )
-def test_a_region_that_is_none_is_named(region):
+def test_an_invalid_region_is_named(region):
     code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
     assert code == 1
     assert error.startswith("error: ")
@@ -318,7 +318,7 @@ def test_other_tables_print_and_draw(tmp_path, what):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_fleet_of_ones_own(tmp_path):
+def test_a_users_own_fleet_is_simulated(tmp_path):
     code, said, _ = atoll("simulate", "goodput", "--chips", "10000", "--learners", "4")
     assert code == 0
     assert "goodput" in said

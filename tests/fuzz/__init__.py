@@ -1,1 +1,1 @@
-"""Invalid bytes for all code that decodes data from a network."""
+"""Fuzzing of all code that decodes data from a network."""

@@ -32,7 +32,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 20  # in addition to the received bytes and this module's copies
+MAX_BYTES = 1 << 20  # limit on memory, without received bytes and this module's copies
 # One fragment has two frames. They arrive in any order, twice, or never.
 LAYOUT = plan([*SPECS, TensorSpec("cut", (FRAME_PARAMETERS + 5000,), "float32", MergeKind.DIRECTION)], 2)
 LARGE, SMALL = sorted(LAYOUT.fragments, key=lambda fragment: -fragment.length)
@@ -40,7 +40,7 @@ VERSION, CYCLE = 5, 7
 
 
 class CallLimits:
-    """The intake of a shard whose ledger keeps all rows."""
+    """A shard's intake, which receives contributions without gRPC."""
 
     row = 250
 
@@ -87,7 +87,7 @@ class CallLimits:
             digest=frame_codec.frames_digest(table),
         )  # fmt: skip
         header = sometimes(rng, 0.3, mutate_message, header)
-        header.session.CopyFrom(session)  # the registry has checked it
+        header.session.CopyFrom(session)  # the registry checks the session before the intake
         frames = [pb.Frame(index=n, crc32c=table[n][1], payload=payload) for n, payload in enumerate(payloads)]
         frames = [sometimes(rng, 0.05, mutate_message, frame) for frame in frames]
         for frame in frames:
@@ -105,7 +105,7 @@ class CallLimits:
         return header, frames
 
     async def _feed(self, header: pb.PushHeader, frames: list[pb.Frame], streams: int) -> bool:
-        """Passes a contribution on like `OuterService.Push`. A second stream continues where the first was cut."""
+        """Feeds a contribution to the intake, like `OuterService.Push`. A second stream continues a cut one."""
         if header.fragment >= len(LAYOUT.fragments):
             return False
         taken = False
@@ -125,7 +125,7 @@ class CallLimits:
         if isinstance(upload, pb.Receipt):
             return True
         check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)
-        for at in range(0, len(frames), 2):  # two per message
+        for at in range(0, len(frames), 2):  # two frames per message
             if upload.state is not UploadState.GROWING:
                 break
             await self._intake.take(upload, frames[at : at + 2], 0.0)
@@ -145,8 +145,7 @@ class CallLimits:
             assert part.path.stat().st_size <= part.size_bytes + RECORD.size * part.frames
 
     def _acknowledged(self, upload: Upload) -> None:
-        """Checks that an acknowledged contribution can be merged: each frame exists, decodes, and has the recorded
-        norm."""
+        """Checks that an acknowledged contribution can be merged: each frame decodes, with the recorded norm."""
         key, fragment = upload.key, upload.part.fragment
         held = self._shard.held(key)
         out = np.empty(fragment.length, np.float32)
@@ -163,8 +162,8 @@ class CallLimits:
             raise self._failures[0]
         underway: Any = self._uploads._underway.values()
         room = sum(upload.part.size_bytes for upload in underway)
-        assert self._spool.used_bytes == room, "room is taken for what is under way"
-        assert len(underway) <= 2 * len(LAYOUT.fragments), "one of a learner and fragment"
+        assert self._spool.used_bytes == room, "only unfinished uploads may reserve space"
+        assert len(underway) <= 2 * len(LAYOUT.fragments), "a learner may have one upload per fragment"
 
     def close(self) -> None:
         """Drops incomplete uploads, and checks that no file remains."""

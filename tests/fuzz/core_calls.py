@@ -1,4 +1,4 @@
-"""Fuzzes every call of a real core in this process, with changes anywhere in its messages.
+"""Fuzzes every call of a real core in this process, with changes anywhere in the messages.
 
 At the end of a row, the core is stopped and started again. No accepted data may prevent its start.
 """
@@ -39,7 +39,7 @@ from tests.fuzz.mutate import TEXT, mutate_bytes, mutate_message, sometimes
 from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
-LONGEST_S = 20.0  # limit on a call's duration; a longer one is a hang
+LONGEST_S = 20.0  # limit on a call's duration
 MAX_BYTES = 8 << 20  # limit per call; a request has at most 100 kB, and the core also uses memory in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
@@ -83,14 +83,14 @@ class Calls:
     """
 
     def __init__(self, *, initialised: bool = True) -> None:
-        self.row = 250 if initialised else 50  # a core without parameters soon receives some
+        self.row = 250 if initialised else 50  # so short because a core without parameters soon receives some
         self._loop = asyncio.new_event_loop()
         self._place = place()
         self._settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=Path(self._place.name) / "run", limits=LIMITS
         )  # fmt: skip
         self._sequence = itertools.count(1)
-        self._names = contextlib.ExitStack()  # seeds the core's random numbers, so that rows can be replayed
+        self._names = contextlib.ExitStack()  # fixes the core's random numbers, so that rows can be replayed
         drawn = random.Random(0)
         self._names.enter_context(mock.patch("secrets.token_bytes", drawn.randbytes))
         self._names.enter_context(mock.patch("uuid.uuid4", partial(_uuid, drawn)))
@@ -163,7 +163,7 @@ class Calls:
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:
         request = mutate_message(rng, self._join)
-        if rng.random() < 0.3:  # a different name, which the run must be able to store
+        if rng.random() < 0.3:  # a different name, which the core must be able to store
             request.learner, request.nonce = rng.choice(("b", "c", *TEXT)), rng.getrandbits(64)
         return self._outer.Join(request, Context())
 
@@ -201,7 +201,7 @@ class Calls:
         messages = [pb.PushRequest(frames=frames[start : start + together]) for start in starts]
         messages.insert(0, pb.PushRequest(header=header))
         replies = self._outer.Push(_stream(self._changed(rng, messages)), Context())
-        return _all(replies, max_wait_s=0.2)  # a stream that ends early waits for other streams to send the rest
+        return _all(replies, max_wait_s=0.2)  # a stream that ends early waits for other streams' frames
 
     def _fetch(self, rng: random.Random) -> Awaitable[Any]:
         request = pb.FetchRequest(session=self._session, fragment=rng.randrange(2), version=1, whole=rng.random() < 0.5)

@@ -1,4 +1,4 @@
-"""Fuzzes frames and layouts. Each input gives a value, or the one error that the decoder declares."""
+"""Fuzzes frames and layouts. Each input gives a value, or the error that the decoder declares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECS = (
 )
 FRAGMENT = plan(SPECS, 1).fragments[0]
 GUARD = 64  # values around a frame's place that must not change
-MAX_FRAME_BYTES = 1 << 18  # a frame of these sizes has 15 kB
+MAX_FRAME_BYTES = 1 << 18  # limit on memory; a frame has 15 kB
 MAX_LAYOUT_BYTES = 1 << 24
 LIMITS = Limits(learners=32, parameters=1 << 20, model_bytes=1 << 24, spool_bytes=1 << 26, notifications=64, tensors=64)
 
@@ -66,7 +66,7 @@ class Frames:
         frame_codec.decode_frame(payload, self._span, kind, self._out)
         assert np.isfinite(self._out).all()
         found = float((self._out[GUARD:-GUARD].astype(np.float64) ** 2).sum())
-        assert np.isclose(found, squares.sum(), rtol=1e-6), "what was checked is what is decoded"
+        assert np.isclose(found, squares.sum(), rtol=1e-6), "the check and the decoder must see the same values"
         frame_codec.decode_add(payload, self._span, kind, factors, self._out)
         self._guarded()
         return True
@@ -77,7 +77,7 @@ class Frames:
         try:
             frame_codec.decode_add(payload, self._span, kind, factors, self._out)
         except FrameError:
-            assert (self._out == 7.0).all(), "what is refused changes nothing"
+            assert (self._out == 7.0).all(), "a refused frame must change nothing"
         self._guarded()
 
     def _guarded(self) -> None:

@@ -1,4 +1,4 @@
-"""A core that sends anything, as seen by a learner's link: replies, statuses, and endless streams."""
+"""A core that may send any reply, status or endless stream, as seen by a learner's link."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENOUGH = 10_000  # messages after which a stream counts as endless
 
 
 class Endless(AssertionError):
-    """The reader of an endless stream should have cancelled the call."""
+    """The caller did not cancel an endless stream."""
 
 
 class Stream:
@@ -46,7 +46,7 @@ class Stream:
         return message
 
     def add_done_callback(self, _: object) -> None:
-        return  # these are not counted
+        return  # open calls are not counted
 
     def cancel(self) -> bool:
         self._cancelled = True
@@ -79,7 +79,7 @@ class Taker:
 
 
 class Hostile:
-    """A link to a core that sends the messages in `says`. It acts as both of the link's connections."""
+    """A link to a core that sends the messages in `says`. It stands for both of the link's connections."""
 
     address = "hostile"
     clock = SYSTEM
@@ -123,7 +123,7 @@ class Hostile:
         return self._next() if self.says else grpc.aio.EOF
 
     def add_done_callback(self, _: object) -> None:
-        return  # these are not counted
+        return  # open calls are not counted
 
     def cancel(self) -> bool:
         return True

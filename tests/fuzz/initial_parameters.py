@@ -25,8 +25,8 @@ from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes
 from tests.fuzz.watch import in_room, place
 
-MAX_BYTES = 1 << 22  # a file has 15 kB, and some hostile headers have 1 MB
-# Values that JSON allows, but a file of tensors does not.
+MAX_BYTES = 1 << 22  # limit on memory; a file has 15 kB, and some hostile headers have 1 MB
+# Values that JSON allows, but a tensor file does not.
 STRANGE: tuple[Any, ...] = (
     None, True, 1.5, -1, 10**30, 1 << 63, "F32", "BF16", "F16", "I64", "F8_E4M3", "BOOL", "\ud800", [], [0], [0, 0], {},
     [[0, 4]], float("nan"), float("inf"), [1] * 1000, [0, 1 << 62], [-4, 0], [60, 50, 1],
@@ -34,7 +34,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 class InitialParameters:
-    """Chunks of a file with the correct checksum, so that its contents are examined."""
+    """Uploads of a file with the correct checksum, so that the core examines its contents."""
 
     row = 1
 
@@ -80,7 +80,7 @@ class InitialParameters:
         finally:
             if staging is not None:
                 staging.close()
-            assert not list((self._directory / STAGING).iterdir()), "nothing is left of a staging"
+            assert not list((self._directory / STAGING).iterdir()), "staging must leave no files"
         assert all(np.isfinite(state.theta).all() for state in states.values())
         out = io.BytesIO()
         size = write_model(out, self._layout, file, states, RunId("run", 1))
@@ -114,7 +114,7 @@ class InitialParameters:
         return values.tobytes()
 
     def close(self) -> None:
-        """Leaves no files."""
+        """Removes all files."""
         self._place.cleanup()
 
 
@@ -132,7 +132,7 @@ def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
                 entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(STRANGE)
             case 3 if isinstance(entry, dict) and entry:
                 del entry[rng.choice(list(entry))]
-            case 4:  # the same bytes repeatedly, under different names
+            case 4:  # the same bytes under several names
                 head |= {f"{name} {number}": entry for number in range(rng.choice((1, 3, 60)))}
             case _ if isinstance(entry, dict) and isinstance(entry.get("shape"), list):
                 entry["shape"] = [*entry["shape"], rng.choice((0, 1, -1, 1 << 62, 10**40))]

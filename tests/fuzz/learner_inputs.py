@@ -1,4 +1,4 @@
-"""Fuzzes a learner's agent with any messages that a core may send."""
+"""Fuzzes a learner's agent with messages that a core may send."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room
 
 LONGEST_S = 20.0
-MAX_BYTES = 1 << 21  # limit per answer; a fragment has 7 kB
-PATIENT = 3  # consecutive answers to Join that may come without a pause
+MAX_BYTES = 1 << 21  # limit on memory per answer; a fragment has 7 kB
+PATIENT = 3  # most consecutive Joins without a pause
 _sleep = asyncio.sleep
 
 
 class Ears:
-    """An agent that has joined and has a contribution in flight. It is created again for every input."""
+    """A joined agent with contributions in flight, created again for every input."""
 
     row = 1
 
@@ -76,7 +76,7 @@ class Ears:
             return False
 
     def close(self) -> None:
-        """Does nothing."""
+        """Closes the event loop."""
         self._loop.close()
 
     async def _hear(self, rng: random.Random) -> bool:
@@ -103,7 +103,7 @@ class Ears:
         try:
             heard = await hear
         except grpc.aio.AioRpcError as error:
-            session._note(error, 0.0)  # raises the user's error
+            session._note(error, 0.0)  # raises errors that the user must see
             heard = False
         finally:
             running = [track.fetching for track in core.tracks.values() if track.fetching is not None]
@@ -151,9 +151,9 @@ class Ears:
         session.core.shards[0].connected.clear()
         with mock.patch("asyncio.sleep", pause), in_room(MAX_BYTES):
             await session._join()
-        hasty = link.joins - link.uploads - pauses  # requested uploads take time
-        assert hasty <= PATIENT, f"{link.joins} joins with {pauses} pauses: the core is not left alone"
-        assert session.core.settings.codec in set(Codec), "what is sent next would fail"
+        hasty = link.joins - link.uploads - pauses  # uploads that the core requests take time
+        assert hasty <= PATIENT, f"{link.joins} joins with {pauses} pauses: the agent floods the core"
+        assert session.core.settings.codec in set(Codec), "the agent must know the codec"
         return True
 
     async def _follow(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
@@ -204,16 +204,16 @@ class Ears:
         before, whole = track.anchor, track.whole
         with in_room(MAX_BYTES):
             sound = await session._fetcher._step(track)
-        assert sound or track.anchor is before, "what is not sound is not taken over"
-        assert not sound or anchor is not None, "only what can be decoded is sound"
-        assert not sound or whole or track.version == 2, "an update leads to the next version"
+        assert sound or track.anchor is before, "an invalid fetch must not change the anchor"
+        assert not sound or anchor is not None, "a valid fetch must decode"
+        assert not sound or whole or track.version == 2, "an update must lead to the next version"
         return sound
 
     async def _push(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
         track = session.core.tracks[0]
         replies = [pb.PushReply(received=pb.ReceivedFrames(frames=[0])), pb.PushReply(receipt=self._receipt)]
         link.says = self._says(rng, 0.6, replies)
-        assert track.in_flight is not None, "it was just made"
+        assert track.in_flight is not None, "`_hear` set it"
         try:
             with in_room(MAX_BYTES):
                 return await session._sender._push(track, track.in_flight)

@@ -23,7 +23,7 @@ STRANGE: tuple[Any, ...] = (None, True, 7, "a.safetensors", *TEXT, [], {}, "\ud8
 
 
 class ModelFolders:
-    """Files and an index with changes, and the stream of one file with changes, in pieces of any size."""
+    """Changed files with a changed index, and a changed file as a stream of pieces."""
 
     row = 1
 
@@ -91,7 +91,7 @@ class ModelFolders:
         return True
 
     def close(self) -> None:
-        """Leaves no files."""
+        """Removes all files."""
         self._place.cleanup()
 
 

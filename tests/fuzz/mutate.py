@@ -1,4 +1,4 @@
-"""Makes valid bytes and messages invalid, with a seeded random generator."""
+"""Changes valid bytes and messages with a seeded random generator."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def _value(rng: random.Random, field: FieldDescriptor, old: Any) -> Any:
 
 
 def sometimes(rng: random.Random, chance: float, change: Callable[[random.Random, M], M], message: M) -> M:
-    """Returns the message, changed with this probability."""
+    """Returns the value, changed with this probability."""
     return change(rng, message) if rng.random() < chance else message

@@ -12,12 +12,12 @@ from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan
 from tests.fuzz.mutate import mutate_bytes
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
-MAX_BLOCK = 1 << 17  # bytes of content in one block of zstd
-EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0x7F7F, 0x7E80)  # bfloat16
+MAX_BLOCK = 1 << 17  # bytes of content in one zstd block
+EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0x7F7F, 0x7E80)  # scales are bfloat16
 
 
 def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) -> bytes:
-    """Makes a valid payload invalid: after compression, before it, or with a false header."""
+    """Changes a valid payload: after or before compression, or with a false header."""
     expected = frame_codec.content_bytes(span, kind)
     match rng.randrange(8):
         case 0:
@@ -36,8 +36,7 @@ def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) ->
 
 
 def forged(rng: random.Random, expected: int) -> bytes:
-    """Returns a payload that declares the expected size, but has another: runs of one byte, expanded from four bytes
-    each."""
+    """Returns a payload that declares the expected size, but may expand to another, with four bytes per block."""
     blocks, left = [], rng.choice((expected, expected, expected - 1, expected + 1, 1 << 20, 1 << 28))
     while left > 0:
         size = min(left, rng.choice((MAX_BLOCK, MAX_BLOCK, expected, 1)) if left < 1 << 20 else MAX_BLOCK)

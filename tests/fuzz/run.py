@@ -1,4 +1,4 @@
-"""The long form: `make fuzz INPUTS=1000000`. Each finding is printed with the argument that replays it.
+"""The long form of fuzzing: `make fuzz INPUTS=1000000`. It prints each finding with the argument that replays it.
 
 python -m tests.fuzz.run --inputs N [--json PATH] | --replay TARGET:SEED
 """
@@ -31,10 +31,10 @@ from tests.fuzz.model_folders import ModelFolders
 from tests.fuzz.watch import Greed, Hang, Target, first_of_row, generator, in_time
 
 BATCH = 2500  # inputs of one target in one process; a finding ends it
-MEASURED = 20  # one of this many batches traces its memory, which slows it down
-MAX_MEMORY_BYTES = 2 << 30  # address space in addition to a process's at its start
+MEASURED = 20  # one in this many batches traces its memory, which is slow
+MAX_MEMORY_BYTES = 2 << 30  # address space that a process may add after its start
 
-TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
+TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # name -> target and its share of the inputs
     "frames": (Frames, 0.5),
     "layouts": (Layouts, 0.05),
     "initial parameters": (InitialParameters, 0.075),
@@ -63,8 +63,8 @@ def feed(name: str, first: int, stop: int) -> tuple[str, int]:
                 with in_time():
                     answered += target.one(generator(name, seed))
             except Greed:
-                # Memory that a process allocates only once, such as at the first use of a library, is not counted when
-                # the row is repeated.
+                # The row is repeated, because memory that a process allocates only once, such as a library's, must not
+                # count.
                 target.close()
                 target = make()
                 for again in range(max(first, first_of_row(row, seed)), seed + 1):
@@ -77,14 +77,14 @@ def feed(name: str, first: int, stop: int) -> tuple[str, int]:
 
 
 def fed_quietly(name: str, first: int, stop: int) -> tuple[str, int]:
-    """Runs `feed` in its own process."""
+    """Runs `feed` in a worker process, without logs and with limited memory."""
     quiet()
-    merge.warm_up()  # otherwise, the first input's memory would include the kernels
+    merge.warm_up()  # else the first input's memory would include the kernels
     return feed(name, first, stop)
 
 
 def quiet() -> None:
-    """Switches off logs, and limits the memory."""
+    """Switches off logs, and limits this process's memory."""
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     status = Path("/proc/self/statm").read_text().split()
@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--replay", help="TARGET:SEED, from a finding; what came before it in its row comes again")
+    parser.add_argument("--replay", help="TARGET:SEED of a finding; repeats its row up to this seed")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     if arguments.replay:
@@ -129,7 +129,7 @@ def main() -> int:
                 said = time.monotonic()
                 print(f"[{said - began:4.0f} s] {fed.total():,} inputs, {len(findings)} findings", flush=True)
     for name, count in fed.items():
-        print(f"{count:10,}  {name} ({answered[name] / count:.0%} sound enough to be taken)")
+        print(f"{count:10,}  {name} ({answered[name] / count:.0%} valid enough to be accepted)")
     print(f"{fed.total():10,}  inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s")
     if arguments.json_path is not None:
         found = {"inputs": fed, "taken": answered, "findings": findings, "seconds": round(time.monotonic() - began)}

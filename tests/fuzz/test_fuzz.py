@@ -1,4 +1,4 @@
-"""The short form, driven by hypothesis, which finds the smallest seed. `make fuzz` is the long form."""
+"""The short form of fuzzing: hypothesis chooses the seeds. `make fuzz` is the long form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.watch import generator, in_time
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_input_ends_as_a_value_or_as_the_declared_error(name):
+def test_every_input_gives_a_value_or_the_declared_error(name):
     target = TARGETS[name][0]()
 
     @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

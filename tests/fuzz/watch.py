@@ -1,4 +1,4 @@
-"""Makes an input from a target's name and a seed, and limits the time and memory of its decoding."""
+"""Derives inputs from a target's name and a seed, and limits the time and memory of decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_CPU_S = 5.0  # limit on an input's CPU time; wall-clock time would depen
 
 
 class Target(Protocol):
-    """Code that decodes inputs. row: number of consecutive seeds whose inputs share its state; 1 for none."""
+    """Code that decodes inputs. row: number of consecutive seeds whose inputs share the target's state; at least 1."""
 
     row: int
 
@@ -28,7 +28,7 @@ class Target(Protocol):
 
 
 class Hang(BaseException):
-    """Decoding takes too long. This is not an Exception, so that no decoder treats it as an invalid input."""
+    """Decoding took too long. Not an Exception, so that no decoder treats it as invalid input."""
 
 
 class Greed(AssertionError):
@@ -36,12 +36,12 @@ class Greed(AssertionError):
 
 
 def generator(name: str, seed: int) -> random.Random:
-    """Returns a generator that is the same in both forms, so that each replays findings of the other."""
+    """Returns the input's random generator, which is equal in both forms, so that each replays the other's findings."""
     return random.Random(f"{name} {seed}")
 
 
 def first_of_row(row: int, seed: int) -> int:
-    """Returns the first seed of an input's row, whose inputs must be replayed in order."""
+    """Returns the first seed of an input's row. A replay must repeat the row in order."""
     return seed - seed % row
 
 
@@ -49,11 +49,11 @@ def first_of_row(row: int, seed: int) -> int:
 def in_time() -> Iterator[None]:
     """Context manager that raises Hang after too much CPU time.
 
-    Use it on the main thread. pytest uses the other timer.
+    Works only on the main thread. It uses the CPU-time timer, because pytest uses the other one.
     """
 
     def hang(_number: int, _frame: FrameType | None) -> None:
-        raise Hang(f"one input took {LONGEST_CPU_S} s")
+        raise Hang(f"one input took more than {LONGEST_CPU_S} s of CPU time")
 
     before = signal.signal(signal.SIGVTALRM, hang)
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_CPU_S)
@@ -68,7 +68,7 @@ def in_time() -> Iterator[None]:
 def in_room(most_bytes: int) -> Iterator[None]:
     """Context manager that raises Greed for a peak of more than `most_bytes`, if memory is traced.
 
-    tracemalloc must be on from a process's start. Switching it on next to other threads crashes the interpreter.
+    tracemalloc must be on from a process's start: switching it on while other threads run crashes the interpreter.
     """
     if not tracemalloc.is_tracing():
         yield
@@ -78,10 +78,10 @@ def in_room(most_bytes: int) -> Iterator[None]:
     yield
     _, peak = tracemalloc.get_traced_memory()
     if peak - before > most_bytes:
-        raise Greed(f"{peak - before} bytes were taken where {most_bytes} are enough")
+        raise Greed(f"decoding used {peak - before} bytes, the limit is {most_bytes}")
 
 
 def place() -> tempfile.TemporaryDirectory[str]:
-    """Returns a directory in memory if possible, because the tests do not need durable files."""
+    """Returns a temporary directory, in memory if possible, because the tests need no durable files."""
     memory = Path("/dev/shm")  # noqa: S108 - a directory of one's own in it
     return tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True)

@@ -1,7 +1,7 @@
-"""A learner's work on a GPU that is busy with training is bit-identical to the same work in host memory.
+"""A learner's work on a busy GPU is bit-identical to the same work in host memory.
 
-The training stream is kept busy, so that its work runs long after the training thread has queued it. A missing wait
-between the streams would then read old or half-written values.
+Slow kernels delay the training stream, so that work runs long after the training thread has queued it. Without a wait
+between streams, the coder would read old or half-written values.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.devices import CPU, GPU
 
 pytestmark = pytest.mark.gpu
 
-STEPS, FRAGMENTS, CHANGES, BUSY_CYCLES = 24, 3, 7, 100_000_000  # about 50 ms
+STEPS, FRAGMENTS, CHANGES, BUSY_CYCLES = 24, 3, 7, 100_000_000  # cycles, about 50 ms
 SIZES = ((512, 1000), (1000,), (700, 512), (3, 3), (1024, 1024))
 
 
 class Loop:
-    """Trains a model on a device, takes its fragments' work, and adopts updates. The CPU never waits for training."""
+    """Trains a model on a device, takes work, and adopts updates. The CPU never waits for training."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, codec: Codec) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class Loop:
         self._coder: Coder = coder or segments
         first = [PreparedAnchor(f.index, 1, self._noise(f.length), Fate()) for f in self._layout.fragments]
         self._local = LocalParameters(parameters.values, undivided(self._layout), codec, first, keep=True, coder=coder)
-        self._worker = ThreadPoolExecutor(1)  # codes beside training, as the agent's threads do
+        self._worker = ThreadPoolExecutor(1)  # codes during training, like the agent's threads
 
     def run(self) -> tuple[list[torch.Tensor], list[bytes]]:
         """Returns the parameters after each step, and the contents of all contributions."""
@@ -91,7 +91,7 @@ class Loop:
             torch._foreach_add_(list(self._model), self._changes[seed % CHANGES])
 
     def _still_busy(self) -> None:
-        """The training thread has only queued work: the device has not finished it."""
+        """Checks that the device has not finished the queued work."""
         if self._device == GPU:
             assert not torch.cuda.current_stream().query()
 
@@ -106,4 +106,4 @@ def test_work_on_a_busy_gpu_has_the_bits_of_work_in_host_memory(codec, dtype):
     held_there, sent_there = Loop(GPU, dtype, codec).run()
     assert sent_there == sent
     for step, (mine, theirs) in enumerate(zip(held, held_there, strict=True)):
-        assert torch.equal(mine, theirs), f"step {step // len(SIZES)}"
+        assert torch.equal(mine, theirs), f"step {step // len(SIZES)} differs"

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-import atoll  # before what imports grpc
+import atoll  # must come before imports of grpc
 import torch
 
 from tests.integrations.world import Sentences, gpt
@@ -18,7 +18,7 @@ STEPS, BATCH = 8, 4
 
 
 def transformers(address: str, folder: str) -> Any:
-    """Trains with Hugging Face's Trainer, and evaluates and saves at half time."""
+    """Trains with Hugging Face's Trainer, which evaluates and saves after half of the steps."""
     from atoll.integrations.transformers import AtollCallback
     from transformers import Trainer, TrainingArguments
 

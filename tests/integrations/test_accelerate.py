@@ -1,4 +1,4 @@
-"""Accelerate's loop as a learner."""
+"""A training loop with Accelerate as a learner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH = 4
 
 
 class Loop:
-    """A loop with Accelerate: accumulation of two micro-batches, clipping, and a schedule."""
+    """A loop with Accelerate: gradient accumulation over two micro-batches, clipping, and a schedule."""
 
     def __init__(self, address, *, seed=0, length=12, **options):
         from accelerate import Accelerator
@@ -35,7 +35,7 @@ class Loop:
         )  # fmt: skip
 
     def train(self, micro_batches):
-        """Returns the number of micro-batches after which the run reached its target, or None."""
+        """Trains. Returns the number of micro-batches after which the run reached its target, or None."""
         done = 0
         while True:
             for batch in self.loader:
@@ -60,7 +60,7 @@ def running(tmp_path):
         yield it
 
 
-def test_tokens_are_those_of_all_micro_batches_and_steps_are_the_optimizers(running):
+def test_tokens_count_all_micro_batches_and_steps_are_the_optimizers(running):
     loop = Loop(running.address)
     with loop.learner as learner:
         loop.train(16)
@@ -116,7 +116,7 @@ def test_a_scheduler_without_its_number_of_steps_is_refused(running, given):
         )  # fmt: skip
 
 
-def test_an_error_leaves_and_comes_through(running):
+def test_an_error_ends_the_learner_and_is_raised(running):
     loop = Loop(running.address)
 
     def fail():

@@ -16,7 +16,7 @@ BATCH = 4
 
 
 def module(seed=0, rate=1e-2, decays=False):
-    """Returns a LightningModule around a GPT-2, whose name in it is `net`."""
+    """Returns a LightningModule with a GPT-2 as its attribute `net`."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_the_attention_masks_of_all_micro_batches(running, t
     eventually(lambda: running.status().contributions.merged >= 2)
 
 
-def test_validation_is_a_pause_and_loggers_get_the_runs_figures(running, tmp_path):
+def test_validation_pauses_and_loggers_get_the_runs_figures(running, tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 
     logger = CSVLogger(tmp_path)
@@ -108,7 +108,7 @@ def test_resuming_continues_with_the_checkpoints_optimizer_and_the_runs_paramete
     again, callback = trainer(running, tmp_path, Looks(), steps=12)
     again.fit(module(seed=5), loader(), ckpt_path=tmp_path / "saved.ckpt")
     stats = callback.learner.stats()
-    assert (stats.steps, stats.tokens) == (4, 4 * BATCH * REAL_TOKENS), "each step once"
+    assert (stats.steps, stats.tokens) == (4, 4 * BATCH * REAL_TOKENS), "each step must run once"
     assert stats.earlier_steps == 8
     for then, now in zip(moments, found[0], strict=True):
         assert torch.equal(then, now)
@@ -137,7 +137,7 @@ def test_schedulers_follow_the_runs_tokens_and_training_stops_at_their_target(tm
         assert first.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 8 / 20), abs=2e-3)
         second, callback = trainer(running, tmp_path, steps=1000)
         second.fit(module(decays=True), loader())
-    assert callback.learner.stats().steps == 12, "the rest of the run's tokens"
+    assert callback.learner.stats().steps == 12, "training must stop at the run's target"
     assert second.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-4)
 
 

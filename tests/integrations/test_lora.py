@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 
 
 def adapted(base_seed=0, seed=0):
-    """Returns a base model with adapters of its attention."""
+    """Returns a base model with adapters on its attention."""
     import peft
 
     base = gpt(base_seed)
@@ -26,7 +26,7 @@ def adapted(base_seed=0, seed=0):
     return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
 
 
-def test_only_adapters_travel_and_an_export_becomes_an_adapter_folder(tmp_path, capsys):
+def test_only_adapters_are_sent_and_an_export_becomes_an_adapter_folder(tmp_path, capsys):
     import peft
 
     with core(tmp_path) as running:
@@ -50,7 +50,7 @@ def test_only_adapters_travel_and_an_export_becomes_an_adapter_folder(tmp_path, 
     loaded = peft.PeftModel.from_pretrained(gpt(), tmp_path / "adapter")
     ids = torch.arange(8)[None]
     assert torch.allclose(loaded.eval()(ids).logits, found.eval()(ids).logits)
-    assert not torch.allclose(loaded(ids).logits, gpt().eval()(ids).logits), "the adapters were trained"
+    assert not torch.allclose(loaded(ids).logits, gpt().eval()(ids).logits), "the adapters must be trained"
 
 
 def test_a_run_begins_from_a_file_with_adapters_only(tmp_path):

@@ -1,4 +1,4 @@
-"""Jobs of two ranks under torchrun: one learner, whose tokens are those of both ranks."""
+"""Jobs of two ranks under torchrun are one learner, which counts both ranks' tokens."""
 
 from __future__ import annotations
 

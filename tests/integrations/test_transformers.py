@@ -36,7 +36,7 @@ def trainer(core, folder, *more, steps=24, model=None, name="a", options=None, *
 
 
 def watched(it, callback):
-    """Returns a list that gets, when the best model is loaded, whether the learner is still in the run."""
+    """Returns a list, which receives at each load of the best model whether the learner is still in the run."""
     found, load = list[bool](), it._load_best_model
 
     def loads():
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_attention_masks_of_all_micro_batches(running, t
     eventually(lambda: running.status().contributions.merged >= 2)
 
 
-def test_evaluation_and_saving_are_a_pause_and_the_log_has_the_runs_figures(running, tmp_path):
+def test_evaluation_and_saving_pause_and_the_log_has_the_runs_figures(running, tmp_path):
     it, callback = trainer(
         running, tmp_path, steps=12, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=6
     )
@@ -96,7 +96,7 @@ def test_other_integrations_get_the_runs_figures(running, tmp_path):
 def test_the_best_model_is_loaded_after_leaving(running, tmp_path):
     it, callback = trainer(
         running, tmp_path, steps=12, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
-        load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,  # the worst one
+        load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,  # the worst
     )  # fmt: skip
     connected = watched(it, callback)
     it.train()
@@ -162,7 +162,7 @@ def test_resuming_continues_with_the_checkpoints_optimizer_and_the_runs_paramete
     again, callback = trainer(running, tmp_path, Looks(), steps=12, model=gpt(seed=5), save_strategy="no")
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert again.state.global_step == 12
-    assert callback.learner.stats().steps == 4, "those of this process"
+    assert callback.learner.stats().steps == 4, "only this process's tokens count"
     assert callback.learner.stats().earlier_steps == 8
     assert callback.learner.stats().tokens == 4 * BATCH * REAL_TOKENS
     for then, now in zip(moments, found[0], strict=True):
@@ -178,16 +178,16 @@ def test_the_schedule_follows_the_runs_tokens_and_training_stops_at_their_target
         first.train()
         assert callback.learner.stats().steps == 8
         rates = [entry["learning_rate"] for entry in first.state.log_history if "learning_rate" in entry]
-        assert rates[-1] > 0.006, "8 of 20 steps' tokens"
+        assert rates[-1] > 0.006, "the schedule must be at 8 of 20 steps' tokens"
         second, callback = trainer(running, tmp_path, steps=1000, lr_scheduler_type="linear", logging_steps=1)
         second.train()
-    assert callback.learner.stats().steps == 12, "the rest of the run's tokens"
+    assert callback.learner.stats().steps == 12, "training must stop at the run's target"
     rates = [entry["learning_rate"] for entry in second.state.log_history if "learning_rate" in entry]
     assert rates[0] == pytest.approx(0.01 * (1 - 8 / 20), abs=2e-4)
     assert second.lr_scheduler.get_last_lr()[0] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_a_schedule_may_follow_the_process_own_steps(tmp_path):
+def test_a_schedule_may_follow_the_processs_own_steps(tmp_path):
     with core(tmp_path, "--total-tokens", "1000000") as running:
         it, callback = trainer(running, tmp_path, steps=8, options={"schedule": False})
         it.train()
@@ -195,7 +195,7 @@ def test_a_schedule_may_follow_the_process_own_steps(tmp_path):
     assert callback.learner.stats().steps == 8
 
 
-def test_batches_without_tokens_are_one_line_and_a_function_counts_them(running, tmp_path):
+def test_batches_without_tokens_need_a_counting_function(running, tmp_path):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -252,7 +252,7 @@ def test_a_killed_process_resumes_from_its_trainers_checkpoint_under_its_name(ru
     done = ran(-1)
     assert done.returncode == 0, done.stderr[-3000:]
     end, steps, earlier = map(int, done.stdout.split("ended ")[1].split())
-    assert (end, steps) == (24, 14), "it continued at step 10"
+    assert (end, steps) == (24, 14), "training must continue at step 10"
     assert 0 < earlier <= 12
     assert "joined at" in done.stdout + done.stderr
     eventually(lambda: running.status().contributions.merged >= 3)

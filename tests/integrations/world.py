@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 
 def gpt(seed: int = 0) -> Any:
-    """Returns a GPT-2 with one small layer, whose output head is tied to its embedding."""
+    """Returns a GPT-2 with one small layer, and an output head tied to the embedding."""
     import transformers
 
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def gpt(seed: int = 0) -> Any:
 
 
 class Sentences(Dataset):
-    """Sequences in which each token is the one before times 7 plus 3. The first `padded` positions are padding."""
+    """Sequences in which each token is 7 times the previous one plus 3. The first `padded` positions are padding."""
 
     def __init__(self, count: int = 64, padded: int = 4) -> None:
         self._count, self._padded = count, padded
@@ -44,7 +44,7 @@ class Sentences(Dataset):
         return {"input_ids": tokens, "attention_mask": mask, "labels": torch.where(mask.bool(), tokens, -100)}
 
 
-REAL_TOKENS = LENGTH - 4  # tokens of one sentence that are not padding
+REAL_TOKENS = LENGTH - 4  # tokens of a sentence without padding
 
 
 def learner_status(core: Core, name: str = "a") -> pb.LearnerStatus:

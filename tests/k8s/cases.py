@@ -1,4 +1,4 @@
-"""The values that the tests try, and functions that find objects in the rendered chart."""
+"""Chart values that the tests try, and functions that find objects in the rendered chart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERYTHING: dict[str, Any] = {
     "monitoring": {"enabled": True},
 }  # fmt: skip
 
-# Each value of the chart, with a value that differs from EVERYTHING's. It must change some object.
+# Each value of the chart, with another setting than in EVERYTHING, which must change some object.
 OTHERS: dict[str, Any] = {
     "fullnameOverride": "other", "region": "us",
     "image.registry": "registry.example.com", "image.tag": "9", "image.pullPolicy": "Always",
@@ -87,10 +87,10 @@ for _part in PARTS:
         f"{_part}.affinity": {"nodeAffinity": {}},
     }  # fmt: skip
 OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
-IN_SHARDS = {"core.shardDomain"}  # has an effect only with several shards
-ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only if the core is elsewhere
+IN_SHARDS = {"core.shardDomain"}  # these have an effect only with several shards
+ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only with a core elsewhere
 
-# Name -> values, and the text of the expected refusal.
+# Name -> values, and a part of the expected refusal.
 REFUSED: dict[str, tuple[Values, str]] = {
     "a name that is misspelt": ([{"core": {"replica": 2}}], "additional properties 'replica' not allowed"),
     "a part that does not exist": ([{"cor": {}}], "additional properties 'cor' not allowed"),
@@ -169,7 +169,7 @@ def schema() -> dict[str, Any]:
 
 
 def leaves() -> Iterator[str]:
-    """Yields each value that a user may set, except those of charts above."""
+    """Yields the path of each value that a user may set, except a parent chart's."""
     whole = schema()
 
     def walk(part: dict[str, Any], path: str) -> Iterator[str]:
@@ -183,7 +183,7 @@ def leaves() -> Iterator[str]:
 
 
 def one(answer: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Returns the object of this kind and name."""
+    """Returns the rendered object of this kind and name."""
     (found,) = [each for each in answer["objects"] if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found  # type: ignore[no-any-return]
 
@@ -199,7 +199,7 @@ def pods(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def program() -> Any:
-    """Returns the command `atoll` as click's object."""
+    """Returns the command `atoll` as a click object."""
     app = typer.Typer()
     for register in (register_core, register_front, register_learner, register_dashboard, register_certs):
         register(app)

@@ -12,7 +12,7 @@ from tests.k8s.cases import CASES
 
 @pytest.fixture(scope="session")
 def rendered() -> dict[str, dict[str, Any]]:
-    """Returns for each case: error, manifest, notes, objects, and the objects' invalid fields."""
+    """Returns for each case: error, manifest, notes, objects, and the errors in the objects."""
     try:
         return engine.render(CASES)
     except engine.NoPythonError as error:

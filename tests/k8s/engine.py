@@ -1,4 +1,4 @@
-"""Calls Helm's engine, which needs a newer Python than Atoll, in its own environment, made once."""
+"""Calls Helm's engine in its own environment, because the engine needs a newer Python than Atoll."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoPythonError(Exception):
 def render(asked: dict[str, list[str | dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Renders the chart.
 
-    asked: name -> values, each a file of the chart or an object. Later values override earlier ones.
+    asked: name -> values: files of the chart, or objects. Later values override earlier ones.
     """
     request = [
         {"name": name, "values": [str(CHART / part) if isinstance(part, str) else part for part in parts]}
@@ -40,7 +40,7 @@ def render(asked: dict[str, list[str | dict[str, Any]]]) -> dict[str, dict[str, 
 
 
 def _environment() -> Path:
-    """Returns the interpreter of the environment."""
+    """Returns the environment's interpreter. Makes the environment if it is missing."""
     python, ready = ENVIRONMENT / "bin/python", ENVIRONMENT / ".ready"
     wanted = hashlib.sha256(NEEDS.read_bytes()).hexdigest()
     if not ready.exists() or ready.read_text() != wanted:
@@ -61,7 +61,7 @@ def _newer_python() -> str:
         if _is_new_enough(found):
             return found
     raise NoPythonError(
-        f"Helm's engine needs Python 3.12 or newer, and there is none: install it, or name it with {NAMED}"
+        f"Helm's engine needs Python 3.12 or newer, which this machine lacks: install it, or name it with {NAMED}"
     )
 
 

@@ -15,7 +15,7 @@ BY_HELM = re.compile(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n|
 
 
 def manifests(overlay: str, rendered: str) -> dict[Path, str]:
-    """Returns the text of each file. Objects for the Prometheus operator or Grafana have their own, optional file."""
+    """Returns the text of each file. Objects for the Prometheus operator or Grafana have separate, optional files."""
     source = f"k8s/atoll with {VALUES[overlay]}"
     head = f"# Made from {source} by `python -m tests.k8s.overlays`: change kustomization.yaml instead.\n"
     parts = [BY_HELM.sub("", part.strip() + "\n") for part in SOURCE.split(rendered)[1:]]

@@ -1,7 +1,7 @@
-"""Packages and renders the chart with Helm's own engine, and validates the result, without a cluster or helm binary.
+"""Renders the chart with Helm's own engine and validates the result, without a cluster or helm binary.
 
-It runs on Python 3.12 or newer with requirements.txt, and imports nothing from Atoll. Standard input: JSON, a list of
-`{"name": ..., "values": [a path or an object, ...]}`, later values override earlier ones. Standard output: JSON,
+Runs on Python 3.12 or newer with requirements.txt, and imports nothing from Atoll. Standard input: a JSON list of
+`{"name": ..., "values": [a path or an object, ...]}`. Later values override earlier ones. Standard output: JSON,
 `{name: {"error", "manifest", "notes", "objects", "invalid"}}`.
 """
 
@@ -26,7 +26,7 @@ import yaml
 
 RELEASE, NAMESPACE = "atoll", "atoll"
 KUBERNETES = "1.34", "1.27"  # the newest supported version, and the oldest that Chart.yaml allows
-AT_A_TIME = 16  # an installation mostly waits between its requests
+AT_A_TIME = 16  # threads, because an installation mostly waits for replies
 KINDS = {
     "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap",
     "apps/v1": "deployments:Deployment statefulsets:StatefulSet",
@@ -41,7 +41,7 @@ BUILT_IN = {
     "apps/v1",
     "networking.k8s.io/v1",
     "policy/v1",
-}  # the other kinds come with operators, and have no schema here
+}  # other kinds come with operators, and have no schema here
 PATH = re.compile(r"/(?:api|apis)/((?:[^/]+/)?v[^/]+)(?:/(?:namespaces/[^/]+/)?([^/]+)(?:/([^/]+))?)?")
 
 
@@ -49,7 +49,7 @@ class StubApi(BaseHTTPRequestHandler):
     """The part of a Kubernetes API that an installation needs: the list of kinds, and successful answers."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # header and body are sent separately, and the second would wait 40 ms
+    disable_nagle_algorithm = True  # else the body, which is sent after the header, would wait 40 ms
 
     def log_message(self, *_: Any) -> None:
         """Logs nothing."""
@@ -89,7 +89,7 @@ class StubApi(BaseHTTPRequestHandler):
             return 200, {"kind": f"{kind}List", "apiVersion": group, "metadata": {}, "items": []}
         if self.command == "GET":
             return 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        # Built-in kinds may be sent as protobuf. The content of the answer is not used.
+        # Built-in kinds may arrive as protobuf. Helm does not use the answer's content.
         made = {"metadata": {"name": name or "it"}} if body[:4] == b"k8s\0" else json.loads(body)
         made["metadata"] |= {"uid": "u", "resourceVersion": "1", "namespace": NAMESPACE}
         return 201, {"kind": kind, "apiVersion": group} | made
@@ -98,7 +98,7 @@ class StubApi(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """An HTTP server with a longer backlog. With the usual five, some connections are reset."""
+    """An HTTP server with a longer backlog. With the default of five, some connections would be reset."""
 
     request_queue_size = 1024
 
@@ -131,9 +131,9 @@ def merged(parts: list[str | dict[str, Any]]) -> dict[str, Any]:
 
 
 def rendered(chart: str, kubeconfig: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the objects that an installation with these values would make, or its error."""
+    """Returns the objects that an installation with these values makes, or its error."""
     try:
-        # A new one each time, because the driver that keeps releases in memory belongs to it.
+        # A new one each time, because it holds the driver that keeps releases in memory.
         client = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=kubeconfig)
         release = asyncio.run(helm_sdkpy.Install(client).run(RELEASE, chart, values=values, wait=False))
     except helm_sdkpy.HelmError as error:
@@ -145,7 +145,7 @@ def rendered(chart: str, kubeconfig: str, values: dict[str, Any]) -> dict[str, A
     }  # fmt: skip
 
 
-@functools.cache  # most objects are equal for most values
+@functools.cache  # cached, because most objects are equal for most values
 def complaints(text: str) -> list[str]:
     """Returns the errors that Kubernetes would find in an object, including unknown names."""
     found, thing = [], json.loads(text)
@@ -173,7 +173,7 @@ def main() -> None:
         json.dump(config, kubeconfig)  # JSON is valid YAML
         kubeconfig.flush()
         packing = helm_sdkpy.Package(helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=kubeconfig.name))
-        package = asyncio.run(packing.run(chart, folder))  # links are replaced by their targets there
+        package = asyncio.run(packing.run(chart, folder))  # links are replaced by their targets in the copy
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             values = [merged(each["values"]) for each in asked]
             answers = pool.map(functools.partial(rendered, package, kubeconfig.name), values)

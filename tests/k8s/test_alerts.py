@@ -1,4 +1,4 @@
-"""Monitoring: rules for the deployed components, Grafana's dashboards, and Prometheus' targets."""
+"""Monitoring: alert rules for the deployed components, Grafana's dashboards, and Prometheus' targets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.observing.exported import TARGET
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 RULES = ROOT / "docker/prometheus/rules.yaml"
 BOARDS = sorted((ROOT / "docker/grafana/dashboards").glob("*.json"))
-MAX_ANNOTATED = 262_144  # bytes: `kubectl apply` stores a whole object in its annotation
+MAX_ANNOTATED = 262_144  # bytes, because `kubectl apply` stores the whole object in an annotation
 
 
 def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {group["name"]: group["rules"] for group in one(answer, "PrometheusRule", "atoll")["spec"]["groups"]}
 
 
-def test_rules_arrive_as_they_are(rendered):
+def test_rules_are_deployed_unchanged(rendered):
     """tests/observing tests each rule, and compares its series with those that the processes export."""
     kept = {group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]}
     made = json.dumps(_groups(rendered["everything"]))
@@ -44,13 +44,13 @@ def test_runbook_urls_begin_with_the_dashboards_address(rendered):
             assert alert["annotations"]["runbook_url"] == f"{address}/runbooks#{alert['alert'].lower()}"
 
 
-def test_rules_are_of_what_runs_here(rendered):
+def test_rules_match_the_deployed_components(rendered):
     """A cluster without a core must not alert on a missing core."""
     assert set(_groups(rendered["home"])) == {"atoll-core", "atoll-front"}
     assert set(_groups(rendered["other core.enabled"])) == {"atoll-front", "atoll-learner"}
 
 
-def test_boards_arrive_as_they_are(rendered):
+def test_dashboards_are_deployed_unchanged(rendered):
     """Grafana's sidecar writes each key to a file in one folder, which other charts share."""
     made = [each for each in rendered["everything"]["objects"] if each["kind"] == "ConfigMap"]
     assert len(made) == len(BOARDS) > 0
@@ -62,8 +62,8 @@ def test_boards_arrive_as_they_are(rendered):
         assert len(json.dumps(found)) < MAX_ANNOTATED
 
 
-def test_all_pods_with_metrics_are_asked(rendered):
-    """Their job names are those in the rules and dashboards."""
+def test_all_pods_with_metrics_are_scraped(rendered):
+    """The pods' job names are those in the rules and dashboards."""
     monitor, jobs = one(rendered["everything"], "PodMonitor", "atoll")["spec"], set()
     (asked,) = [each["port"] for each in monitor["podMetricsEndpoints"]]
     for each in rendered["everything"]["objects"]:
@@ -75,6 +75,6 @@ def test_all_pods_with_metrics_are_asked(rendered):
     assert jobs == TARGET["job"]
 
 
-def test_there_is_none_where_none_is_wanted(rendered):
+def test_without_monitoring_there_are_no_rules_or_dashboards(rendered):
     kinds = {each["kind"] for each in rendered["remote"]["objects"]}
     assert not kinds & {"PodMonitor", "PrometheusRule", "ConfigMap"}

@@ -29,7 +29,7 @@ from tests.k8s.cases import (
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first test may have to install Helm's engine
 
 
-def test_kubernetes_takes_what_is_made(rendered):
+def test_kubernetes_accepts_the_objects(rendered):
     for name in SOUND:
         assert rendered[name]["error"] == "", name
         assert rendered[name]["objects"], name
@@ -37,11 +37,11 @@ def test_kubernetes_takes_what_is_made(rendered):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_cannot_be_are_refused_with_a_word_that_helps(rendered, name):
+def test_invalid_values_are_refused_with_a_helpful_message(rendered, name):
     assert REFUSED[name][1] in rendered[name]["error"]
 
 
-def test_every_value_is_tried():
+def test_every_value_has_a_case():
     assert sorted(leaves()) == sorted(OTHERS)
 
 
@@ -49,10 +49,10 @@ def test_every_value_changes_something(rendered):
     for path in OTHERS:
         base = "elsewhere" if path in ELSEWHERE else "shards" if path in IN_SHARDS else "everything"
         answer, before = rendered[f"other {path}"], rendered[base]
-        assert (answer["manifest"], answer["notes"]) != (before["manifest"], before["notes"]), f"{path} is of no use"
+        assert (answer["manifest"], answer["notes"]) != (before["manifest"], before["notes"]), f"{path} changes nothing"
 
 
-def test_every_part_can_be_by_itself(rendered):
+def test_every_component_can_be_deployed_alone(rendered):
     for name, parts in {
         "default": {"core"}, "home": {"core", "front", "dashboard"}, "remote": {"front", "learner"},
         "learner alone": {"learner"}, "dashboard alone": {"dashboard"}, "everything": set(PARTS),
@@ -60,7 +60,7 @@ def test_every_part_can_be_by_itself(rendered):
         assert set(pods(rendered[name])) == parts
 
 
-def test_the_schema_has_the_settings_of_a_run_with_their_limits():
+def test_the_schema_has_the_run_settings_with_their_limits():
     """The schema refuses exactly the values that the program would refuse later."""
     options = [each for each in program().commands["core"].params if each.rich_help_panel == RunSettings.panel]
     settings = schema()["properties"]["core"]["properties"]["settings"]["properties"]
@@ -84,12 +84,12 @@ def test_the_schema_has_the_settings_of_a_run_with_their_limits():
     assert not any(re.search(pattern, text) for text in ("", "0", "half", "-1", "5 %"))
 
 
-def test_the_program_takes_the_arguments(rendered):
+def test_atoll_accepts_the_arguments(rendered):
     given = set()
     for name in SOUND:
         for part, pod in pods(rendered[name]).items():
             (container,) = pod["containers"]
-            if container.get("args") not in (None, ["x"]):  # a user's own container
+            if container.get("args") not in (None, ["x"]):  # unless it is a user's own container
                 assert container["args"][0] == part
                 given.add(tuple(container["args"]))
     assert len(given) > 20
@@ -105,7 +105,7 @@ FIELDS = {option: option for option in RunSettings.model_fields if option not in
 }
 
 
-def test_numbers_are_written_out(rendered):
+def test_numbers_have_no_exponent(rendered):
     """Helm reads numbers as floats, so 1000000 would become 1e+06."""
     everything = pods(rendered["everything"])
     assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
@@ -114,7 +114,7 @@ def test_numbers_are_written_out(rendered):
 
 
 @pytest.mark.parametrize("name", ["home", "remote", "everything", "learner alone", "dashboard alone"])
-def test_the_notes_name_commands_that_there_are(rendered, name):
+def test_the_notes_name_existing_commands(rendered, name):
     commands = re.findall(r"(?:^  |-- )(atoll .*)$", rendered[name]["notes"], re.MULTILINE)
     assert commands
     for command in commands:
@@ -130,7 +130,7 @@ def test_the_notes_name_the_secrets_that_pods_wait_for(rendered):
         assert made == mounted
 
 
-def test_the_notes_say_what_a_dashboard_needs_to_act(rendered):
+def test_the_notes_state_what_a_dashboard_needs_for_actions(rendered):
     for name, said in {
         "home": "need tokens, and the core accepts none: set core.operatorTokensSecret",
         "everything": "need the token that `atoll token YOUR-NAME` printed",
@@ -142,12 +142,12 @@ def test_the_notes_say_what_a_dashboard_needs_to_act(rendered):
     assert "dashboard" not in rendered["remote"]["notes"]
 
 
-def test_the_charts_version_is_atolls():
+def test_the_charts_version_equals_atolls():
     version = tomllib.loads((engine.ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = (engine.CHART / "Chart.yaml").read_text()
     assert f"\nversion: {version}\n" in chart
     assert f'\nappVersion: "{version}"\n' in chart
 
 
-def test_no_case_is_lost():
+def test_case_names_are_unique():
     assert len(CASES) == len(SOUND) + len(REFUSED)

@@ -1,4 +1,4 @@
-"""The network policies: which pods may call which other pods."""
+"""The network policies: which pods may call which pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _rules(rules: list[dict[str, Any]], side: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for rule in rules:
         who = [_who(peer) for peer in rule[side]] if side in rule else ["anywhere"]
-        assert who, "a rule without peers allows all of them"
+        assert who, "a rule with an empty list allows all peers"
         for port in {each["port"] for each in rule["ports"]}:
             found.setdefault(port, []).extend(who)
     return found
@@ -30,7 +30,7 @@ def _who(peer: dict[str, Any]) -> str:
     if "namespaceSelector" in peer:
         return str(peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
     labels = peer["podSelector"]["matchLabels"]
-    assert labels["app.kubernetes.io/instance"] == "atoll", "of this release only"
+    assert labels["app.kubernetes.io/instance"] == "atoll", "a policy must select only this release"
     return str(labels["app.kubernetes.io/component"])
 
 
@@ -79,7 +79,7 @@ def test_a_dashboard_accepts_calls_from_named_peers_and_calls_the_core(rendered)
     assert _policy(rendered["home"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["core"]})
     assert _policy(rendered["everything"], "dashboard") == ({7080: ["ingress"]}, {DNS: ["anywhere"], 7070: ["core"]})
     assert _policy(rendered["dashboard alone"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["anywhere"]})
-    assert "dashboard" not in _policy(rendered["elsewhere"], "core")[0][7070], "it asks another core"
+    assert "dashboard" not in _policy(rendered["elsewhere"], "core")[0][7070], "this dashboard calls another core"
 
 
 def test_without_monitoring_no_peer_may_read_metrics(rendered):
@@ -87,6 +87,6 @@ def test_without_monitoring_no_peer_may_read_metrics(rendered):
         assert METRICS not in _policy(rendered["other networkPolicy.monitoringNamespace"], part)[0]
 
 
-def test_there_is_none_where_none_is_wanted(rendered):
+def test_network_policies_can_be_disabled(rendered):
     kinds = [each["kind"] for each in rendered["other networkPolicy.enabled"]["objects"]]
     assert "NetworkPolicy" not in kinds

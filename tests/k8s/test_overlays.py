@@ -13,19 +13,19 @@ pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("overlay", VALUES)
-def test_they_are_what_the_chart_makes(rendered, overlay):
+def test_overlays_equal_the_charts_output(rendered, overlay):
     made = manifests(overlay, rendered[overlay]["manifest"])
     assert {path.name for path in made} | {"kustomization.yaml"} == {
         each.name for each in (OVERLAYS / overlay).iterdir()
     }
     for path, text in made.items():
-        assert path.read_text() == text, f"{path}: run `python -m tests.k8s.overlays`"
-        assert text.count("\nkind: ") == text.count("\n---\n") > 0, "an object was lost, or two became one"
+        assert path.read_text() == text, f"{path} is out of date: run `python -m tests.k8s.overlays`"
+        assert text.count("\nkind: ") == text.count("\n---\n") > 0, "each object must appear once"
 
 
 @pytest.mark.parametrize("overlay", VALUES)
-def test_they_build_and_change_nothing_until_a_user_does(overlay, tmp_path):
-    """Editable parts in kustomization.yaml have the chart's values."""
+def test_overlays_build_and_keep_the_charts_values(overlay, tmp_path):
+    """The editable parts in kustomization.yaml have the chart's values."""
     files = [path for path in (OVERLAYS / overlay).iterdir() if path.name != "kustomization.yaml"]
     for path in files:
         (tmp_path / path.name).write_text(path.read_text())
@@ -36,7 +36,7 @@ def test_they_build_and_change_nothing_until_a_user_does(overlay, tmp_path):
     assert built.count("\nkind: ") == sum(path.read_text().count("\nkind: ") for path in files)
 
 
-def test_another_region_is_a_few_lines(tmp_path):
+def test_another_region_needs_few_lines(tmp_path):
     for path in (OVERLAYS / "remote").iterdir():
         text = path.read_text()
         if path.name == "kustomization.yaml":

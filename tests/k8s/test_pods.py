@@ -28,7 +28,7 @@ def _container(pod: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_processes_have_no_rights(rendered, name):
+def test_containers_have_no_capabilities(rendered, name):
     for pod in pods(rendered[name]).values():
         asked = pod["securityContext"]
         assert asked["runAsNonRoot"]
@@ -43,17 +43,17 @@ def test_processes_have_no_rights(rendered, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_kubernetes_sets_no_variables_that_atoll_would_read(rendered, name):
-    """For a Service named atoll-core, it would set ATOLL_CORE_PORT and others."""
+    """For a Service named atoll-core, Kubernetes would set ATOLL_CORE_PORT and others."""
     assert all(pod["enableServiceLinks"] is False for pod in pods(rendered[name]).values())
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "dashboard"])
-def test_probes_ask_what_the_process_tells(rendered, part):
+def test_probes_use_existing_paths(rendered, part):
     container = _container(pods(rendered["everything"])[part])
     port = int(parsed(container["args"])["metrics_listen"].rpartition(":")[2])
     assert {"name": "metrics", "containerPort": port, "protocol": "TCP"} in container["ports"]
     probes = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
-    if part == "learner":  # it may wait for hours, and its code after training is the user's
+    if part == "learner":  # it may wait for hours to join, and runs the user's code after training
         probes = {"readinessProbe": "/readyz"}
     assert {name for name in container if name.endswith("Probe")} == set(probes)
     for probe, path in probes.items():
@@ -74,7 +74,7 @@ def test_a_process_serves_where_its_service_sends_callers(rendered, part):
     assert [(each["port"], each["targetPort"]) for each in service["ports"]] == [(ports[name], name)]
 
 
-def test_a_start_may_take_as_long_as_it_was_given(rendered):
+def test_a_start_may_take_as_long_as_configured(rendered):
     for name, part, least_s in [
         ("default", "core", 600), ("other core.restoreSeconds", "core", 60),
     ]:  # fmt: skip
@@ -92,11 +92,11 @@ def test_no_process_is_killed_while_it_ends_by_itself(rendered):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_container_says_what_it_needs(rendered, name):
+def test_every_container_requests_resources(rendered, name):
     for part, pod in pods(rendered[name]).items():
         resources = _container(pod)["resources"]
         assert resources["requests"]["cpu"]
-        assert resources["requests"]["memory"] == resources["limits"]["memory"], "memory cannot be taken back"
+        assert resources["requests"]["memory"] == resources["limits"]["memory"], "memory must be guaranteed"
         assert ("nvidia.com/gpu" in resources["limits"]) == (part == "learner")
 
 
@@ -114,7 +114,7 @@ def test_certificates_are_a_directory_that_can_change(rendered, name):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_where_a_process_writes_there_is_a_volume(rendered, part):
+def test_every_written_path_is_a_volume(rendered, part):
     """The root file system is read-only."""
     pod = pods(rendered["everything"])[part]
     mounts = {each["mountPath"]: each["name"] for each in _container(pod)["volumeMounts"] if not each.get("readOnly")}
@@ -127,7 +127,7 @@ def test_where_a_process_writes_there_is_a_volume(rendered, part):
     assert part != "learner" or temporary[mounts["/dev/shm"]]["medium"] == "Memory"  # noqa: S108
 
 
-def test_a_core_is_one_and_keeps_its_disk(rendered):
+def test_there_is_one_core_and_it_keeps_its_disk(rendered):
     core = one(rendered["home"], "StatefulSet", "atoll-core")["spec"]
     assert core["replicas"] == 1
     assert core["updateStrategy"] == {"type": "RollingUpdate"}
@@ -191,7 +191,7 @@ def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
     (mount,) = [each for each in _container(pod)["volumeMounts"] if each["mountPath"] == str(path.parent)]
     (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
     assert volume["secret"] == {"secretName": "operators", "defaultMode": 0o440}
-    assert path.name == "operator-tokens", "as `atoll token` calls it"
+    assert path.name == "operator-tokens", "`atoll token` writes this file name"
 
 
 def test_fronts_are_replaced_one_by_one_and_spread(rendered):
@@ -206,12 +206,12 @@ def test_fronts_are_replaced_one_by_one_and_spread(rendered):
         assert selector["matchLabels"].items() <= front["template"]["metadata"]["labels"].items()
 
 
-def test_a_front_calls_the_core_of_its_release_or_the_one_that_is_named(rendered):
+def test_a_front_calls_its_releases_core_or_a_named_one(rendered):
     addresses = {name: parsed(_container(pods(rendered[name])["front"])["args"])["core"] for name in ("home", "remote")}
     assert addresses == {"home": "atoll-core:7070", "remote": "core.example.com:7070"}
 
 
-def test_learners_call_what_is_nearest(rendered):
+def test_learners_call_the_nearest_address(rendered):
     called = {
         name: parsed(_container(pods(rendered[name])["learner"])["args"])["server"]
         for name in ("remote", "learners at the core", "learner alone")
@@ -222,24 +222,24 @@ def test_learners_call_what_is_nearest(rendered):
 def test_learners_are_named_by_their_region_and_get_what_trainers_need(rendered):
     learner = one(rendered["remote"], "StatefulSet", "atoll-learner")["spec"]
     assert (learner["replicas"], learner["podManagementPolicy"]) == (2, "Parallel")
-    assert "--name" not in " ".join(_container(learner["template"]["spec"])["args"]), "a pod's name is its host's"
+    assert "--name" not in " ".join(_container(learner["template"]["spec"])["args"]), "the host name is the name"
     assert learner["template"]["spec"]["restartPolicy"] == "Always"
 
 
-def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
+def test_a_users_own_script_replaces_the_reference_model(rendered):
     for value, field in {"args": "args", "command": "command"}.items():
         assert _container(pods(rendered[f"other learner.{value}"])["learner"])[field] == ["x"]
     assert _container(pods(rendered["other learner.image"])["learner"])["image"] == "x"
 
 
 def _dashboard(answer: dict) -> DashboardSettings:
-    """Returns the settings that the dashboard's container would have."""
+    """Returns the settings with which the dashboard's container would run."""
     said = parsed(_container(pods(answer)["dashboard"])["args"])
     words = {name: said[name] for name in ("server", "listen", "plaintext")}
-    return DashboardSettings(**words, hosts=said["host"] or (), insecure_plaintext=True)  # no certificates here
+    return DashboardSettings(**words, hosts=said["host"] or (), insecure_plaintext=True)  # no certificates in tests
 
 
-def test_a_dashboard_asks_the_core_of_its_release_or_the_one_that_is_named(rendered):
+def test_a_dashboard_calls_its_releases_core_or_a_named_one(rendered):
     asked = {name: _dashboard(rendered[name]).server for name in ("home", "dashboard alone")}
     assert asked == {"home": "atoll-core:7070", "dashboard alone": "core.example.com:7070"}
 
@@ -258,7 +258,7 @@ def _status(settings: DashboardSettings, host: str) -> int:
 
 
 def test_a_dashboard_answers_probes_and_by_its_own_names_only(rendered):
-    """Another site's name may lead to an address where `kubectl port-forward` listens."""
+    """Another site's name may resolve to an address where `kubectl port-forward` listens."""
     for name in ("home", "everything"):
         container, settings = _container(pods(rendered[name])["dashboard"]), _dashboard(rendered[name])
         settings.check()
@@ -267,7 +267,7 @@ def test_a_dashboard_answers_probes_and_by_its_own_names_only(rendered):
         }  # fmt: skip
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"] == {"path": "/livez", "port": "http"}
-        for host in ("10.0.0.7:7080", "[fd00::7]:7080"):  # the Host header of a probe: the pod's address
+        for host in ("10.0.0.7:7080", "[fd00::7]:7080"):  # a probe's Host header is the pod's address
             assert _status(settings, host) == 200
         for host in ("localhost:7080", "atoll-dashboard:7080", "atoll-dashboard.atoll.svc"):
             assert _status(settings, host) == 200
@@ -289,13 +289,13 @@ def test_an_ingress_leads_to_the_dashboard(rendered):
     assert not any(each["kind"] == "Ingress" for each in rendered["home"]["objects"])
 
 
-def test_images_come_from_the_registry_that_is_named(rendered):
+def test_images_come_from_the_configured_registry(rendered):
     name = "other image.registry"
     found = {part: _container(pod)["image"] for part, pod in pods(rendered[name]).items()}
     assert found == {part: f"registry.example.com/atoll-{part}:0.1.0" for part in PARTS}
 
 
-def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
+def test_cert_manager_makes_valid_atoll_certificates(rendered):
     everything = rendered["everything"]
     uses = {"core": ["server auth", "client auth"], "front": ["server auth", "client auth"]}
     roles = {"dashboard": Role.OPERATOR.value}
@@ -306,7 +306,7 @@ def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
         assert role == roles.get(part, part)
         assert NAME.fullmatch(name.removesuffix(ANY))
         assert made["usages"] == ["digital signature", *uses.get(part, ["client auth"])]
-        assert ("dnsNames" in made) == (part in uses), "who only calls has no names"
+        assert ("dnsNames" in made) == (part in uses), "a component that only calls needs no DNS names"
         assert made["privateKey"]["algorithm"] == "ECDSA"
         (secret,) = [each["secret"] for each in pod["volumes"] if each["name"] == "tls"]
         assert secret["secretName"] == made["secretName"]

@@ -2,7 +2,7 @@
 
 python -m tests.learner.checkpoint_rank KIND[/OPTIMIZER] RANK SIZE ADDRESS FOLDER NAME [die]
 
-It writes what the learner began with, and what it saved, to FOLDER/NAME-RANK.pt.
+It writes the learner's state at the start, and the saved state, to FOLDER/NAME-RANK.pt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOW_S = 1.0
 
 
 class Position:
-    """The position of a data loader, which differs by rank."""
+    """A data loader's position, which differs by rank."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -62,7 +62,7 @@ class Average:
 
 
 class Rows(torch.optim.SGD):
-    """Has state of different shapes: an average of each row's gradients, and a plain tensor that all ranks have."""
+    """An optimizer with state of other shapes: a value per row of gradients, and a tensor that all ranks have."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -78,7 +78,7 @@ OPTIMIZERS = {"adamw": torch.optim.AdamW, "rows": Rows}
 
 
 def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) -> None:
-    """Trains and saves a checkpoint. end: called in the block with what the learner began with, and what it saved."""
+    """Trains and saves a checkpoint. end: called in the block with the state at the start and the saved state."""
     model, options, number, _ = model_of(kind.partition("/")[0])
     optimizer = OPTIMIZERS[kind.partition("/")[2] or "adamw"](model.parameters(), 1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -115,7 +115,7 @@ def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) 
             learner.save_checkpoint()
         steps_s = []
         while not saved_by_all(learner.stats().checkpoints, size):
-            assert not learner.stats().checkpoints_failed, "the save failed"
+            assert not learner.stats().checkpoints_failed, "no save may fail"
             BREATH.wait(0.02)
             blocked_s = learner.stats().blocked_s
             learner.step(tokens=0)
@@ -123,7 +123,7 @@ def live(kind: str, rank: int, size: int, address: str, folder: Path, end: End) 
         end({"begun": begun, "saved": state(), "steps_s": steps_s, "has_lock": learner._checkpoints._lock.is_held})
         if rank == size - 1:
             learner.save_checkpoint()
-    assert learner.stats().checkpoints == 2, "leaving saves a checkpoint that was asked for"
+    assert learner.stats().checkpoints == 2, "leaving must save the requested checkpoint"
 
 
 def saved_by_all(mine: int, size: int) -> bool:
@@ -143,7 +143,7 @@ def plain(name: str) -> str:
 
 
 def slow_down() -> None:
-    """Makes the last rank's write take SLOW_S seconds longer."""
+    """Delays the last rank's write by SLOW_S seconds."""
     write = storage._Writer.write_data
 
     def slow(self, *given):

@@ -1,4 +1,4 @@
-"""What tests of learners share: a core that the test controls, the log, and a gate in front of the disk."""
+"""Fixtures for tests of learners: a core that the test controls, the log, and a gate before the disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def said():
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Returns an event; writing a checkpoint waits until it is set."""
+    """Returns an event. Writes of checkpoints wait until it is set."""
     event, write = threading.Event(), storage._Writer.write_data
 
     def waiting(self, *given):
@@ -40,9 +40,9 @@ def gate(monkeypatch):
 
 
 class LateBlock(samples.Block):
-    """Rows that arrive only after the third look, like those of a GPU that is steps behind."""
+    """Rows that arrive only at the third look, like those of a GPU that lags by some steps."""
 
-    waits = 0  # how often code has waited for rows
+    waits = 0  # number of waits for rows
 
     def __init__(self, rows):
         super().__init__(rows)

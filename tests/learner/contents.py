@@ -1,4 +1,4 @@
-"""Contents of frames, and the values that they encode."""
+"""Contents of frames, and the values that these encode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll_wire.layout.layout import FragmentLayout
 
 
 def values(coded: Coded, fragment: FragmentLayout, kind: Codec) -> np.ndarray:
-    """Returns the values as one vector."""
+    """Returns the encoded values as one vector."""
     out = np.zeros(fragment.length, np.float32)
     for span, content in zip(fragment.frames, coded.contents, strict=True):
         frame_codec.content_add(content, span, kind, np.ones(len(span.segments), np.float32), out)
@@ -18,5 +18,5 @@ def values(coded: Coded, fragment: FragmentLayout, kind: Codec) -> np.ndarray:
 
 
 def contents(vector: np.ndarray, fragment: FragmentLayout, kind: Codec) -> Coded:
-    """Returns the contents of a vector."""
+    """Returns the contents of a vector's frames."""
     return Coded.of([frame_codec.quantise_frame(vector[span.place], span, kind) for span in fragment.frames])

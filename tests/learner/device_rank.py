@@ -2,8 +2,8 @@
 
 python -m tests.learner.device_rank KIND[,KIND...] RANK SIZE FOLDER
 
-For each kind, it trains two equal models. One has its values in host memory, the other on a device (here, CPU tensors).
-It writes to FOLDER/RANK.json what the two models sent and held.
+For each kind, the rank trains two equal models: one in host memory, one on a device (here, CPU tensors). It writes
+digests of the sent and held values to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from atoll_wire.layout.frame_spans import Codec
 from tests.end_to_end.island_rank import model_of
 
 CPU = torch.device("cpu")
-FRAGMENTS, FRAME = 3, 1 << 18  # with four ranks, some own no frames of a fragment
-STEPS, LEAVING, RESTORED = 12, 10, 6  # numbers of the last step, the first of a leaving learner, and one with a restore
+FRAGMENTS, FRAME = 3, 1 << 18  # so that, with four ranks, some own no frames of a fragment
+STEPS, LEAVING, RESTORED = 12, 10, 6  # numbers of steps: the last, the first that leaves, one with a restore
 TYPES = {"": torch.float32, "bf16": torch.bfloat16}
 
 
 class Twin:
-    """A model on this rank, whose steps depend only on its kind. coder: None if its values are in host memory."""
+    """A model on this rank, whose steps depend only on the kind. coder: None for values in host memory."""
 
     def __init__(self, kind: str, ranks: RankGroup, coder: DeviceCoder | None) -> None:
         kind, _, dtype = kind.partition("/")
@@ -61,7 +61,7 @@ class Twin:
         )
 
     def step(self, number: int) -> str:
-        """Trains, takes a fragment's work, trains, and adopts an update. Returns a digest of all results."""
+        """Trains, takes a fragment's work, trains again, and adopts an update. Returns a digest of all results."""
         fragment, local = number % FRAGMENTS, self.local
         self._train(number)
         taken = local.take(fragment, 8 * number, number).coded
@@ -91,7 +91,7 @@ class Twin:
             local_tensor(value).add_(torch.from_numpy(weights[0] * mine[0] + weights[1] * mine[1]))
 
     def _newer(self, fragment: int, fate: Fate, *, known: bool) -> PreparedAnchor:
-        """Returns the next anchor. known: whether its update is known, so that the change is computed in advance."""
+        """Returns the next anchor. known: whether to compute the change from the update in advance."""
         track = self.local.tracks[fragment]
         update = segments.code(track.anchor, track.anchor + self._noise(track.shape.length), track.shape)
         new = track.anchor + segments.change(track.anchor, track.anchor, update, None, track.shape)
@@ -120,7 +120,7 @@ def digests(kind: str) -> dict[str, Any]:
 
 
 def connections(folder: Path, rank: int, size: int) -> dict[str, Any]:
-    """Returns whether the ranks connect devices, with default groups of several backends."""
+    """Returns, by the default group's backend, whether the ranks connect devices."""
     found = {}
     for number, backend in enumerate(("cuda:gloo", "gloo")):
         start(folder / f"store-{number}", rank, size, backend)

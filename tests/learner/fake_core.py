@@ -1,8 +1,8 @@
-"""A core in threads of the test, which acts on the test's commands, and can fail in any way.
+"""A core in threads of the test process. The test controls it, and can make it fail.
 
-Rounds open and merges happen only on request. A merge is the plain mean. A real core's durable data survives `restart`.
-Sessions and the cache of updates do not. It does not use asyncio's server, because these tests are
-about the agent's loop. gRPC shares one event queue among all loops of a process (grpc/grpc#25364).
+Rounds open and merges happen only on request. A merge is the plain mean. As in a real core, durable data survives
+`restart`, but sessions and the cache of updates do not. Not an asyncio server: gRPC shares one event queue among all
+loops of a process (grpc/grpc#25364), and these tests are about the agent's loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
 class FakeCore(rpc.OuterServicer):
-    """One run. Fields change under the lock of `_news`, and tests read them."""
+    """A core with one run. Its fields, which tests may read, change under the lock of `_news`."""
 
     def __init__(self, fragments: int) -> None:
         self.fragments = fragments
@@ -39,7 +39,7 @@ class FakeCore(rpc.OuterServicer):
         self.theta: list[np.ndarray] = []
         self.versions: list[int] = []
         self.updates: dict[tuple[int, int], tuple[list[bytes], int, list[pb.Receipt]]] = {}
-        self.names: dict[str, tuple[int, int]] = {}  # nonce and incarnation
+        self.names: dict[str, tuple[int, int]] = {}  # name -> nonce and incarnation
         self.parts: dict[Key, dict[int, bytes]] = defaultdict(dict)
         self.headers: dict[Key, pb.PushHeader] = {}
         self.receipts: dict[Key, pb.Receipt] = {}
@@ -57,7 +57,7 @@ class FakeCore(rpc.OuterServicer):
         self.cut_after: int | None = None  # number of frames after which the next Push is cut
         self.lose_acknowledgement = False  # the next Push is accepted, but its acknowledgement is lost
         self.spoil_updates = self.end_follow = False
-        self.asked: dict[str, int] = defaultdict(int)  # calls of each method, before any check
+        self.asked: dict[str, int] = defaultdict(int)  # method -> number of calls, before any check
         self._news = threading.Condition()
         self._gate = threading.Event()
         self._server: grpc.Server
@@ -79,7 +79,7 @@ class FakeCore(rpc.OuterServicer):
             self._news.notify_all()
 
     def start(self) -> None:
-        """Starts again after `stop`, on the same port, with the durable data."""
+        """Starts the core again after `stop`, on the same port, with the durable data."""
         self.epoch += 1
         self.forget_sessions()
         self.updates.clear()
@@ -104,7 +104,7 @@ class FakeCore(rpc.OuterServicer):
         return sorted(key for key, receipt in held if key[2] == fragment and receipt.fate == pb.FATE_PENDING)
 
     def merge(self, fragment: int, *, tell: bool = True) -> None:
-        """Merges the mean of the pending contributions. tell: whether to announce the version."""
+        """Merges the mean of the pending contributions. tell: whether to announce the new version."""
         with self._news:
             self._merge(fragment)
             if tell:
@@ -181,7 +181,7 @@ class FakeCore(rpc.OuterServicer):
         self._may("Push", context, header.session)
         key = (header.session.learner, header.session.incarnation, header.fragment, header.seq)
         if key not in self.receipts:
-            lose = self.lose_acknowledgement  # for all streams of this contribution
+            lose = self.lose_acknowledgement  # to all streams of this contribution
             self.headers[key] = header
             received = self.parts[key]
             yield pb.PushReply(received=pb.ReceivedFrames(frames=sorted(received)))
@@ -239,7 +239,7 @@ class FakeCore(rpc.OuterServicer):
             self._may("Report", context, first.session)
             self.progress.append(first)
             self.progress.extend(requests)
-        except grpc.RpcError:  # the learner cut the call
+        except grpc.RpcError:  # the learner ended the call
             pass
         return pb.ReportReply()
 
@@ -297,7 +297,7 @@ class FakeCore(rpc.OuterServicer):
 
 
 def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> None:
-    """Refuses a call like a core, with its trailing metadata."""
+    """Refuses a call with a core's trailing metadata."""
     context.set_trailing_metadata(ATOLL_STATUS)
     context.abort(code, details)
 

@@ -1,4 +1,4 @@
-"""Training loops for tests, one inner step at a time, for work that needs no real training."""
+"""Loops of single inner steps, for tests that need no real training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll import Learner
 from torch import nn
 
 torch.set_num_threads(1)
-BREATH = threading.Event()  # never set: loops wait on it between steps
+BREATH = threading.Event()  # never set; loops wait on it between steps
 
 
 class Two(nn.Module):
@@ -25,7 +25,7 @@ class Two(nn.Module):
 
 
 class Loop:
-    """A model and its learner. turn: takes one inner step, which moves every parameter."""
+    """A model and its learner. `turn` takes one inner step, which moves every parameter."""
 
     def __init__(self, address: str, name: str = "a", *, model: nn.Module | None = None, **options: object) -> None:
         self.model = model if model is not None else Two()
@@ -50,7 +50,7 @@ class Loop:
         """Takes inner steps until `found` returns a true value."""
         end = time.monotonic() + timeout_s
         while not found():
-            assert time.monotonic() < end, f"not so within {timeout_s} s: {self.learner.stats()}"
+            assert time.monotonic() < end, f"no success within {timeout_s} s: {self.learner.stats()}"
             self.turn()
             BREATH.wait(0.01)
 
@@ -59,5 +59,5 @@ def until(found: Callable[[], object], timeout_s: float = 15.0) -> None:
     """Waits without training until `found` returns a true value."""
     end = time.monotonic() + timeout_s
     while not found():
-        assert time.monotonic() < end, f"not so within {timeout_s} s"
+        assert time.monotonic() < end, f"the condition did not hold within {timeout_s} s"
         BREATH.wait(0.01)

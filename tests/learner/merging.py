@@ -1,4 +1,4 @@
-"""Learners without a core that merge with each other, so that adoptions move them like those of a run."""
+"""Learners that merge with each other without a core, and adopt the results as in a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from tests.learner.watched import Watched
 
 RULE = OuterRule(0.5, 0.85, Codec.FLOAT32)  # a core's defaults
-EVERY = 4  # mean steps between the rounds of a fragment
+EVERY = 4  # mean number of steps between a fragment's rounds
 ANSWERS = 0.7  # share of rounds that a learner answers in time
 
 
@@ -31,7 +31,7 @@ class Kind:
 
 
 class Merging:
-    """Two entered learners of one kind, which step in turn."""
+    """Two started learners of one kind, which step in turn."""
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self._kind, self._random = kind, np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Merging:
             member.__exit__(kind)
 
     def turn(self, times: int = 1) -> None:
-        """Takes inner steps of both, with rounds in between."""
+        """Takes inner steps of both learners, with rounds in between."""
         for _ in range(times):
             for fragment in range(len(self._anchors)):
                 if self._random.random() < 1 / EVERY:
@@ -71,7 +71,7 @@ class Merging:
             member.learner.step(tokens=4)
 
     def _round(self, fragment: int) -> None:
-        """Takes contributions, merges them immediately, and offers the new anchor for a later step."""
+        """Takes contributions, merges them immediately, and offers the new anchor at a later step."""
         asked = [m for m in self.members if self._random.random() < ANSWERS]
         for member in asked:
             member.agent.taken.clear()
@@ -101,7 +101,7 @@ class Merging:
             member.learner._exchange.offer(PreparedAnchor(fragment, version, anchor.copy(), fate))
 
     def back(self, anchors: Sequence[np.ndarray]) -> None:
-        """Gives the learners these anchors, as a core restored from a backup would."""
+        """Gives the learners these anchors, like a core that was restored from a backup."""
         self._anchors = [anchor.copy() for anchor in anchors]
         self._momentum = [np.zeros_like(anchor) for anchor in anchors]
         for fragment in range(len(anchors)):

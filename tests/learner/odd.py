@@ -1,4 +1,4 @@
-"""A model with everything that makes a model hard to handle."""
+"""A model with many unusual properties."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Odd(nn.Module):
-    """A model with a tied head, a frozen part, a buffer, a narrow type, and a non-contiguous tensor."""
+    """A model with a tied head, a frozen part, a buffer, a bfloat16 layer, and a non-contiguous tensor."""
 
     def __init__(self) -> None:
         super().__init__()

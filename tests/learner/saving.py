@@ -41,7 +41,7 @@ class Saving:
         self.learner.__exit__(kind, None, None)
 
     def turn(self, times: int = 1) -> None:
-        """Makes inner steps."""
+        """Takes inner steps."""
         for _ in range(times):
             some = next(self.model.parameters())
             x = torch.randn(16, 16, generator=self._random).to(some.device)
@@ -52,7 +52,7 @@ class Saving:
             self.learner.step(tokens=10)
 
     def save(self) -> Path:
-        """Makes a step that saves, and waits until the checkpoint is complete. Returns its folder."""
+        """Takes a step that saves, and waits until the checkpoint is complete. Returns the checkpoint's folder."""
         before = self.learner.stats()
         self.learner.save_checkpoint()
         self.turn()
@@ -71,7 +71,7 @@ class Saving:
         until(done, WAIT_S)
 
     def merge(self) -> None:
-        """Lets the core merge this learner's work, and adopts the result."""
+        """Makes the core merge this learner's work, and adopts the result."""
         for fragment in range(self.core.fragments):
             version = self.core.versions[fragment]
             self.core.open(fragment)

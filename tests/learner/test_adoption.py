@@ -1,4 +1,4 @@
-"""Adoption: no work of a learner is lost or counted twice, in any order of events."""
+"""Adoption loses or repeats no work of a learner, in any order of events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHAPE = FragmentShape.of(FRAGMENT.whole, Codec.FLOAT32)
 
 
 def coded(q: np.ndarray) -> Coded:
-    """Returns values coded as float32: the values themselves."""
+    """Returns the values, coded as float32."""
     return Coded.of((q.astype(np.float32).view(np.uint8),))
 
 
 class Island:
-    """One fragment of a learner, with float64 sums for comparison."""
+    """One fragment of a learner, and its work as float64 sums for comparison."""
 
     def __init__(self, seed: int, *, keep: bool = True, narrow: bool = False) -> None:
         self.random = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ class Island:
         )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
-        """Adopts an anchor, and stores the values. Returns the dropped tokens."""
+        """Adopts an anchor, and stores the new values. Returns the dropped tokens."""
         keep = self.keep and not fate.drop
         old = self.track.anchor
         ahead = Change(old, fate.q, change(old, anchor, None, fate.q, SHAPE)) if self.random.random() < 0.5 else None
@@ -109,7 +109,7 @@ moves = st.lists(st.sampled_from(MOVES), max_size=60)
 @given(moves=moves, seed=st.integers(0, 2**32), narrow=st.booleans())
 @example(moves=["train", "send", "train", "restore", "train", "merged", "train"], seed=1, narrow=False)
 @settings(max_examples=200, deadline=None)
-def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
+def test_movement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
     island = Island(seed, narrow=narrow)
     for move in moves:
         flying = island.track.flying is not None
@@ -132,13 +132,13 @@ def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
     np.testing.assert_allclose(island.displacement, total, atol=2e-5)
 
 
-def test_work_that_was_given_up_in_flight_and_merged_all_the_same_is_not_taken_back():
+def test_work_that_was_dropped_in_flight_but_merged_is_not_undone():
     island = Island(1)
     island.train()
     island.send()
     island.restore()
     island.adopt(merged=True)
-    assert np.abs(island.work).max() < 1e-6, "the next contribution would carry the reverse of it"
+    assert np.abs(island.work).max() < 1e-6, "the next contribution must not undo the merged work"
 
 
 def test_quantisation_errors_are_sent_next_time():
@@ -151,7 +151,7 @@ def test_quantisation_errors_are_sent_next_time():
     assert np.array_equal(values(island.taken().coded, FRAGMENT, Codec.FLOAT32), left)
 
 
-def test_nothing_outstanding_means_the_anchor_up_to_one_rounding():
+def test_without_outstanding_work_the_values_are_the_anchor_up_to_one_rounding():
     island = Island(2)
     island.adopt(merged=False)
     np.testing.assert_allclose(island.local, island.track.anchor, rtol=2e-7, atol=1e-8)
@@ -159,12 +159,12 @@ def test_nothing_outstanding_means_the_anchor_up_to_one_rounding():
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_tokens_that_are_given_up_in_flight_are_given_up_only_when_they_are_not_merged(merged):
+def test_tokens_dropped_in_flight_count_as_abandoned_only_if_not_merged(merged):
     island = Island(5)
     island.train()
     island.send()
     island.train()
-    assert island.track.give_up(island.tokens, island.steps) == 10  # the tokens after it was taken
+    assert island.track.give_up(island.tokens, island.steps) == 10  # only tokens after the contribution was taken
     assert not island.track.later(island.steps)
     if merged:
         island.adopt(merged=True)
@@ -185,7 +185,7 @@ def test_staleness_cannot_hide_behind_an_adoption():
     assert island.track.base_version == island.track.version == 6
 
 
-def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
+def test_tokens_of_a_contribution_are_sent_again_only_after_a_refusal():
     island = Island(4)
     island.train()
     assert island.taken().tokens == 10
@@ -198,12 +198,12 @@ def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
     assert (last.tokens, last.steps) == (10, 1)
 
 
-def test_overwrite_gives_outstanding_work_up_and_says_how_much():
+def test_overwrite_drops_outstanding_work_and_reports_its_tokens():
     island = Island(5, keep=False)
     island.train()
     island.send()
     island.train()
-    assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten in flight may still be merged
+    assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten tokens in flight may still be merged
     assert np.array_equal(island.local, island.track.anchor)
     assert island.move(island.track.anchor + 1, 10, Fate(coded(np.ones(N)))) == 0
     assert island.track.tokens_from == 20
@@ -230,7 +230,7 @@ def test_at_most_one_contribution_is_in_flight():
 )
 @settings(max_examples=200, deadline=None)
 def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, ahead):
-    """This holds in both modes, and over several versions at a time."""
+    """This holds in both adoption modes, and over several versions at a time."""
     island = Island(seed, keep=keep)
     track, merged, abandoned, flying = island.track, 0, 0, 0
     for move in moves:

@@ -1,4 +1,4 @@
-"""The agent with a core that fails in every way that the protocol allows: no work is lost, duplicated, or delayed."""
+"""The agent with a core that fails in every way that the protocol allows: no work is lost, repeated or delayed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Wide(nn.Module):
 
 
 def flown(loop: Loop, core, fragment: int = 0) -> tuple:
-    """Sends a contribution, which the learner knows to be acknowledged. Returns its key."""
+    """Sends a contribution, and waits until the learner knows the acknowledgement. Returns its key."""
     core.open(fragment)
     loop.until(lambda: core.pending(fragment))
     return core.pending(fragment)[-1]
 
 
-def test_a_learner_says_once_that_it_compiles_kernels(core, monkeypatch):
+def test_a_learner_logs_once_that_it_compiles_kernels(core, monkeypatch):
     def compile_two() -> None:
         for function in (frame_codec.decompress, frame_codec.warm_up):
             with event.trigger_event("numba:compile", {"dispatcher": SimpleNamespace(py_func=function)}):
@@ -59,7 +59,7 @@ def test_a_learner_says_once_that_it_compiles_kernels(core, monkeypatch):
     assert [line["event"].partition(":")[0] for line in lines].count("compiling kernels") == 1
 
 
-def test_work_goes_out_is_merged_and_comes_back(core):
+def test_work_is_sent_merged_and_adopted(core):
     loop = Loop(core.address)
     start = [p.detach().double().numpy().copy() for p in loop.model.parameters()]
     with loop.learner as learner:
@@ -67,15 +67,15 @@ def test_work_goes_out_is_merged_and_comes_back(core):
             flown(loop, core, fragment)
             core.merge(fragment)
             loop.until(lambda fragment=fragment: learner.stats().versions[fragment] == 1)
-        # With one learner, the mean is its own work. The parameters are therefore those of training alone, except for
-        # the error of the published update's coding.
+        # With one learner, the mean is its own work. The parameters are those of training alone, up to the published
+        # update's coding error.
         for parameter, begun, moved in zip(loop.model.parameters(), start, loop.moved, strict=True):
             np.testing.assert_allclose(parameter.detach().double().numpy(), begun - moved, atol=0.02)
         assert learner.stats().merged == 2
     assert core.left == ["a"]
 
 
-def test_a_cut_upload_goes_on_with_the_missing_frames_under_the_same_key():
+def test_a_cut_upload_continues_with_the_missing_frames_under_the_same_key():
     with fake_core(fragments=1) as core:
         loop = Loop(core.address, model=Wide())
         with loop.learner:
@@ -87,7 +87,7 @@ def test_a_cut_upload_goes_on_with_the_missing_frames_under_the_same_key():
             loop.until(lambda: loop.learner.stats().merged == 1)
 
 
-def test_a_lost_acknowledgement_is_asked_for_and_nothing_is_sent_twice(core):
+def test_a_lost_acknowledgement_is_requested_and_no_frame_is_sent_twice(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         core.lose_acknowledgement = True
@@ -134,7 +134,7 @@ def test_refused_work_stays_outstanding_and_is_sent_again(core):
 
 
 @pytest.mark.parametrize("at_the_door", [False, True])
-def test_work_that_is_too_stale_is_given_up_with_a_whole_fetch(core, at_the_door):
+def test_work_that_is_too_stale_is_dropped_with_a_whole_fetch(core, at_the_door):
     loop = Loop(core.address)
     with loop.learner as learner:
         if at_the_door:
@@ -150,21 +150,21 @@ def test_work_that_is_too_stale_is_given_up_with_a_whole_fetch(core, at_the_door
         assert core.headers[key].tokens < 10 * learner.stats().steps
 
 
-def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_lets_the_next_go(core):
+def test_a_refusal_that_comes_with_the_whole_fragment_drops_the_work_and_frees_the_fragment(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
         core.refuse(0, drop=True, tell=False)
         core.merge(0, tell=False)
         core.updates.clear()
-        core.merge(0)  # the update is gone: the whole fragment contains the fates of this learner's work
+        core.merge(0)  # the update is gone, but the whole fragment comes with this learner's fates
         loop.until(lambda: learner.stats().refused == 1)
         loop.until(lambda: learner.stats().versions[0] == 2)
         assert learner.stats().abandoned_tokens > 0
         flown(loop, core)
 
 
-def test_a_core_that_was_restored_from_a_backup_is_trained_with(core):
+def test_a_learner_continues_with_a_core_restored_from_a_backup(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         old = (core.theta[0], core.versions[0])
@@ -179,17 +179,17 @@ def test_a_core_that_was_restored_from_a_backup_is_trained_with(core):
         fetched = len(core.fetches)
         core.start()
         loop.until(lambda: learner.stats().versions[0] == 0)
-        assert learner.stats().abandoned_tokens == 0, "work is its own, whatever the others' came to"
+        assert learner.stats().abandoned_tokens == 0, "a learner's own work must stay"
         flown(loop, core)
         assert core.headers[core.pending(0)[-1]].base_version == 0
-        assert len(core.fetches) == fetched + 1, "one fetch is enough"
+        assert len(core.fetches) == fetched + 1, "one fetch must suffice"
 
 
-def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
+def test_after_a_restart_of_the_core_the_same_incarnation_continues(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
-        joined = len(core.joins)  # the initial parameters were requested in between, so it joined more than once
+        joined = len(core.joins)  # the core requested initial parameters, so the learner joined more than once
         core.stop()
         core.start()
         loop.until(lambda: len(core.joins) > joined and learner.stats().connected)
@@ -198,7 +198,7 @@ def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
         loop.until(lambda: learner.stats().merged == 1)
 
 
-def test_a_follow_that_was_cut_goes_on_from_its_position(core):
+def test_a_cut_follow_continues_from_its_position(core):
     loop = Loop(core.address)
     with loop.learner as learner:
         core.merge(0)
@@ -211,7 +211,7 @@ def test_a_follow_that_was_cut_goes_on_from_its_position(core):
         loop.until(lambda: core.pending(0))
 
 
-def test_the_core_restarting_while_the_first_anchors_are_fetched_does_not_hold_a_learner_for_ever(core):
+def test_a_core_restart_during_the_first_fetch_does_not_block_a_learner(core):
     Loop(core.address, "first").learner.__enter__().__exit__(None, None, None)
     core.fail("Fetch", grpc.StatusCode.UNAUTHENTICATED, "unknown session: join again", times=2)
     loop = Loop(core.address, connect_timeout_s=5.0)
@@ -223,7 +223,7 @@ def test_the_core_restarting_while_the_first_anchors_are_fetched_does_not_hold_a
     loop.learner.__exit__(None, None, None)
 
 
-def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_one_line(core):
+def test_the_loss_of_the_core_during_the_first_fetch_gives_one_line(core):
     Loop(core.address, "first").learner.__enter__().__exit__(None, None, None)
     core.fail("Fetch", grpc.StatusCode.UNAVAILABLE, times=10_000)
     loop = Loop(core.address, connect_timeout_s=2.0)
@@ -246,7 +246,7 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
     assert "no core answered at" in str(errors[0])
 
 
-def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core, monkeypatch):
+def test_a_learner_waits_for_a_name_that_is_still_taken_at_a_late_core(core, monkeypatch):
     """The learner keeps trying for DUPLICATE_S after the core's first refusal, not after its own first attempt."""
     clock = SetClock(time.monotonic(), time.time())
     core.stop()
@@ -254,7 +254,7 @@ def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core,
     monkeypatch.setattr(loop.learner, "_clock", clock)
     entered = threading.Thread(target=loop.learner.__enter__, daemon=True)
     entered.start()
-    until(lambda: loop.learner.stats().last_error)  # the first attempt found no core
+    until(lambda: loop.learner.stats().last_error)  # there was no core at the first attempt
     clock.steady += DUPLICATE_S + 1.0
     core.fail("Join", grpc.StatusCode.ALREADY_EXISTS, "a learner has this name now", times=2)
     core.start()
@@ -264,15 +264,15 @@ def test_a_name_that_is_still_taken_when_a_late_core_answers_is_waited_for(core,
     loop.learner.__exit__(None, None, None)
 
 
-def test_fetches_that_fail_again_and_again_are_told_of(core):
+def test_repeatedly_failing_fetches_are_logged(core):
     core.fail("Fetch", grpc.StatusCode.UNKNOWN, "something in it broke", times=10)
     with structlog.testing.capture_logs() as told, Loop(core.address).learner:
         pass
     assert any("something in it broke" in line.get("error", "") for line in told)
 
 
-def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
-    """Otherwise, the fragment would count as in flight forever, and this learner would never send it again."""
+def test_a_lost_refusal_is_requested_until_it_is_known(core):
+    """Otherwise, the fragment would stay in flight forever, and the learner would never send its work again."""
     loop = Loop(core.address)
     with loop.learner as learner:
         flown(loop, core)
@@ -285,7 +285,7 @@ def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
         flown(loop, core)
 
 
-def test_a_core_that_ends_every_follow_is_not_joined_in_a_tight_loop(core):
+def test_a_learner_does_not_flood_a_core_that_ends_every_follow(core):
     loop = Loop(core.address)
     with loop.learner:
         core.stop()
@@ -296,7 +296,7 @@ def test_a_core_that_ends_every_follow_is_not_joined_in_a_tight_loop(core):
         assert len(core.joins) - before < 8
 
 
-def test_training_that_diverged_ends_its_own_learner_and_sends_nothing(core):
+def test_diverged_training_ends_its_own_learner_and_sends_nothing(core):
     loop = Loop(core.address)
     with pytest.raises(LearnerError, match="training has diverged"), loop.learner:  # noqa: PT012
         with torch.no_grad():
@@ -307,7 +307,7 @@ def test_training_that_diverged_ends_its_own_learner_and_sends_nothing(core):
     assert not core.receipts
 
 
-def test_a_round_that_finds_nothing_to_send_is_declined_with_its_reason(core):
+def test_a_round_without_work_to_send_is_declined_with_the_reason(core):
     loop = Loop(core.address)
     with loop.learner:
         flown(loop, core)
@@ -327,7 +327,7 @@ def test_run_tokens_never_fall(core):
         for _ in range(30):
             loop.turn(tokens=100)
             seen.append(learner.run_tokens)
-        core.run_tokens = 10_500  # the core knows only a part of them
+        core.run_tokens = 10_500  # the core knows only a part of the tokens
         core.merge(0)
         loop.until(lambda: seen.append(learner.run_tokens) or learner.stats().versions[0] == 2)
         assert seen == sorted(seen)
@@ -336,7 +336,7 @@ def test_run_tokens_never_fall(core):
 def test_total_tokens_follow_the_core(core):
     loop = Loop(core.address)
     with loop.learner as learner:
-        assert learner.total_tokens == 0, "this core was not told"
+        assert learner.total_tokens == 0, "this core has no token total"
         core.stop()
         core.total_tokens = 12_345
         core.start()

@@ -1,4 +1,4 @@
-"""Tokens of batches as collators build them."""
+"""Token counts of batches as collators build them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_tokens_are_counted(batch, tokens):
 
 
 @pytest.mark.parametrize("batch", [{"pixels": IDS}, torch.rand(2, 3), (torch.rand(2), torch.rand(2)), [], "text", None])
-def test_a_batch_without_tokens_is_one_line(batch):
+def test_a_batch_without_tokens_gives_a_one_line_error(batch):
     with pytest.raises(LearnerError, match=r"^cannot count the tokens of a batch of type .*: pass tokens="):
         count_tokens(batch)
 

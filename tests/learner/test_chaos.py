@@ -21,12 +21,12 @@ WRONG = ("soon:kill:a", "12:kill", "12:pause:a", "12:tickle:a", "12:kill:nobody"
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_schedule_that_cannot_be_is_refused_in_one_line(text):
+def test_an_invalid_schedule_is_refused_in_one_line(text):
     with pytest.raises(ScheduleError, match=r"^--schedule"):
         parse(text, NAMES)
 
 
-def test_dice_keep_the_mean_time_and_the_same_seed_throws_the_same():
+def test_random_kills_have_the_mean_time_and_follow_from_the_seed():
     faults = random_faults(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
     assert faults == random_faults(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
     assert faults != random_faults(8, 60_000.0, NAMES, 60.0, 300.0, 0.25)
@@ -38,7 +38,7 @@ def test_dice_keep_the_mean_time_and_the_same_seed_throws_the_same():
     assert random_faults(7, 600.0, NAMES, 0.0, 0.0, 0.0) == []
 
 
-def test_a_procfile_is_a_deployment(tmp_path):
+def test_a_procfile_describes_a_deployment(tmp_path):
     path = tmp_path / "Procfile"
     path.write_text("# mine\ncore: atoll core --dir run\n\neu-west: python train.py --name 'eu west'\n")
     found = procfile(path, "127.0.0.1:7070")
@@ -57,7 +57,7 @@ def test_a_procfile_is_a_deployment(tmp_path):
         ("core: a\n", "for each learner"),
     ],
 )
-def test_a_procfile_that_is_none_is_refused_in_one_line(tmp_path, text, said):
+def test_an_invalid_procfile_is_refused_in_one_line(tmp_path, text, said):
     (tmp_path / "Procfile").write_text(text)
     with pytest.raises(DemoError, match=said):
         procfile(tmp_path / "Procfile", "127.0.0.1:7070")

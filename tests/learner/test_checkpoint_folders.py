@@ -1,4 +1,4 @@
-"""One learner at a time uses a folder of checkpoints. Entering removes what killed saves left there."""
+"""One learner at a time uses a folder of checkpoints. A start removes the remains of killed saves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ with Saving(Core, Path(sys.argv[2])) as it:
 
 @contextmanager
 def holder(core: FakeCore, directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Context manager for a process with a learner that saved a checkpoint. Yields it, and its forked child or 0."""
+    """Context manager for a process whose learner saved a checkpoint.
+
+    Yields the process, and its forked child's pid or 0.
+    """
     command = [sys.executable, "-c", HOLDER, core.address, str(directory), *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         child = 0
@@ -79,12 +82,12 @@ def refusal(core: FakeCore, directory: Path) -> str:
     return str(error)
 
 
-def test_a_second_learner_is_refused_before_it_joins_and_the_first_goes_on(core, tmp_path, impatient):
+def test_a_second_learner_is_refused_before_it_joins_and_the_first_continues(core, tmp_path, impatient):
     with Saving(core, tmp_path) as it:
         it.save()
         joins = len(core.joins)
         assert "/a is in use by another learner in this process: stop that learner" in refusal(core, tmp_path)
-        assert len(core.joins) == joins, "joining would have fenced off the first"
+        assert len(core.joins) == joins, "the second learner must not join, which would fence off the first"
         it.save()
         assert names(it) == ["checkpoint-00000001", "checkpoint-00000002"]
 
@@ -124,7 +127,7 @@ def test_a_killed_process_frees_its_folder_even_if_its_forked_children_live_on(c
             assert it.optimizer.state
 
 
-def test_a_learner_waits_for_a_predecessor_that_is_about_to_end(core, tmp_path, said):
+def test_a_learner_waits_for_a_predecessor_that_is_ending(core, tmp_path, said):
     with holder(core, tmp_path) as (process, _):
 
         def end() -> None:
@@ -203,7 +206,7 @@ def test_a_file_system_without_locks_costs_a_warning(core, tmp_path, said, monke
     assert line["log_level"] == "warning"
 
 
-# ------------------------------------------------------------------------------ what killed saves left
+# ------------------------------------------------------------------------------ remains of killed saves
 
 
 def test_entering_removes_checkpoints_of_killed_saves_and_never_uses_their_numbers(core, tmp_path, said):
@@ -246,8 +249,8 @@ def test_a_checkpoint_that_is_being_written_is_not_removed(core, tmp_path, gate,
         assert names(it) == ["checkpoint-00000001"]
 
 
-def test_the_lock_is_a_file_that_stays(core, tmp_path):
-    """Removing it would let two learners lock two files of the same name."""
+def test_the_lock_file_is_never_removed(core, tmp_path):
+    """If the file were removed, two learners could lock two files of the same name."""
     with Saving(core, tmp_path):
         pass
     assert (tmp_path / "a" / LOCK).exists()

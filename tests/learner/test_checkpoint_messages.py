@@ -1,4 +1,4 @@
-"""Wrong arguments, odd state and damaged files cause one line that names them and says what to do."""
+"""Wrong arguments, unusual state and damaged files give one line that names them and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def learner(**options: object) -> Learner:
 
 
 @pytest.mark.parametrize("value", ["", 5, b"here", ["here"], True, "a\0b"], ids=repr)
-def test_a_directory_that_is_no_path_is_refused(value):
+def test_an_invalid_directory_argument_is_refused(value):
     with pytest.raises(LearnerError) as caught:
         learner(checkpoint_dir=value)
     [line] = str(caught.value).splitlines()
@@ -33,7 +33,7 @@ def test_a_directory_that_is_no_path_is_refused(value):
 
 
 @pytest.mark.parametrize("value", ["x", "5", True, 0, -1.5, float("nan"), float("inf"), [1], 1j], ids=repr)
-def test_an_interval_that_is_no_number_of_seconds_is_refused(value, tmp_path):
+def test_an_invalid_interval_is_refused(value, tmp_path):
     with pytest.raises(LearnerError) as caught:
         learner(checkpoint_dir=tmp_path, checkpoint_every_s=value)
     assert str(caught.value) == (
@@ -42,11 +42,11 @@ def test_an_interval_that_is_no_number_of_seconds_is_refused(value, tmp_path):
 
 
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(2), None], ids=repr)
-def test_an_interval_is_any_positive_number(value, tmp_path):
+def test_any_positive_number_is_an_interval(value, tmp_path):
     learner(checkpoint_dir=tmp_path, checkpoint_every_s=value)
 
 
-def test_extra_state_is_a_dict_of_objects_with_state(tmp_path):
+def test_extra_state_must_be_a_dict_of_objects_with_state(tmp_path):
     optimizer = torch.optim.SGD(mlp().parameters(), 0.1)
     with pytest.raises(LearnerError, match=r'extra_state\["step"\] is of type int, without state_dict'):
         learner(checkpoint_dir=tmp_path, extra_state={"step": 3})
@@ -65,7 +65,7 @@ def test_extra_state_is_a_dict_of_objects_with_state(tmp_path):
 
 
 class Stateful:
-    """An object with this state."""
+    """An object with the given state."""
 
     def __init__(self, state: object) -> None:
         self.state = state
@@ -111,7 +111,7 @@ def test_state_that_cannot_be_saved_is_named_with_its_type(core, tmp_path, said,
     assert "return tensors and plain values" in line["error"]
 
 
-def test_state_of_an_optimizer_that_cannot_be_saved_is_named_too(core, tmp_path, said):
+def test_optimizer_state_that_cannot_be_saved_is_named(core, tmp_path, said):
     with Saving(core, tmp_path) as it:
         it.optimizer.param_groups[0]["where"] = Path("x")
         it.learner.save_checkpoint()
@@ -146,7 +146,7 @@ FACTS_TEXTS = {
 
 
 @pytest.mark.parametrize(("change", "reason"), FACTS_TEXTS.values(), ids=FACTS_TEXTS)
-def test_damaged_facts_are_one_line_and_the_older_checkpoint_is_used(core, tmp_path, said, change, reason):
+def test_damaged_facts_give_one_line_and_the_older_checkpoint_is_used(core, tmp_path, said, change, reason):
     with Saving(core, tmp_path) as it:
         it.save()
         folder = it.save()
@@ -155,7 +155,7 @@ def test_damaged_facts_are_one_line_and_the_older_checkpoint_is_used(core, tmp_p
     with Saving(core, tmp_path) as again:
         assert int(next(iter(again.optimizer.state.values()))["step"]) == 1
         again.save()
-    assert (folder / FACTS).read_bytes() == text, "it is left alone"
+    assert (folder / FACTS).read_bytes() == text, "the damaged file must stay"
     [line] = events(said, "ignoring a checkpoint")
     assert line["reason"] == reason
     assert line["folder"] == str(folder)
@@ -164,7 +164,7 @@ def test_damaged_facts_are_one_line_and_the_older_checkpoint_is_used(core, tmp_p
 # ------------------------------------------------------------------------------ another name
 
 
-def test_a_renamed_learner_takes_over_a_folder_and_says_so(core, tmp_path, said):
+def test_a_renamed_learner_takes_over_a_folder_and_logs_it(core, tmp_path, said):
     with Saving(core, tmp_path) as it:
         it.save()
         it.save()

@@ -29,7 +29,7 @@ from tests.learner.watched import mlp
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_a_checkpoint_holds_the_values_of_one_step_while_training_goes_on(core, tmp_path, gate, device):
+def test_a_checkpoint_holds_the_values_of_one_step_while_training_continues(core, tmp_path, gate, device):
     with Saving(core, tmp_path, mlp(device=device)) as it:
         it.turn(5)
         it.learner.save_checkpoint()
@@ -47,7 +47,7 @@ def test_a_checkpoint_holds_the_values_of_one_step_while_training_goes_on(core, 
             assert torch.equal(found[f"optimizer.0.state.{name}.exp_avg_sq"], moments[name].cpu())
 
 
-def test_never_two_checkpoints_are_written_at_once_and_the_second_follows(core, tmp_path, gate):
+def test_two_checkpoints_are_written_one_after_the_other(core, tmp_path, gate):
     with Saving(core, tmp_path) as it:
         it.learner.save_checkpoint()
         it.turn()
@@ -75,7 +75,7 @@ def test_the_newest_two_checkpoints_are_kept_and_numbers_continue_after_a_restar
         assert [each.name for each in it.folders()] == ["checkpoint-00000003", "checkpoint-00000004"]
 
 
-def test_leaving_saves_a_checkpoint_that_was_asked_for(core, tmp_path, said):
+def test_leaving_saves_a_requested_checkpoint(core, tmp_path, said):
     with Saving(core, tmp_path) as it:
         it.turn(3)
         it.learner.save_checkpoint()
@@ -94,7 +94,7 @@ def test_leaving_waits_for_a_checkpoint_that_is_being_written(core, tmp_path, ga
     assert (it.folders()[-1] / FACTS).exists()
 
 
-def test_leaving_saves_a_checkpoint_that_was_asked_for_while_another_was_written(core, tmp_path, gate):
+def test_leaving_saves_a_checkpoint_that_was_requested_during_another_write(core, tmp_path, gate):
     with Saving(core, tmp_path) as it:
         it.learner.save_checkpoint()
         it.turn()
@@ -129,7 +129,7 @@ print(json.dumps([stats.checkpoints, stats.checkpoints_failed, stats.steps > 6, 
 """
 
 
-def test_a_failed_write_costs_one_line_and_its_folder_is_removed(core, tmp_path, said, monkeypatch):
+def test_a_failed_write_logs_one_line_and_removes_its_folder(core, tmp_path, said, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -147,7 +147,7 @@ def test_a_failed_write_costs_one_line_and_its_folder_is_removed(core, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_one_line_and_no_step(core, tmp_path):
+def test_a_full_disk_logs_one_line_and_stops_no_step(core, tmp_path):
     command = [sys.executable, "-c", DISK_FULL, core.address, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -187,10 +187,13 @@ def test_a_restarted_learner_has_the_runs_parameters_and_its_optimizers_state(co
 
 
 def test_a_copy_of_the_parameters_moves_by_the_change_since_the_checkpoint(core, tmp_path):
-    """Otherwise, the optimizer's next step would undo the join. z is far from y here, so only the checkpoint knows."""
+    """Otherwise, the optimizer's next step would undo the join.
+
+    z is too far from y to be recognised without the checkpoint.
+    """
     model = mlp()
     with Saving(core, tmp_path, model, ScheduleFree(model.parameters(), 0.05)) as it:
-        it.save()  # recognises z, which is still near y
+        it.save()  # here, the learner recognises z, which is still near y
         it.turn(4)
         it.merge()
         with torch.no_grad():
@@ -209,7 +212,7 @@ def test_a_copy_of_the_parameters_moves_by_the_change_since_the_checkpoint(core,
             torch.testing.assert_close(now - z, parameter.detach() - y, atol=1e-6, rtol=1e-5)
 
 
-def test_named_copies_are_saved_and_move_too(core, tmp_path):
+def test_named_copies_are_saved_and_moved(core, tmp_path):
     def learner() -> Saving:
         model = mlp(torch.bfloat16)
         optimizer = Masters(model, 0.05)
@@ -269,7 +272,7 @@ def test_buffers_and_unshared_parameters_return_as_they_were(core, tmp_path):
             assert torch.equal(now[name], then[name]), name
 
 
-def test_several_optimizers_and_a_changed_order_of_parameters(core, tmp_path):
+def test_several_optimizers_are_restored_with_a_changed_order_of_parameters(core, tmp_path):
     def learner(*, turned: bool) -> Saving:
         model = mlp()
         first = list(model.named_parameters())[:2]
@@ -289,7 +292,7 @@ def test_several_optimizers_and_a_changed_order_of_parameters(core, tmp_path):
         assert all(map(torch.equal, old, new))
 
 
-def test_other_objects_continue(core, tmp_path):
+def test_other_objects_continue_from_their_saved_state(core, tmp_path):
     class Loader:
         def __init__(self):
             self.at, self.seen = 0, torch.zeros(100)
@@ -304,7 +307,7 @@ def test_other_objects_continue(core, tmp_path):
     def learner() -> tuple[Saving, Loader, torch.optim.lr_scheduler.LRScheduler]:
         model, loader = mlp(), Loader()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])  # its state has a Counter
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])  # this scheduler's state has a Counter
         extra = {"loader": loader, "scheduler": scheduler, "random": RandomState()}
         return Saving(core, tmp_path, model, optimizer, extra_state=extra), loader, scheduler
 
@@ -328,7 +331,7 @@ def test_other_objects_continue(core, tmp_path):
         assert it.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
 
 
-def test_an_object_that_raises_costs_a_checkpoint_and_one_that_cannot_load_stops_the_start(core, tmp_path, said):
+def test_an_object_that_cannot_save_skips_a_checkpoint_and_one_that_cannot_load_stops_the_start(core, tmp_path, said):
     class Odd:
         broken = False
 
@@ -396,7 +399,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("spoil", "reason"), REASONS.items(), ids=lambda each: getattr(each, "__name__", ""))
-def test_an_unusable_checkpoint_is_named_left_alone_and_the_older_one_is_used(core, tmp_path, said, spoil, reason):
+def test_an_unusable_checkpoint_is_named_and_kept_and_the_older_one_is_used(core, tmp_path, said, spoil, reason):
     with Saving(core, tmp_path) as it:
         it.turn(3)
         it.save()
@@ -408,13 +411,13 @@ def test_an_unusable_checkpoint_is_named_left_alone_and_the_older_one_is_used(co
         assert there == sorted(each.relative_to(tmp_path) for each in tmp_path.rglob("*"))
         for _ in range(3):
             assert again.save().name > "checkpoint-00000002"
-        assert len(again.folders()) == 3, "pruning leaves it alone"
+        assert len(again.folders()) == 3, "pruning must not remove the unusable checkpoint"
     [line] = events(said, "ignoring a checkpoint")
     assert reason in line["reason"], line
     assert line["log_level"] == "warning"
 
 
-def test_a_checkpoint_that_does_not_fit_the_optimizer_is_left_alone(core, tmp_path, said):
+def test_a_checkpoint_that_does_not_fit_the_optimizer_is_kept_unused(core, tmp_path, said):
     with Saving(core, tmp_path) as it:
         it.save()
     model = mlp()
@@ -425,7 +428,7 @@ def test_a_checkpoint_that_does_not_fit_the_optimizer_is_left_alone(core, tmp_pa
     assert line["reason"] == "its optimizer has different parameters or parameter groups"
 
 
-def test_a_checkpoint_of_another_optimizer_is_left_alone(core, tmp_path, said):
+def test_a_checkpoint_of_another_optimizer_is_kept_unused(core, tmp_path, said):
     with Saving(core, tmp_path) as it:
         it.save()
     model = mlp()
@@ -490,13 +493,13 @@ def test_a_learner_of_another_name_has_its_own_checkpoints(core, tmp_path, said)
 # ------------------------------------------------------------------------------ the training loop
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(core, tmp_path):
+def test_a_directory_that_cannot_be_created_gives_a_one_line_error(core, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LearnerError, match=r"checkpoint_dir: .*/file/a cannot be used \(Not a directory\)"):
         Saving(core, tmp_path / "file").__enter__()
 
 
-def test_a_save_that_cannot_begin_costs_a_checkpoint(core, tmp_path, said, monkeypatch):
+def test_a_save_that_cannot_begin_skips_a_checkpoint(core, tmp_path, said, monkeypatch):
     def failing(*_, **__):
         raise RuntimeError("can't start new thread")
 

@@ -25,7 +25,7 @@ from tests.learner.saving import anchors
 
 
 def lived(kind: str, size: int, core: FakeCore, folder: Path, name: str, *end: str) -> list[dict[str, Any]]:
-    """Runs a learner with several ranks. Returns the reports of all ranks. end: "die" if they kill themselves."""
+    """Runs a learner with several ranks. Returns the reports of all ranks. end: "die" to let ranks kill themselves."""
     statuses, said = ended(kind, size, core, folder, name, *end)
     assert statuses == [-signal.SIGKILL if end else 0] * size, "".join(said)[-6000:]
     return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(size)]
@@ -53,7 +53,7 @@ def lived_here(core: FakeCore, folder: Path, kind: str = "one") -> list[dict[str
 
 
 def check(before: list[dict[str, Any]], after: list[dict[str, Any]], core: FakeCore) -> None:
-    """Checks that a learner began with the run's parameters, and with the rest of what an earlier one saved."""
+    """Checks that a learner began with the run's parameters, and with the other saved state of an earlier one."""
     saved, begun = before[0]["saved"], after[0]["begun"]
     assert all(torch.equal(value, each) for value, each in zip(begun["model"].values(), run(core), strict=True))
     assert not all(torch.equal(value, saved["model"][name]) for name, value in begun["model"].items())
@@ -80,13 +80,13 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
         assert json.loads((folder / FACTS).read_text())["ranks"] == 2
         assert {each.name for each in folder.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
         sizes = [each.stat().st_size for each in folder.glob("__*")]
-        assert max(sizes) < 1.1 * min(sizes), "each rank writes its parts"
+        assert max(sizes) < 1.1 * min(sizes), "each rank must write its own parts"
         with structlog.testing.capture_logs() as said:
             second = lived_here(core, tmp_path)
     check(first, second, core)
     for report in first:
-        assert report["has_lock"], "every rank writes to the folder"
-        assert len(report["steps_s"]) > 5, "training went on while the last rank wrote"
+        assert report["has_lock"], "every rank must lock the folder"
+        assert len(report["steps_s"]) > 5, "training must continue while the last rank writes"
         assert max(report["steps_s"]) < SLOW_S / 2
     reasons = {each["name"]: each["reason"] for each in said if "extra state" in each["event"]}
     assert reasons == dict.fromkeys(
@@ -97,7 +97,7 @@ def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_ranks_are_told_that_another_learner_uses_the_folder(tmp_path):
+def test_all_ranks_hear_that_another_learner_uses_the_folder(tmp_path):
     lock = DirectoryLock(tmp_path / "saved" / "a", SYSTEM)
     lock.take()
     with fake_core() as core:
@@ -110,7 +110,7 @@ def test_all_ranks_are_told_that_another_learner_uses_the_folder(tmp_path):
     assert "rank 0 could not join the run" in said[1].splitlines()[-1]
 
 
-def test_ranks_save_when_one_asks_and_none_is_still_writing():
+def test_ranks_save_when_one_requests_it_and_no_rank_is_writing():
     wanted = {(SAVE, 0): True, (0, SAVE): True, (SAVE, SAVING): False, (SAVING, 0): False, (0, FAILED): False}
     for flags, save in wanted.items():
         assert rank_group._agreed(0, 1, Decision(), flags).save == save

@@ -1,4 +1,4 @@
-"""Leased units in the loaders of other libraries, each with the real library."""
+"""Leased units in data loaders of other libraries, with the real libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.learner.test_units import Loop, Registrar, rows_of
 pytestmark = pytest.mark.frameworks
 
 
-def test_a_stateful_loader_resumes_with_the_units_that_the_core_leases_then():
+def test_a_stateful_loader_resumes_with_newly_leased_units():
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loop = Loop(Registrar([3, 0, 1, 2]))

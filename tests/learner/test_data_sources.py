@@ -1,4 +1,4 @@
-"""Sources divide data into units without gaps, and recognise other data."""
+"""Sources divide data into units without gaps, and recognise changed data."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_the_example_is_right():
+def test_the_example_is_correct():
     assert doctest.testmod(sources).failed == 0

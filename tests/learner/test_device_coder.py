@@ -1,4 +1,4 @@
-"""Coding with torch operations is bit-identical to the kernels of the host, on CPU tensors and on any GPU."""
+"""Coding with torch operations is bit-identical to the host's kernels, on CPU tensors and on any GPU."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def difficult(random: np.random.Generator, length: int) -> np.ndarray:
             case 6:  # one large value per run
                 found = random.standard_normal(len(some)) * 1e-3
                 found[0] = 2.0 ** float(random.uniform(-8, 8))
-            case 7:  # the largest value divided by 127 is a bfloat16, so that a rounding error rounds it up
+            case 7:  # the largest value / 127 is a bfloat16, so that a rounding error rounds it up
                 found = (
                     random.choice([-127.0, 127.0], len(some)) * int(random.integers(128, 256)) * 2.0 ** int(exponent)
                 )
-            case 8:  # multiplied by the reciprocal of 127 instead, they would be bfloat16
+            case 8:  # times 1 / 127 instead, they would be bfloat16
                 found = np.nextafter(np.float32(127 * random.choice([128, 129], len(some))), np.float32(LARGEST))
             case _:  # equal magnitudes, whose scale is near a rounding boundary
                 found = random.choice([-1.0, 1.0], len(some)) * random.uniform(1, 2) * 2.0 ** int(exponent)
@@ -105,7 +105,7 @@ def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed, code
 
 @pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
 @pytest.mark.parametrize("kind", Codec)
-def test_work_and_changes_are_as_on_the_host(kind, layout, monkeypatch, coder):
+def test_work_and_changes_equal_those_on_the_host(kind, layout, monkeypatch, coder):
     monkeypatch.setattr(device_coder, "AT_ONCE", 100)
     random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
     anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
@@ -140,7 +140,7 @@ def test_a_block_on_the_device_does_not_depend_on_the_blocks_beside_it(kind, cod
         assert torch.equal(alone[1], scales[one])
 
 
-def test_the_defaults_of_a_training_script_change_nothing(coder):
+def test_torch_defaults_of_a_training_script_have_no_effect(coder):
     shape, values = FragmentShape.of(LENGTHS.whole, Codec.INT4), difficult(np.random.default_rng(3), LENGTHS.length)
     nothing = np.zeros_like(values)
     host = segments.code(values, nothing, shape)
@@ -170,7 +170,7 @@ def test_parameters_on_one_gpu_are_coded_there():
 
 
 class Moving(DeviceCoder):
-    """Counts the vectors that it copies to the device."""
+    """A coder that counts the vectors that it copies to the device."""
 
     moved = 0
 
@@ -196,7 +196,7 @@ def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
 
 
 class Module:
-    """Stands in for `torch.cuda`. Records what is queued on streams, and what a watched value is then."""
+    """Replaces `torch.cuda`. Records the operations queued on streams, and a watched value at that time."""
 
     def __init__(self) -> None:
         self.said: list[tuple[object, ...]] = []
@@ -241,7 +241,7 @@ class Module:
 
 
 class Recorded(SingleRank):
-    """The first of two ranks. It records the streams of exchanges, and receives ones."""
+    """The first of two ranks, which records the streams of exchanges, and receives ones."""
 
     size = 2
 
@@ -265,7 +265,7 @@ def module(monkeypatch):
     return found
 
 
-def test_streams_wait_for_each_other_and_the_training_thread_for_none(module):
+def test_streams_wait_for_each_other_and_the_training_thread_for_no_stream(module):
     coder, model = DeviceCoder(CPU), nn.Linear(1, 1, bias=False)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout = plan(parameters.tensors, 1)

@@ -1,6 +1,6 @@
-"""Several ranks that code and exchange values on a device get the same bits as ranks that do so in host memory.
+"""Ranks that code and exchange values on a device get the same bits as ranks in host memory.
 
-The ranks are processes that exchange values over gloo. CPU tensors replace the device's tensors.
+The ranks are processes that exchange values over gloo. CPU tensors stand for the device's tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How ranks divide a fragment: takes and adoptions move each value to and from its owner, on every mesh."""
+"""Ranks divide a fragment: takes and adoptions move each value to and from its owner, on every mesh."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_mesh(sizes: tuple[int, int], dimensions: Sequence[tuple[int, int]]) -> li
 
 
 def exchanged(sent: Sequence[np.ndarray], given: Sequence[Moves], taken: Sequence[Moves]) -> list[np.ndarray]:
-    """Returns what each rank receives in an exchange of all ranks, as torch.distributed.all_to_all_single does."""
+    """Returns what each rank receives in an exchange like torch.distributed.all_to_all_single."""
     ranks = len(sent)
     assert [[m.counts[r] for m in given] for r in range(ranks)] == [list(m.counts) for m in taken]
     cuts = [np.split(buffer, np.cumsum(moves.counts)[:-1]) for buffer, moves in zip(sent, given, strict=True)]
@@ -58,7 +58,7 @@ def gathered(vector: np.ndarray, moves: Moves) -> np.ndarray:
 def scattered(buffer: np.ndarray, moves: Moves, length: int) -> np.ndarray:
     vector = np.full(length, np.nan)
     for start, place, n in zip(moves.starts, moves.places, moves.lengths, strict=True):
-        assert np.isnan(vector[place : place + n]).all(), "received once"
+        assert np.isnan(vector[place : place + n]).all(), "a value must be received once"
         vector[place : place + n] = buffer[start : start + n]
     return vector
 
@@ -82,7 +82,7 @@ cut = st.sampled_from([0, 1, 2, 9])
 
 @given(fragments=st.integers(1, 4), sizes=meshes, cuts=st.lists(st.tuples(cut, cut), min_size=6, max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_values_reach_their_owners_and_come_back(fragments, sizes, cuts):
+def test_values_reach_their_owners_and_return(fragments, sizes, cuts):
     parts, ranks = of_mesh(sizes, cuts), sizes[0] * sizes[1]
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
     tensors = [np.arange(a, b, dtype=float).reshape(s) for a, b, s in zip(ends, ends[1:], SHAPES, strict=False)]
@@ -145,7 +145,7 @@ def test_owners_have_nearly_equal_runs_of_all_frames(fragments, ranks):
 def test_ranks_without_frames_differ_between_fragments():
     fragments, ranks = planned(4).fragments, 40
     owners = [{rank for rank, run in enumerate(owned_runs(fragment, ranks)) if run.frames} for fragment in fragments]
-    assert len(set.union(*owners)) > 2 * max(map(len, owners)), "otherwise the same few ranks own everything"
+    assert len(set.union(*owners)) > 2 * max(map(len, owners)), "owners must differ between fragments"
 
 
 @pytest.mark.parametrize("size", [1, 5, 12])
@@ -162,7 +162,7 @@ def test_chunks_are_those_of_torch(size, chunks):
 @settings(max_examples=150, deadline=None)
 def test_blocks_hold_the_values_of_the_part(shape, cuts):
     ranges = [chunk(chunk(((0, n),), a % 2, 2), b % 3, 1 + c % 4) for n, (a, b, c) in zip(shape, cuts, strict=False)]
-    holed = [(*each, (n + 1, n + 3)) for each, n in zip(ranges, shape, strict=True)]  # as for a strided shard
+    holed = [(*each, (n + 1, n + 3)) for each, n in zip(ranges, shape, strict=True)]  # as in a strided shard
     mine = TensorPart(tuple(n + 3 for n in shape), tuple(holed))
     whole = np.arange(np.prod(mine.shape, dtype=int)).reshape(mine.shape)
     found = np.full(mine.local_shape, -1)

@@ -20,7 +20,7 @@ from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import FragmentLayout, FrameRun, MergeKind, TensorSpec
 from atoll_wire.messages import frame_messages
 
-SIZES = (700, 100, 20, 256, 3, 610)  # some span several frames, and some share one; odd ends
+SIZES = (700, 100, 20, 256, 3, 610)  # some tensors span several frames, some share one; sizes are odd
 ROUNDS = 4
 
 
@@ -36,14 +36,14 @@ COUNT = len(FRAGMENT.frames)
 
 @dataclass
 class Owner:
-    """The track of a run."""
+    """The owner of a run of frames, with its track."""
 
     run: FrameRun
     track: Track
 
 
 class Island:
-    """A learner's copy of the fragment's values, whose frames are divided among owners."""
+    """A learner's values of the fragment, whose frames are divided among owners."""
 
     def __init__(self, kind: Codec, *counts: int) -> None:
         self._kind = kind
@@ -104,7 +104,7 @@ class Island:
 
 @pytest.mark.parametrize("kind", Codec)
 @pytest.mark.parametrize("first", range(1, COUNT))
-def test_two_runs_end_with_the_bytes_of_one(kind, first):
+def test_two_runs_of_frames_give_the_bytes_of_one(kind, first):
     one, two = Island(kind, COUNT), Island(kind, first, COUNT - first)
     published = np.zeros(FRAGMENT.length, np.float32)
     for version in range(1, ROUNDS + 1):
@@ -118,7 +118,7 @@ def test_two_runs_end_with_the_bytes_of_one(kind, first):
         for span, payload in zip(FRAGMENT.frames, update, strict=True):
             frame_codec.content_advance(frame_codec.decompress(payload, span, kind), span, kind, before, published)
         header = pb.FetchHeader(version=version, codec=int(kind), crc32c=frame_codec.vector_crc32c(published))
-        last = version == ROUNDS  # this version is fetched whole
+        last = version == ROUNDS  # the owners fetch this version whole
         if last:
             header.codec = pb.CODEC_FLOAT32
             update = [frame_codec.encode_frame(published, span, Codec.FLOAT32) for span in FRAGMENT.frames]
@@ -129,6 +129,6 @@ def test_two_runs_end_with_the_bytes_of_one(kind, first):
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 0), (-1, 2), (COUNT, 1), (1, COUNT)])
-def test_a_run_has_frames_of_its_fragment_alone(first, count):
+def test_a_run_has_only_frames_of_its_fragment(first, count):
     with pytest.raises(IndexError):
         FRAGMENT.run(first, count)

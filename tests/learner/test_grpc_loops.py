@@ -19,7 +19,7 @@ class AnswersLate(grpc.GenericRpcHandler):
 
 
 async def call_and_close(address: str) -> None:
-    """Leaves calls behind whose answers arrive after the loop has closed."""
+    """Leaves calls open, whose answers arrive after the loop has closed."""
     asyncio.get_running_loop().set_exception_handler(ignore_known_grpc_errors)
     channel = grpc.aio.insecure_channel(address)
     calls = [channel.unary_unary("/any/Method")(b"") for _ in range(5)]

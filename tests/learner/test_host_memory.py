@@ -1,4 +1,4 @@
-"""A fragment's parameters as float32 on the host, for any memory and type of the model."""
+"""A fragment's parameters as float32 on the host, for any memory layout and type of the model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
         store(vector, host_memory, division)
         assert np.array_equal(load(host_memory, division), vector)
         flat = [values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in division.pieces]
-        assert np.array_equal(torch.cat(flat).numpy(), vector)  # in the order of elements, not of memory
+        assert np.array_equal(torch.cat(flat).numpy(), vector)  # in order of elements, not of memory
     assert model.head.weight is model.table.weight
 
 
-def test_what_rounding_to_a_narrow_type_takes_is_not_lost():
+def test_rounding_to_a_narrow_type_loses_no_values():
     values, host_memory, [division] = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
     vector = np.random.default_rng(0).standard_normal(division.local_length).astype(np.float32)
     store(vector, host_memory, division)
@@ -80,7 +80,7 @@ def test_changes_of_the_model_between_two_reads_are_seen():
     assert all(bool((value == 2.0).all()) for value in values)
 
 
-def test_a_matrix_that_was_turned_in_place_is_seen():
+def test_a_matrix_that_was_transposed_in_place_is_seen():
     model = nn.Linear(6, 6, bias=False)
     values, host_memory, [division] = looking_at(model, 1)
     before = load(host_memory, division)
@@ -95,6 +95,6 @@ def test_read_pages_can_be_freed():
     old = weakref.ref(model.weight.untyped_storage())
     for value in values:
         value.data = torch.zeros_like(value)
-    assert old() is not None, "else this shows nothing"
+    assert old() is not None, "without a kept view, this shows nothing"
     host_memory.forget()
     assert old() is None

@@ -1,4 +1,4 @@
-"""Entering, stepping, pausing and leaving, as a user's loop sees them."""
+"""Entering, stepping, pausing and leaving, as seen by a user's loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_constructor_opens_no_connection_and_a_learner_is_entered_once(core):
         learner.__enter__()
 
 
-def test_a_step_outside_of_the_block_is_one_line():
+def test_a_step_outside_of_the_block_gives_a_one_line_error():
     with pytest.raises(LearnerError, match="was not started"):
         Learner(Two(), torch.optim.SGD(Two().parameters(), 0.1), "127.0.0.1:1", "a").step(1)
 
@@ -65,7 +65,7 @@ def test_a_core_that_hangs_does_not_stop_an_inner_step(core):
         loop.until(lambda: core.pending(1))
 
 
-def test_leaving_sends_what_is_outstanding(core):
+def test_leaving_sends_outstanding_work(core):
     loop = Loop(core.address)
     with loop.learner:
         loop.turn(tokens=70)
@@ -73,7 +73,7 @@ def test_leaving_sends_what_is_outstanding(core):
     assert core.left == ["a"]
 
 
-def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_merged(core):
+def test_leaving_sends_later_work_after_the_contribution_in_flight_is_merged(core):
     loop = Loop(core.address)
     with ends_within(15.0), loop.learner:
         core.open(0)
@@ -86,8 +86,8 @@ def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_mer
     assert core.headers[second].tokens >= 500
 
 
-def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_would_take(core):
-    """When all learners leave at the same time, no round closes."""
+def test_leaving_waits_for_a_missing_fate_at_most_as_long_as_a_round(core):
+    """No round closes, because all learners leave at the same time."""
     loop = Loop(core.address, drain_s=30.0)
     with ends_within(8.0), loop.learner:
         core.open(0)
@@ -96,7 +96,7 @@ def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_woul
     assert core.left == ["a"]
 
 
-def test_leaving_waits_no_longer_than_drain_s_and_a_good_bye_for_a_core_that_hangs(core):
+def test_leaving_waits_for_a_hanging_core_at_most_drain_s_and_the_time_of_a_leave(core):
     loop = Loop(core.address, drain_s=1.0)
     with loop.learner:
         loop.turn()
@@ -105,14 +105,14 @@ def test_leaving_waits_no_longer_than_drain_s_and_a_good_bye_for_a_core_that_han
     assert 1.0 < time.monotonic() - began < 1.0 + GOODBYE_S + 1.5
 
 
-def test_a_good_bye_is_heard_without_draining(core):
+def test_leave_is_sent_without_draining(core):
     loop = Loop(core.address, drain_s=0.0)
     with loop.learner:
         loop.turn()
     assert core.left == ["a"]
 
 
-def test_an_error_in_the_loop_drains_not_leaves_and_comes_through(core):
+def test_an_error_in_the_loop_skips_draining_leaves_and_is_raised(core):
     loop = Loop(core.address)
     with pytest.raises(ZeroDivisionError), loop.learner:
         loop.until(lambda: 0 // (3 - loop.learner.stats().steps))
@@ -120,8 +120,8 @@ def test_an_error_in_the_loop_drains_not_leaves_and_comes_through(core):
     assert not core.headers
 
 
-def test_ctrl_c_while_draining_still_says_good_bye(core, monkeypatch):
-    before = agents()  # other tests in this process may have left some that still call a core
+def test_ctrl_c_while_draining_still_sends_leave(core, monkeypatch):
+    before = agents()  # other tests may have left threads in this process that still call a core
     loop = Loop(core.address)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -134,7 +134,7 @@ def test_ctrl_c_while_draining_still_says_good_bye(core, monkeypatch):
     until(lambda: set(agents()) <= set(before))
 
 
-def test_ctrl_c_while_entering_leaves_no_thread_behind():
+def test_ctrl_c_during_a_start_leaves_no_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background processes ignore it
     before = agents()
     loop = Loop("127.0.0.1:1")
@@ -164,24 +164,24 @@ def test_paused_time_is_neither_stepping_nor_blocked(core):
             BREATH.wait(0.1)
         loop.turn()
         after = learner.stats()
-    assert 0.3 <= after.paused_s - before.paused_s < 0.6, "once, though paused within a pause"
-    assert learner._counters.step_time_s < 0.2, "rounds are not waited for as long as pauses take"
+    assert 0.3 <= after.paused_s - before.paused_s < 0.6, "nested pauses must count once"
+    assert learner._counters.step_time_s < 0.2, "pauses must not count as step time"
     assert after.stepping_s - before.stepping_s < 0.2
     assert after.blocked_s - before.blocked_s < 0.1
 
 
-def test_after_leaving_a_step_is_one_line_and_the_stats_tell_how_it_ended(core):
+def test_after_leaving_a_step_gives_a_one_line_error_and_stats_stay(core):
     loop = Loop(core.address, drain_s=0.3)
     with loop.learner as learner:
         loop.turn()
         assert learner.stats().connected
         core.fail("Push", grpc.StatusCode.UNAVAILABLE, times=1000)
-    assert (learner.stats().connected, learner.stats().pending) == (False, 2), "neither fragment's was acknowledged"
+    assert (learner.stats().connected, learner.stats().pending) == (False, 2), "both contributions must be pending"
     with pytest.raises(LearnerError, match="has left the run"):
         loop.turn()
 
 
-def test_the_error_that_ends_a_program_is_the_last_thing_that_it_says(core):
+def test_the_error_that_ends_a_program_is_its_last_line(core):
     script = f"""
 import atexit, sys, torch, atoll
 model = torch.nn.Linear(24, 24)
@@ -204,7 +204,7 @@ raise RuntimeError("the trainer's own")
         core.merge(0)
         until(lambda: len(core.fetches) > fetched)
         _, rest = child.communicate("", timeout=30)
-    assert rest == "", "what the agent cannot do any more is not told behind it"
+    assert rest == "", "no log line may follow the error"
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -22,7 +22,7 @@ PLACES = pytest.mark.parametrize("coder", [None, ON_CPU_TENSORS], ids=["host", "
 
 
 def local(dtype: torch.dtype, coder: DeviceCoder | None = None) -> tuple[nn.Module, LocalParameters, list[np.ndarray]]:
-    """Returns a model with two fragments of different length, its local parameters, and its anchors."""
+    """Returns a model with two fragments of different lengths, its local parameters and its anchors."""
     model = nn.ModuleList([nn.Linear(30, 20, bias=False), nn.Linear(7, 5, bias=False)]).to(dtype)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
     layout, random = plan(parameters.tensors, 2), np.random.default_rng(0)
@@ -86,7 +86,7 @@ def test_an_adoption_in_a_copy_leaves_the_model_unchanged(coder):
         np.testing.assert_allclose(work(mine, fragment, 0, 0), 0, atol=1e-6)
 
 
-def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
+def test_an_interrupted_adoption_is_recorded(monkeypatch):
     _, mine, anchors = local(torch.float32)
     with mine.moving():
         mine.adopt(PreparedAnchor(0, 2, anchors[0], Fate()), 0, 0)
@@ -113,7 +113,7 @@ class Odd(nn.Module):
 
 
 class Trained:
-    """A model whose steps, contributions and adoptions depend only on the seed and the codec."""
+    """A model whose steps, contributions and adoptions depend only on seed and codec."""
 
     def __init__(self, codec: Codec, *, keep: bool, coder: DeviceCoder | None) -> None:
         torch.manual_seed(0)
@@ -129,7 +129,7 @@ class Trained:
         self.sent: list[bytes] = []
 
     def step(self, number: int) -> None:
-        """Trains, takes a fragment's work, trains, and adopts an update. Its kind depends on the number."""
+        """Trains, takes a fragment's work, trains again, and adopts an update, whose kind depends on the number."""
         fragment = number % 2
         self._train()
         taken = self.local.take(fragment, 8 * number, number).coded
@@ -149,7 +149,7 @@ class Trained:
                 parameter.add_(0.01 * torch.randn(parameter.shape, generator=random).to(parameter.dtype))
 
     def _newer(self, fragment: int, fate: Fate, *, known: bool) -> PreparedAnchor:
-        """Returns the next anchor. known: whether its update is known, so that the change is computed in advance."""
+        """Returns the next anchor. known: whether to compute the change from the update in advance."""
         track = self.local.tracks[fragment]
         old, random = track.anchor, self.random.standard_normal(track.shape.length).astype(np.float32)
         update = segments.code(old, old + random * np.float32(0.1), track.shape)

@@ -1,4 +1,4 @@
-"""A follower's view of a run: what it must fetch, and when its fragments make a consistent cut."""
+"""A follower's view of a run: what to fetch, and when its fragments are a consistent cut."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_cut_needs_the_versions_that_the_shard_announced_first():
     assert not two.ready()
     it.heard(reply(7, (0, 4, 41)))
     assert one.behind()
-    assert one.ready(), "an older version may be part of a cut, since fragments are independent"
+    assert one.ready(), "a cut may contain older versions"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_fragment_starts_over_if_a_new_process_of_its_shard_has_another_histor
     restarts = one.restarts
     it.heard(reply(8, (0, version, checksum), (1, 1, 10)))
     assert one.whole is whole
-    assert one.restarts == restarts + 1, "a running fetch may have frames of the old history"
+    assert one.restarts == restarts + 1, "a running fetch with frames of the old history must restart"
     assert one.ready() is ((version, checksum) == (5, 50))
     assert (one.target, one.floor) == (version, version)
 
@@ -76,7 +76,7 @@ def test_a_new_generation_starts_over_and_another_run_is_refused():
     fetched(one, 5, 50)
     it.begins(RunId("run", 2))
     assert not one.ready()
-    assert not one.behind(), "the new generation's versions are not known yet"
+    assert not one.behind(), "the new generation's versions are still unknown"
     it.heard(reply(7, (0, 5, 50), (1, 1, 10)))
     assert one.behind()
     with pytest.raises(FollowerError, match="the server now has run other, but this follower follows run"):

@@ -1,4 +1,4 @@
-"""Verdicts on the causes of movements, row by row."""
+"""The detector's verdicts on movements, row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PLACES, VALUES = 8, 16
 
 
 class Rows:
-    """The moving values of some fragments, which all have the same number of values."""
+    """Moving values of fragments of equal size."""
 
     def __init__(self, fragments: int = 1) -> None:
         self.random = np.random.default_rng(0)
@@ -38,7 +38,7 @@ class Rows:
         return change
 
 
-def test_an_adoption_that_is_undone_among_others_that_were_not_is_one_vote_and_three_are_enough():
+def test_three_undone_adoptions_are_enough_for_a_verdict():
     rows = Rows()
     for _ in range(10):
         assert rows.step() is Movement.FINE
@@ -54,16 +54,16 @@ def test_an_adoption_that_is_undone_among_others_that_were_not_is_one_vote_and_t
     assert verdicts == [Movement.UNDONE, Movement.UNDONE, Movement.COPIES]
 
 
-def test_a_step_that_leads_back_is_no_reversal_where_it_is_no_ordinary_one_without_it():
+def test_a_step_back_of_unusual_size_is_no_reversal():
     rows = Rows()
     for _ in range(10):
         rows.step()
     for _ in range(3):
         change = rows.adopt()
-        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Movement.FINE, "as AdamW, when all is new"
+        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Movement.FINE, "as AdamW's first steps"
 
 
-def test_a_step_that_leads_back_is_no_reversal_where_all_steps_go_along_one_direction():
+def test_a_step_back_is_no_reversal_if_all_steps_have_one_direction():
     rows = Rows()
     direction = rows.noise(0.01)
     for size in (1, 2, 0.5, 1, 3, 1, -1, 0.5, 2, 1):
@@ -73,7 +73,7 @@ def test_a_step_that_leads_back_is_no_reversal_where_all_steps_go_along_one_dire
         assert rows.moving(np.float32(6) * direction) is Movement.FINE
 
 
-def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
+def test_a_skipped_step_is_not_the_first_after_an_adoption():
     rows = Rows()
     for _ in range(10):
         rows.step()
@@ -82,7 +82,7 @@ def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
     assert rows.moving(rows.noise(0.02) - change) is Movement.UNDONE
 
 
-def test_adoptions_without_a_step_in_between_are_taken_back_together():
+def test_adoptions_without_a_step_in_between_are_undone_together():
     rows = Rows()
     for _ in range(10):
         rows.step()
@@ -93,7 +93,7 @@ def test_adoptions_without_a_step_in_between_are_taken_back_together():
     assert rows.moving(rows.noise(0.01) - second) is Movement.UNDONE, "the copies were made in between"
 
 
-def test_a_fragment_that_is_taken_back_is_found_among_others_that_were_adopted_with_it_and_hardly_moved():
+def test_an_undone_fragment_is_found_among_others_that_hardly_moved():
     """Seed 3600001567: all fragments were reset to their anchors, and one of them was far from its anchor."""
     rows = Rows(fragments=4)
     for _ in range(10):
@@ -104,7 +104,7 @@ def test_a_fragment_that_is_taken_back_is_found_among_others_that_were_adopted_w
     assert rows.moving(rows.noise(0.01) - change) is Movement.UNDONE
 
 
-def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():
+def test_reversals_too_small_to_be_found_do_not_hide_larger_ones():
     rows = Rows()
     direction = rows.noise(1.0)
     for _ in range(10):
@@ -124,7 +124,7 @@ def test_other_movements_count_as_work_up_to_eight_optimizer_steps():
     assert rows.step(rows.noise(0.15)) is Movement.WRITTEN
 
 
-def test_a_projection_may_go_as_far_as_an_adoption_led():
+def test_a_projection_may_move_as_far_as_an_adoption():
     rows = Rows()
     for _ in range(10):
         rows.step()

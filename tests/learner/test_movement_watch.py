@@ -1,4 +1,4 @@
-"""Movements of parameters that the optimizer did not cause are not sent as work. Other movements are."""
+"""Movements that the optimizer did not cause are not sent as work. Others are."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, devic
 
 @pytest.mark.parametrize("before_step", [True, False])
 @pytest.mark.parametrize("how", WAYS)
-def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(how, before_step, said, rows):
+def test_weights_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(how, before_step, said, rows):
     model = mlp()
     optimizer = adamw(model)
     other = mlp()
@@ -109,7 +109,7 @@ def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_n
     assert len(said) == 1
 
 
-def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
+def test_work_that_is_dropped_while_it_waits_for_a_verdict_is_not_sent(rows):
     model = mlp()
     with Watched(model, adamw(model)) as it:
         it.rounds(20)
@@ -119,7 +119,7 @@ def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
         sent = len(it.agent.taken)
         for fragment, track in enumerate(it.learner._boundary.local.tracks):
             if rows is LateBlock:
-                assert (track.flying is not None, sent) == (True, 0), "it waits for the verdict"
+                assert (track.flying is not None, sent) == (True, 0), "the work must wait for the verdict"
             fate = Fate(drop=True)
             it.learner._exchange.offer(PreparedAnchor(fragment, 100, track.anchor.copy(), fate))
         it.turn(8)
@@ -128,7 +128,7 @@ def test_work_that_is_dropped_while_it_is_kept_back_is_not_sent(rows):
 
 
 class TwoRanks(SingleRank):
-    """The first of two ranks, which agrees with itself and owns everything."""
+    """The first of two ranks, which decides alone and owns everything."""
 
     size = 2
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said, rows
     assert len(said) == 1
 
 
-def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_step(said, monkeypatch, rows):
+def test_an_interrupted_restore_happens_at_the_next_step(said, monkeypatch, rows):
     model = mlp()
     with Watched(model, adamw(model)) as it:
         it.turn(10)
@@ -190,7 +190,7 @@ def raising() -> None:
 
 
 class Masters(torch.optim.SGD):
-    """Steps float32 copies and writes them to the parameters, like apex, DeepSpeed and Megatron."""
+    """An optimizer that steps float32 copies and writes them to the parameters, like apex, DeepSpeed and Megatron."""
 
     def __init__(self, model: nn.Module, rate: float) -> None:
         self.shared = list(model.parameters())
@@ -206,7 +206,7 @@ class Masters(torch.optim.SGD):
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(
+def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_fix_and_sends_no_reversal(
     dtype, device, said, rows
 ):
     model = mlp(dtype, device)
@@ -224,7 +224,7 @@ def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_an
 # ------------------------------------------------------------------------------ several in a process
 
 
-def test_optimizers_step_while_learners_of_other_threads_come_and_go():
+def test_optimizers_step_while_learners_of_other_threads_start_and_end():
     spec = TensorSpec("w", (8, 8), "float32", MergeKind.DIRECTION)
     divisions = undivided(plan([spec], 1))
     MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], divisions)).end()

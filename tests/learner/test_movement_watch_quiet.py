@@ -1,4 +1,4 @@
-"""Movements in honest loops count as work: no warning, nothing dropped, everything sent."""
+"""Movements in normal training loops count as work: no warning, nothing dropped, everything sent."""
 
 from __future__ import annotations
 
@@ -150,7 +150,10 @@ def averages_swapped_for_evaluation() -> Case:
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """Defazio et al. 2024, SGD. The parameters are y in training and x in evaluation, and the state keeps z."""
+    """Schedule-free SGD (Defazio et al. 2024).
+
+    The parameters are y in training and x in evaluation; the state has z.
+    """
 
     def __init__(self, parameters, rate: float, beta: float = 0.9) -> None:
         super().__init__(parameters, {"lr": rate, "beta": beta})
@@ -285,7 +288,7 @@ CASES = (
 
 @pytest.mark.parametrize("others", [0.01, 0.2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_an_honest_loop_is_left_alone(case, others, rows):
+def test_a_normal_loop_gets_no_warning(case, others, rows):
     model, optimizer, step = case()
     with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
         it.rounds(60)
@@ -293,8 +296,8 @@ def test_an_honest_loop_is_left_alone(case, others, rows):
         assert LateBlock.waits == 0
     assert [each for each in logs if not each["event"].startswith("buffers changed")] == []
     assert not it.abandoned
-    assert taken >= 2 * 8, f"{taken} in {trained} steps"
-    assert len(it.agent.taken) == taken + 2, "leaving sends the rest"
+    assert taken >= 2 * 8, f"only {taken} contributions in {trained} steps"
+    assert len(it.agent.taken) == taken + 2, "leaving must send the rest"
 
 
 # ------------------------------------------------------------------------------ learners that merge with each other
@@ -349,15 +352,15 @@ MERGING = {
 
 
 @pytest.mark.parametrize("kind", MERGING.values(), ids=MERGING)
-def test_honest_learners_whose_steps_lead_back_by_chance_are_left_alone(kind):
+def test_normal_learners_with_steps_back_by_chance_get_no_warning(kind):
     for seed in range(25):
         with structlog.testing.capture_logs() as logs, Merging(kind, seed) as it:
             it.turn(60)
         assert logs == [], f"seed {seed}"
 
 
-def test_learners_are_left_alone_when_the_core_comes_back_from_a_backup():
-    """After convergence, AdamW takes small steps. After a restore, some are 100 times as large."""
+def test_learners_get_no_warning_after_a_restore_from_a_backup():
+    """Converged, AdamW takes small steps. After a restore, some are 100 times as large."""
     random = torch.Generator().manual_seed(0)
 
     def loss(model: nn.Module) -> torch.Tensor:

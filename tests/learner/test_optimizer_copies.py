@@ -16,7 +16,8 @@ from tests.learner.watched import Watched, mlp
 
 
 class Lookahead(torch.optim.SGD):
-    """Zhang et al. 2019: every k steps, the parameters move half of the way back to slow weights, which follow.
+    """Lookahead (Zhang et al. 2019): every k steps, the parameters move half way back to slow weights, which then
+    follow.
 
     hidden: whether the slow weights are outside the optimizer's state.
     """
@@ -52,7 +53,7 @@ def moved_after_a_step(it: Watched) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_masters_that_are_named_follow_what_is_adopted(dtype):
+def test_named_masters_follow_adoptions(dtype):
     model = mlp(dtype)
     optimizer = Masters(model, 0.05)
     with Watched(model, optimizer, copies=lambda: zip(optimizer.shared, optimizer.masters, strict=True)) as it:
@@ -63,7 +64,7 @@ def test_masters_that_are_named_follow_what_is_adopted(dtype):
             torch.testing.assert_close(master.to(dtype), parameter.detach())
 
 
-def test_masters_that_the_optimizer_has_in_the_parameters_stead_are_named_with_them():
+def test_masters_that_the_optimizer_has_instead_of_parameters_can_be_named():
     """apex's O2 and Megatron do this."""
     model = mlp(torch.bfloat16)
     masters = [parameter.detach().float().clone() for parameter in model.parameters()]
@@ -117,7 +118,7 @@ def test_schedule_free_z_is_recognised_and_follows():
             torch.testing.assert_close(optimizer.state[p]["z"] - z, p.detach() - y)
 
 
-def test_a_momentum_is_no_copy():
+def test_a_momentum_is_not_taken_for_a_copy():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.99)
     with Watched(model, optimizer) as it:
@@ -128,7 +129,7 @@ def test_a_momentum_is_no_copy():
         assert all(map(torch.equal, before, (optimizer.state[p]["momentum_buffer"] for p in model.parameters())))
 
 
-def test_copies_become_the_parameters_where_a_run_is_joined():
+def test_copies_are_set_to_the_parameters_at_a_join():
     model = nn.Linear(4, 4)
     master = model.weight.detach().clone()
     copies = OptimizerCopies([], lambda: [(model.weight, master)])

@@ -1,4 +1,4 @@
-"""From a user's model to tensors: tied ones once, frozen ones never, and no prefixes of wrappers."""
+"""A user's model becomes tensors: tied ones once, frozen ones never, and without wrappers' prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from tests.learner.odd import Odd, parameters
 
 
-def test_trainable_tensors_come_once_in_the_models_order_with_their_tied_names():
+def test_trainable_tensors_are_listed_once_in_the_models_order_with_tied_names():
     found = {t.name: t for t in parameters(Odd()).tensors}
     assert list(found) == ["turned", "table.weight", "middle.weight", "middle.bias", "plain.weight", "plain.bias"]
     assert found["table.weight"].tied_names == ("head.weight",)
@@ -36,7 +36,7 @@ def test_an_untied_output_head_is_merged_like_its_embedding():
     ]
 
 
-def test_wrappers_leave_no_trace_in_names():
+def test_names_contain_no_prefixes_of_wrappers():
     plain = nn.Sequential(nn.Linear(3, 3))
     wrapped = nn.Module()
     wrapped.add_module("module", nn.Module())
@@ -44,7 +44,7 @@ def test_wrappers_leave_no_trace_in_names():
     assert [t.name for t in parameters(wrapped).tensors] == [t.name for t in parameters(plain).tensors]
 
 
-def test_the_frozen_digest_follows_frozen_values_only():
+def test_the_frozen_digest_depends_only_on_frozen_values():
     torch.manual_seed(0)
     model = Odd()
     before = parameters(model).frozen_digest()
@@ -86,7 +86,7 @@ def test_buffers_that_changed_are_named_when_the_learner_leaves(said):
     found.warn_of_buffers("a")
     (line,) = said
     assert line["event"].startswith("buffers changed during training, but learners do not share them")
-    assert (line["buffers"], line["first"]) == (2, "counted"), "BatchNorm's are named at the start"
+    assert (line["buffers"], line["first"]) == (2, "counted"), "the start already named BatchNorm's buffers"
 
 
 def test_an_optimizer_of_another_model_is_refused():
@@ -136,7 +136,7 @@ def test_unshared_parameters_are_neither_trained_nor_compared_by_the_run():
     assert Parameters(model, sgd(model.student), ["head.*", "teacher.*"]).frozen_digest() == before
 
 
-def test_a_pattern_that_fits_no_parameter_is_an_error():
+def test_a_pattern_without_a_matching_parameter_is_an_error():
     model = Teaching()
     with pytest.raises(LearnerError, match=r'unshared="techer.\*" matches no parameter'):
         Parameters(model, sgd(model.student, model.head), ["techer.*"])
@@ -162,7 +162,7 @@ def test_a_later_unfrozen_parameter_is_an_error_that_names_it():
         shared.check_unchanged()
 
 
-def test_a_shared_layer_may_be_frozen_for_a_while_and_what_is_unshared_may_be_added():
+def test_a_layer_may_be_frozen_temporarily_and_unshared_parameters_may_be_added():
     model = Teaching()
     optimizer = sgd(model.student, model.head)
     shared = Parameters(model, optimizer, ["teacher.*"])

@@ -1,4 +1,4 @@
-"""A fetch over a link that is cut repeatedly, during merges: it ends with exact values, and fetches little twice."""
+"""A fetch over a repeatedly cut link, during merges, ends with exact values and fetches little twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ FRAGMENT = fragment()
 
 
 class Core:
-    """Publishes versions of one fragment, and answers a fetch frame by frame. kept: number of available updates."""
+    """A core that publishes versions of a fragment, and answers a fetch frame by frame.
+
+    kept: number of kept updates.
+    """
 
     def __init__(self, kept: int) -> None:
         self.kept, self.updates = kept, dict[int, list[bytes]]()
@@ -50,7 +53,10 @@ class Core:
         self.updates.pop(version - self.kept, None)
 
     def answer(self, incoming: PartialFetch, most: int, *, heard: bool = True) -> bool:
-        """Sends at most `most` frames of the next request, and cuts the link. Returns whether the fetch is complete."""
+        """Sends at most `most` frames to the next request, then cuts the link.
+
+        Returns whether the fetch is complete.
+        """
         ask = incoming.next(self.version if heard else 0)
         if ask is None:
             return True
@@ -80,7 +86,7 @@ class Core:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.booleans()), max_size=30), st.integers(1, 12))
-def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, kept):
+def test_a_whole_fragment_is_assembled_from_frames_of_many_versions(tries, kept):
     core = Core(kept)
     incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     for most, merges, heard in tries:
@@ -96,7 +102,7 @@ def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, ke
     core.check(incoming, None)
 
 
-def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between():
+def test_received_frames_need_only_their_updates_after_a_merge():
     core = Core(kept=2)
     incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     core.answer(incoming, 4)
@@ -105,10 +111,10 @@ def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between
         pass
     core.check(incoming, None)
     whole = sum(len(frame_codec.encode_frame(core.published[-1], span, Codec.FLOAT32)) for span in FRAGMENT.frames)
-    assert core.bytes_sent < 1.2 * whole, "4 of 6 frames cost an update more"
+    assert core.bytes_sent < 1.2 * whole, "only 4 of 6 frames may need an update"
 
 
-def test_an_update_goes_on_where_its_fetch_was_cut():
+def test_a_cut_fetch_of_an_update_continues():
     core = Core(kept=4)
     base = core.published[1]
     core.merge()
@@ -118,7 +124,7 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
     assert incoming.next(3).frames == [4, 5]
     while not core.answer(incoming, FRAMES):
         pass
-    assert incoming.size_bytes == sum(map(len, core.updates[2])), "each frame came once"
+    assert incoming.size_bytes == sum(map(len, core.updates[2])), "each frame must be sent once"
     core.check(incoming, base)
 
 

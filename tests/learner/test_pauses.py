@@ -1,4 +1,4 @@
-"""A core's view of pauses: a throttled learner is live, and one with a long evaluation is paused."""
+"""In a core's view, a throttled learner is live, and one with a long evaluation is paused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll_server.rounds.liveness import LearnerLiveness, learner_state
 def trained(
     counters: Counters, member: LearnerLiveness, busy_s: float, pause_s: float, until: float
 ) -> list[tuple[float, str]]:
-    """Simulates steps, each followed by a pause, with four reports per second. Returns the times of state changes."""
+    """Simulates steps with a pause after each, and four reports per second. Returns the times of state changes."""
     seen, turn_s, now = [], busy_s + pause_s, 0.0
     while now < until:
         turns, within = divmod(now, turn_s)
@@ -27,14 +27,14 @@ def trained(
 
 
 @pytest.mark.parametrize("busy_s", [0.01, 0.1, 0.33, 2.0])
-def test_a_throttled_learner_is_live_and_its_step_time_is_that_of_its_turns(busy_s):
+def test_a_throttled_learner_is_live_and_its_step_time_includes_pauses(busy_s):
     member = LearnerLiveness(1, 0.0, 0.0)
     seen = trained(Counters(), member, busy_s, 4 * busy_s, 200 * busy_s + 20)
     assert {state for now, state in seen if now > 30 * busy_s + 2} == {"live"}
     assert member.step_time_s == pytest.approx(5 * busy_s, rel=0.3)
 
 
-def test_a_long_pause_is_told_before_the_learner_would_be_silent():
+def test_a_long_pause_is_reported_before_the_learner_would_be_silent():
     counters, member = Counters(), LearnerLiveness(1, 0.0, 0.0)
     seen = trained(counters, member, 0.2, 0.0, 20.0)
     assert seen[-1][1] == "live"

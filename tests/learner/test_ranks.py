@@ -50,7 +50,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
-    """Returns both ranks' values after each step, while a round was merged and other learners trained.
+    """Returns both ranks' values after each step, while a round is merged and other learners train.
 
     Each rank owns one of two fragments. The first is merged.
     """
@@ -86,15 +86,15 @@ def test_ranks_hold_the_same_parameters_after_every_step(ranks):
 
 
 def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
-    """Otherwise, schedules would differ, and a loop that ends by them would never end on some ranks."""
+    """Otherwise, schedules would differ, and a loop that follows them would never end on some ranks."""
     *_, (_, first, _), (_, second, _) = ranks
     assert first[0] == second[0] == [5_000, 70_000]
     assert [tokens for tokens, _ in first[1:]] == [tokens for tokens, _ in second[1:]]
     assert first[-1][0] >= 9_000
 
 
-def test_all_ranks_count_the_steps_that_were_taken(ranks):
-    """Ranks answer rounds by these counters, so these must be the same. The last step's tokens were skipped."""
+def test_all_ranks_count_the_same_steps(ranks):
+    """Ranks answer rounds by these counters, so these must be equal. Three steps were skipped."""
     *_, (_, _, first), (_, _, second) = ranks
     assert first == second == [57, 59 * 2 * 10, 3]
 

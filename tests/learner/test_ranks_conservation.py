@@ -37,9 +37,9 @@ ON_CPU_TENSORS = DeviceCoder(torch.device("cpu"))
 
 
 class Rank:
-    """One rank of a learner. parts: its part of each tensor, by rank and tensor.
+    """One rank of a learner. parts: of each tensor, by rank and tensor.
 
-    merged, abandoned: the fates of its frames' work, in float64. in_flight: the work that it sent last.
+    merged, abandoned: the fates of its frames' work, in float64. in_flight: the rank's last sent work.
     """
 
     def __init__(self, layout: Layout, parts: Sequence[Sequence[TensorPart]], number: int, hub: Hub | None) -> None:
@@ -71,7 +71,7 @@ class Rank:
 
     def sent(self) -> np.ndarray:
         """Returns the values of the contribution in flight."""
-        assert self.in_flight is not None, "it is in flight"
+        assert self.in_flight is not None, "a contribution is in flight"
         out = np.zeros(self.run.length, np.float32)
         for span, content in zip(self.run.frames, self.in_flight.coded.contents, strict=True):
             frame_codec.content_add(content, span, CODEC, np.ones(len(span.segments), np.float32), out)
@@ -95,7 +95,7 @@ class Island:
         self.trained, self.steps, self.given_up = np.zeros(self.place.length), 0, False
 
     def _together(self, work: Callable[[Rank], object]) -> None:
-        """Calls a function on all ranks at the same time, because it waits for the other ranks."""
+        """Calls a function, which waits for the other ranks, on all ranks at the same time."""
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             list(pool.map(work, self.ranks))
 
@@ -106,7 +106,7 @@ class Island:
             for number, (tensor, parameter) in enumerate(zip(tensors, rank.parameters, strict=True)):
                 places, own = rank.places(number), parameter.detach().numpy()
                 before = np.reshape(tensor[places], own.shape)
-                assert (np.isnan(before) | (before == own)).all(), "copies of a parameter differ"
+                assert (np.isnan(before) | (before == own)).all(), "copies of a parameter must be equal"
                 tensor[places] = np.reshape(own, np.shape(tensor[places]))
         return vector_of(self.place, tensors)
 
@@ -183,10 +183,10 @@ class Island:
 
     @property
     def has_work(self) -> bool:
-        """Whether it took steps since its last merge. Learners decline rounds without work."""
+        """Whether the learner took steps since its last merge. Learners decline rounds without work."""
         return self.ranks[0].local.tracks[self.number].steps_from < self.steps
 
-    # ------------------------------------------------------------------------------ the law
+    # ------------------------------------------------------------------------------ conservation
 
     def check(self) -> None:
         work = self.anchor().astype(np.float64) - self.values()
@@ -211,7 +211,7 @@ EXAMPLE = ["train", "send", "train", "restore", "train", "merged", "train", "sen
 @example(mesh=(4, 1), cuts=[(9, 9)] * len(SHAPES), fragment=1, moves=EXAMPLE, seed=2, coder=ON_CPU_TENSORS)
 @settings(max_examples=100, deadline=None)
 def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment, moves, seed, coder):
-    """Whether its ranks code on a device or on the host, the learner gets the same bits as one process on the host."""
+    """Ranks that code on a device or on the host give the same bits as one process on the host."""
     random = np.random.default_rng(seed)
     anchors = [random.standard_normal(each.length).astype(np.float32) for each in LAYOUT.fragments]
     island, one = Island(of_mesh(mesh, cuts), fragment, anchors, coder), Island(WHOLE, fragment, anchors)
@@ -232,6 +232,6 @@ def test_work_of_all_ranks_is_merged_outstanding_or_dropped(mesh, cuts, fragment
             elif move == "restore":
                 each.restore()
             each.check()
-        assert len(checksums) < 2, "the owners' parts have the checksum of the whole anchor"
+        assert len(checksums) < 2, "the owners' parts must have the whole anchor's checksum"
         assert island.anchor().tobytes() == one.anchor().tobytes()
         assert island.values().tobytes() == one.values().tobytes()

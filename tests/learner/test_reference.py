@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_model_after_other_random_draws():
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 1.05), ("25m", 25.4), ("124m", 125)])
-def test_sizes_are_what_they_are_called(size, millions):
+def test_models_have_the_sizes_of_their_names(size, millions):
     with torch.device("meta"):
         from atoll.reference.model import Transformer
 
@@ -51,7 +51,7 @@ def test_a_model_sees_only_the_past():
         assert torch.allclose(model(text)[0, :40], model(changed)[0, :40], atol=1e-5)
 
 
-def test_the_standard_library_is_text_that_is_the_same_every_time():
+def test_the_text_of_the_standard_library_is_always_the_same():
     first, second = data.load(None, 128), data.load(None, 128)
     assert first.sha256 == second.sha256
     assert len(first.training) > 5_000_000
@@ -64,8 +64,8 @@ def test_a_single_file_is_cut_near_its_end(tmp_path):
     assert (len(corpus.training), len(corpus.validation)) == (19_000, 1_000)
 
 
-def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
-    for name in ("a.txt", "b.txt", "c.txt"):  # by their names, all of them would be training text
+def test_a_folder_of_few_files_is_cut_near_its_end(tmp_path):
+    for name in ("a.txt", "b.txt", "c.txt"):  # a division by names would make all of them training text
         (tmp_path / name).write_bytes(name.encode() * 1_000)
     corpus = data.load(tmp_path, 16)
     assert (len(corpus.training), len(corpus.validation)) == (14_252, 750)
@@ -73,7 +73,7 @@ def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
 
 
 def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
-    for number in range(190):  # a cut at a twentieth would fall into the middle of a file
+    for number in range(190):  # a cut near the end would divide a file
         (tmp_path / f"{number}.txt").write_bytes(b"%03d " % number * 50)
     corpus = data.load(tmp_path, 16)
     trained, held_out = (set(bytes(part).split()) for part in (corpus.training, corpus.validation))
@@ -81,21 +81,21 @@ def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
     assert not trained & held_out
 
 
-def test_no_more_is_read_than_is_used(tmp_path):
+def test_only_used_text_is_read(tmp_path):
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(1 << 40)  # a sparse terabyte, larger than memory
+        file.truncate(1 << 40)  # a sparse file of a terabyte, larger than memory
     corpus = data.load(tmp_path / "huge", 16)
     assert len(corpus.training) + len(corpus.validation) == data.MAX_BYTES
 
 
-def test_islands_see_different_text_and_the_same_island_the_same():
+def test_each_island_sees_its_own_text_which_is_repeatable():
     text = np.arange(10_000, dtype=np.uint16).astype(np.uint8)
     one, again, other = (next(data.batches(text, 4, 32, 0, name)) for name in ("a", "a", "b"))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
-def test_a_stream_goes_on_at_any_batch():
+def test_a_stream_continues_at_any_batch():
     text = np.arange(10_000, dtype=np.uint16).astype(np.uint8)
     whole = list(islice(data.batches(text, 4, 32, 0, "a"), 6))
     rest = list(islice(data.batches(text, 4, 32, 0, "a", first=4), 2))
@@ -104,18 +104,18 @@ def test_a_stream_goes_on_at_any_batch():
 
 
 @pytest.mark.parametrize("content", [b"", b"short"])
-def test_too_little_text_is_one_line(tmp_path, content):
+def test_too_little_text_gives_a_one_line_error(tmp_path, content):
     (tmp_path / "text").write_bytes(content)
     with pytest.raises(data.DataError, match="give more text"):
         data.load(tmp_path / "text", 128)
 
 
-def test_text_that_is_not_there_is_one_line(tmp_path):
+def test_missing_text_gives_a_one_line_error(tmp_path):
     with pytest.raises(data.DataError, match="does not exist"):
         data.load(tmp_path / "nothing", 128)
 
 
-def test_text_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
+def test_unreadable_text_gives_a_one_line_error(tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(b"text" * 1_000)
 
     def denied(*_: object, **__: object) -> None:
@@ -127,7 +127,7 @@ def test_text_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
             data.load(path, 128)
 
 
-def test_a_folder_below_that_cannot_be_listed_is_no_silently_smaller_text(tmp_path, monkeypatch):
+def test_an_unreadable_subfolder_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(b"text" * 1_000)
     (tmp_path / "closed").mkdir()
     scandir = data.os.scandir
@@ -143,7 +143,7 @@ def test_a_folder_below_that_cannot_be_listed_is_no_silently_smaller_text(tmp_pa
 
 
 @pytest.mark.parametrize("device", ["nonsense", "meta", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_one_line(device):
+def test_a_missing_device_gives_a_one_line_error(device):
     with pytest.raises(DeviceError, match=f"--device {device} cannot be used .*give auto, cpu or cuda$"):
         usable_device(device)
 
@@ -168,8 +168,8 @@ def test_a_restarted_process_warms_its_optimizer_up_again():
     assert rates == sorted(rates)
 
 
-def test_the_core_says_where_training_ends(tmp_path):
-    """A learner that ended elsewhere would leave outer steps warm, or cool them too early."""
+def test_the_core_decides_where_training_ends(tmp_path):
+    """With another end, the outer steps would cool down too late or too early."""
     (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)
     settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu")
     with fake_core() as core:
@@ -179,7 +179,7 @@ def test_the_core_says_where_training_ends(tmp_path):
         assert core.progress[-1].tokens == 5 * 128
 
 
-def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path, monkeypatch):
+def test_without_an_end_training_continues_at_the_peak_rate(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("atoll.reference.train.learning_rate", lambda peak, done, _: seen.append(done) or peak)
     (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)

@@ -24,7 +24,10 @@ def said(code: grpc.StatusCode, *mark: tuple[str, str]) -> grpc.aio.AioRpcError:
 
 
 class Tries:
-    """Attempts. Each takes the next item of `events`: an error, or a result. bytes: received before the attempt."""
+    """Attempts, each of which takes the next item of `events`: an error or a result.
+
+    bytes: received before the attempt.
+    """
 
     def __init__(self, *events: Exception | bool, came: tuple[int, ...] = (), acts: bool = False) -> None:
         self._events, self._came, self._acts = list(events), [0, *came], acts
@@ -77,7 +80,7 @@ def test_pauses_grow_with_consecutive_failures_of_any_kind(monkeypatch):
     assert len(tries.pauses) == 4
 
 
-def test_a_link_that_was_given_up_is_not_waited_for(monkeypatch):
+def test_a_failed_link_is_not_waited_for(monkeypatch):
     tries = Tries(LinkLost("given up"), LinkLost("given up"), True).run(monkeypatch)
     assert (tries.pauses, tries.failures) == ([], [])
 
@@ -91,14 +94,14 @@ def test_a_failure_after_progress_counts_as_the_first(monkeypatch):
     assert [each.before for each in tries.failures] == [0, 0, 1]
 
 
-def test_only_a_refusal_of_a_core_or_front_ends_it(monkeypatch):
+def test_only_a_refusal_of_a_core_or_front_ends_the_loop(monkeypatch):
     denied = grpc.StatusCode.PERMISSION_DENIED
     assert Tries(said(denied), True).run(monkeypatch).failures[0].remedy is Remedy.TRY_AGAIN
     with pytest.raises(LearnerError, match="why"):
         Tries(said(denied, *ATOLL_STATUS)).run(monkeypatch)
 
 
-def test_it_ends_when_nothing_is_wanted_or_the_learner_leaves(monkeypatch):
+def test_the_loop_ends_when_nothing_is_wanted_or_the_learner_leaves(monkeypatch):
     for change in ({"wanted": False}, {"leaving": True}):
         tries = Tries()
         tries.wanted = change.get("wanted", True)

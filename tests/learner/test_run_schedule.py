@@ -22,7 +22,7 @@ def made(kind, rate=1.0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rate_is_that_of_the_same_share_of_the_schedule(kind):
+def test_the_rate_follows_the_runs_share_of_the_schedule(kind):
     optimizer, scheduler = made(kind)
     alone, usual = made(kind)
     follows, rates = RunSchedule(scheduler, 40), []
@@ -50,7 +50,7 @@ def test_a_rate_may_be_a_tensor_and_a_wrapped_scheduler_is_unwrapped():
     assert rate.item() == pytest.approx(0.75)
 
 
-def test_without_a_target_or_a_length_the_schedule_follows_own_steps():
+def test_without_a_target_or_length_the_schedule_follows_own_steps():
     optimizer, scheduler = made("lambda")
     RunSchedule(scheduler, 40).follow(1000, 0)
     RunSchedule(scheduler, math.inf).follow(1000, 4000)

@@ -10,7 +10,7 @@ from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.layout.frame_spans import BLOCK, Codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, FrameRun, MergeKind, TensorSpec, plan
 
-SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one spans two frames; odd ends
+SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one tensor spans two frames; sizes are odd
 
 
 def fragment() -> FragmentLayout:
@@ -61,7 +61,7 @@ def test_work_that_is_not_finite_is_not_coded(kind, value):
 
 
 @pytest.mark.parametrize("kind", Codec)
-def test_a_change_includes_what_was_sent(kind):
+def test_a_change_includes_sent_work(kind):
     shape, sent, q, contents = FragmentShape.of(FRAGMENT.whole, kind), random(4, 1e-3), random(0), []
     for span in FRAGMENT.frames:
         payload = frame_codec.encode_frame(sent, span, kind)

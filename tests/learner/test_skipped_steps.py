@@ -40,7 +40,7 @@ class Scaled:
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_skipped_step_does_not_count_and_its_tokens_count_with_the_next(core, kind, device):
+def test_a_skipped_step_does_not_count_but_its_tokens_count_with_the_next(core, kind, device):
     loop = Scaled(core.address, kind, device=device)
     with loop.learner as learner:
         for number in range(12):
@@ -81,7 +81,7 @@ def test_a_call_per_micro_batch_counts_the_optimizers_steps_and_all_tokens(core)
         assert (learner.stats().steps, learner.stats().tokens) == (4, 130)
 
 
-def test_one_skipped_optimizer_of_two_is_no_skipped_step(core):
+def test_a_step_with_one_of_two_optimizers_skipped_counts(core):
     model = Two()
     first, second = (torch.optim.SGD(part.parameters(), 0.01) for part in (model.first, model.second))
     with Learner(model, [first, second], core.address, "a", **SETTINGS) as learner:
@@ -95,10 +95,10 @@ def test_one_skipped_optimizer_of_two_is_no_skipped_step(core):
 
 
 def test_a_loop_that_moves_parameters_without_an_optimizer_is_not_skipped(core):
-    """Some optimizers are no torch.optim.Optimizer, so that their steps call no hooks."""
+    """Optimizers that are no torch.optim.Optimizer call no hooks."""
     loop = Scaled(core.address, "sgd")
     with loop.learner as learner:
-        learner.step(tokens=10)  # no step was seen yet
+        learner.step(tokens=10)  # the hooks have seen no step yet
         loop.turn()
         with torch.no_grad():
             loop.model.first.weight.add_(0.001)
@@ -107,7 +107,7 @@ def test_a_loop_that_moves_parameters_without_an_optimizer_is_not_skipped(core):
         assert (learner.stats().steps, learner.stats().skipped) == (3, 1)
 
 
-def test_another_models_optimizer_is_not_this_learners(core):
+def test_steps_of_another_models_optimizer_do_not_count(core):
     loop, other = Scaled(core.address, "sgd"), nn.Linear(2, 2)
     elsewhere = torch.optim.SGD(other.parameters(), 0.1)
     with loop.learner as learner:

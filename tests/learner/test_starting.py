@@ -43,9 +43,9 @@ def process(core):
         each.communicate()
 
 
-def test_start_and_close_do_what_the_block_does(core):
+def test_start_and_close_have_the_effect_of_the_block(core):
     loop = Loop(core.address)
-    loop.learner.close()  # does nothing before the start
+    loop.learner.close()  # has no effect before the start
     assert loop.learner.start() is loop.learner
     loop.turn(tokens=70)
     loop.learner.close()
@@ -77,7 +77,7 @@ def test_a_second_start_of_a_name_closes_the_first(core, said):
     second.turn()
     other = Loop(core.address, "b")
     other.learner.start()
-    second.turn()  # another name closes nothing
+    second.turn()  # a learner with another name closes none
     for loop in (second, other):
         loop.learner.close()
     assert sorted(core.left) == ["a", "a", "b"]
@@ -111,7 +111,7 @@ def test_after_a_failed_start_closing_does_nothing():
     loop.learner.close()
 
 
-def test_joining_is_one_line_that_says_whose_parameters_the_model_has(core, said):
+def test_a_join_logs_one_line_with_the_origin_of_the_parameters(core, said):
     with Loop(core.address).learner:
         core.run_tokens = 12_345
         with Loop(core.address, "b").learner:
@@ -156,7 +156,7 @@ def test_a_step_in_another_thread_is_refused_in_one_line(core):
 # ---------------------------------------------------------------------------------- processes that end
 
 
-def test_sigterm_leaves_the_run_and_ends_the_process_as_before(core, process):
+def test_sigterm_leaves_the_run_and_ends_the_process(core, process):
     child = process()
     child.send_signal(signal.SIGTERM)
     _, errors = child.communicate(timeout=30)
@@ -166,7 +166,7 @@ def test_sigterm_leaves_the_run_and_ends_the_process_as_before(core, process):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_the_programs_own_handler_of_sigterm_is_the_only_one_that_runs(core, process, early):
+def test_a_programs_own_sigterm_handler_replaces_atolls(core, process, early):
     own = "signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))"
     still = "sys.stdin.readline(); learner.step(1); print('still', flush=True); learner.close()"
     child = process(before=own if early else "", after=("" if early else own + "; print('set', flush=True)\n") + still)
@@ -180,8 +180,8 @@ def test_the_programs_own_handler_of_sigterm_is_the_only_one_that_runs(core, pro
     assert core.left == ["a"]
 
 
-def test_after_the_last_learner_sigterm_has_its_default_again(core, process):
-    """In a process of its own, because another test's learner may still be open in this one."""
+def test_after_the_last_learner_sigterm_has_its_default_handler(core, process):
+    """In a separate process, because another test's learner may still be open in this one."""
     child = process(
         after="other = torch.nn.Linear(24, 24)\n"
         f"second = atoll.Learner(other, torch.optim.SGD(other.parameters(), 0.1), '{core.address}', 'b').start()\n"
@@ -194,7 +194,7 @@ def test_after_the_last_learner_sigterm_has_its_default_again(core, process):
     assert (out, child.returncode) == ("[False, False, True]\n", 0), errors
 
 
-def test_a_child_process_ends_on_sigterm_and_leaves_the_learner_alone(core, process):
+def test_a_child_process_ends_on_sigterm_without_effect_on_the_learner(core, process):
     fork = "import os, time\nif not (child := os.fork()): print('child', flush=True); time.sleep(60)\n"
     parent = process(
         after=fork + "sys.stdin.readline(); os.kill(child, signal.SIGTERM)\n"

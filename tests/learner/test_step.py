@@ -24,7 +24,7 @@ from atoll.ranks.rank_group import ALONE
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
 
-torch.set_num_threads(1)  # the test counts the interpreter's switches
+torch.set_num_threads(1)  # the test counts the interpreter's thread switches
 
 
 class Deaf:
@@ -37,7 +37,7 @@ class Deaf:
         self.taken: list[PseudoGradient] = []
 
     def submit(self, taken: Submission) -> None:
-        if not taken.received:  # as the Sender does
+        if not taken.received:  # like `Sender`
             taken.received = True
             self.taken.append(taken.outstanding)
 
@@ -57,7 +57,7 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     return learner, learner._boundary.local, agent
 
 
-def test_a_step_with_nothing_due_costs_microseconds():
+def test_a_step_without_due_work_takes_microseconds():
     model = torch.nn.Linear(2, 2)
     learner, _, _ = joined(model)
     times = []
@@ -69,10 +69,10 @@ def test_a_step_with_nothing_due_costs_microseconds():
     assert learner.stats().steps == 2000
 
 
-def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
+def test_a_step_rarely_releases_the_gil_to_a_busy_thread():
     """Each time that a step releases the GIL, a busy thread keeps it for a switch interval.
 
-    The interval is long here, so that these events can be counted.
+    The interval is long here, so that the step's time shows their number.
     """
     learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16))))
     segments.warm_up()
@@ -100,10 +100,10 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
         done.set()
         hog.join()
     assert [track.version for track in local.tracks] == [6, 1]
-    assert sorted(times)[len(times) // 2] < 12 * 0.05, "a few for each, not one for each tensor"
+    assert sorted(times)[len(times) // 2] < 12 * 0.05, "a step may release the GIL a few times, not once per tensor"
 
 
-def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatch):
+def test_a_step_after_an_interrupted_adoption_raises_an_error(monkeypatch):
     learner, local, _ = joined(torch.nn.Linear(4, 4))
 
     def fail(*_: object) -> None:
@@ -129,7 +129,7 @@ def test_an_exception_that_interrupts_no_grad_leaves_gradients_on(monkeypatch):
 
 
 class Tick(Exception):
-    """The exception that a signal handler raises, for example a watchdog's. The loop catches it."""
+    """The exception of a signal handler, such as a watchdog's. The loop catches it."""
 
 
 def interrupted(learner: Learner, line: int) -> bool:
@@ -172,13 +172,13 @@ def test_the_next_step_completes_work_that_a_signal_interrupted():
         if not interrupted(learner, line):
             break
         learner.step(tokens=1)
-        assert len(agent.taken) == 2, f"interrupted at line {line}: one of each fragment"
+        assert len(agent.taken) == 2, f"interrupted at line {line}: each fragment must be sent once"
         assert all(track.flying for track in local.tracks)
         assert not exchange.todo
-    assert line > 50, "all of a step"
+    assert line > 50, "the test must cover the whole step"
 
 
-def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_learner_says_that_it_cannot_go_on():
+def test_an_interrupted_adoption_is_completed_by_the_next_step_or_ends_the_learner():
     line = done = told = 0
     while True:
         line += 1
@@ -197,7 +197,7 @@ def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_le
         except LearnerError as error:
             assert "interrupted" in str(error)
             told += 1
-    assert min(done, told) > 10, "all of a step"
+    assert min(done, told) > 10, "the test must cover the whole step"
 
 
 @pytest.mark.parametrize("tokens", [8.0, "8", None, True, -1, 1 << 64, torch.tensor(8.0)])
@@ -208,7 +208,7 @@ def test_an_invalid_number_of_tokens_is_refused_at_once_in_one_line(tokens):
     assert learner.stats().steps == 0
 
 
-def test_steps_without_tokens_are_no_contribution():
+def test_steps_without_tokens_give_no_contribution():
     learner, _, agent = joined(torch.nn.Linear(4, 4))
     learner._exchange.ask(0, 7)
     learner.step(tokens=0)
@@ -216,7 +216,7 @@ def test_steps_without_tokens_are_no_contribution():
     assert [each.reason for each in learner._exchange.declined] == ["no outstanding work for this fragment"]
 
 
-def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():
+def test_numbers_of_other_libraries_and_a_loss_with_its_graph_are_accepted():
     learner, _, _ = joined(torch.nn.Linear(4, 4))
     learner.step(tokens=np.int64(8), loss=torch.ones(1, requires_grad=True).sum())
     learner.step(tokens=torch.tensor(8))
@@ -225,7 +225,7 @@ def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_number
         learner.step(tokens=8, loss="low")
 
 
-def test_a_loop_that_gives_its_optimizer_more_parameters_is_told_so_at_its_next_step():
+def test_parameters_added_to_the_optimizer_raise_an_error_at_the_next_step():
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4).requires_grad_(False)})
     learner, _, _ = joined(model, torch.optim.SGD(model["a"].parameters(), 0.1))
     learner.step(tokens=1)

@@ -25,7 +25,7 @@ def test_a_unit_belongs_to_the_step_after_its_last_sample_was_handed_out():
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_a_loader_that_is_ahead_binds_units_to_later_steps(lag):
+def test_a_loader_that_prefetches_assigns_units_to_later_steps(lag):
     log = UnitLog()
     lease = log.open(7, lag)
     lease.handed = 1

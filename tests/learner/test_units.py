@@ -1,4 +1,4 @@
-"""Datasets of leased units: every sample in order, nothing claimed that was not trained, and clear refusals."""
+"""Datasets of leased units give every sample in order, report only trained units, and refuse clearly."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROWS, UNIT = 20, 2
 
 
 class Registrar:
-    """Answers requests at once. others: how many more requests get no units, because other learners hold them.
+    """Answers requests immediately. others: number of further requests without units, which other learners hold.
 
-    returned: units that these learners then lose.
+    returned: units that the other learners then lose.
     """
 
     def __init__(self, units: list[int], others: int = 0, most: int = 3, returned: tuple[int, ...] = ()) -> None:
@@ -84,7 +84,7 @@ def batches(loop: Loop, kind: str, batch_size: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_every_sample_of_every_unit_is_trained_in_order_and_known_as_trained(kind, batch_size):
+def test_every_sample_of_every_unit_is_trained_in_order_and_reported(kind, batch_size):
     order = [3, 0, 7, 1, 2, 9, 4]
     loop = Loop(Registrar(list(order)))
     while loop.units.more():
@@ -107,7 +107,7 @@ def test_a_unit_counts_as_trained_only_after_the_step(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
-def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
+def test_an_interrupted_loop_continues_with_the_next_sample(kind):
     loop = Loop(Registrar([0, 1, 2, 3, 4, 5]))
     while loop.units.more():
         for batch in batches(loop, kind, 3):
@@ -119,7 +119,7 @@ def test_a_loop_that_breaks_goes_on_with_the_next_sample(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "workers"])
-def test_an_incomplete_batch_is_trained_before_the_learner_waits_for_others(kind):
+def test_an_incomplete_batch_is_trained_before_waiting_for_other_learners(kind):
     """Otherwise two learners could wait for the units in each other's incomplete batch."""
     registrar = Registrar([0, 1, 2], others=3, returned=(9, 8))
     loop = Loop(registrar)
@@ -134,20 +134,20 @@ def test_an_incomplete_batch_is_trained_before_the_learner_waits_for_others(kind
     assert registrar.requests[-1].finished == 5
 
 
-def test_units_of_an_ended_lease_are_dropped_unless_they_were_begun():
+def test_units_of_an_ended_lease_are_dropped_unless_begun():
     registrar = Registrar([0, 1, 2, 3], most=2)
     loop = Loop(registrar)
     samples = iter(loop.units)
     assert [next(samples), next(samples)] == [0, 1]
-    registrar.run = ("run", 2)  # restored to a checkpoint
+    registrar.run = ("run", 2)  # as after a restore to a checkpoint
     registrar.lease, registrar.handed, registrar.left = 6, 0, [8, 9]
     assert [next(samples) for _ in range(4)] == rows_of([8, 9])
     loop.log.stepped(1)
     assert loop.log.ranges(0, 1) == ((5, 0, 1), (6, 0, 2))
 
 
-def test_a_lease_that_ends_while_the_next_units_are_asked_for_is_followed_by_a_new_one():
-    """The reply names a new lease and has no units, so it empties the queue just when a unit is wanted."""
+def test_a_lease_that_ends_during_a_request_is_replaced_by_a_new_one():
+    """The reply has a new lease without units, so it empties the queue just when a unit is needed."""
     registrar = Registrar(list(range(10)), most=2)
     loop = Loop(registrar)
     answer = registrar.lease_units
@@ -165,7 +165,7 @@ def test_a_lease_that_ends_while_the_next_units_are_asked_for_is_followed_by_a_n
     while loop.units.more():
         for batch in batches(loop, "plain", 1):
             loop.step(batch)
-    assert loop.samples() == rows_of([0, *range(2, 10)]), "unit 1 was leased and not begun, so others get it"
+    assert loop.samples() == rows_of([0, *range(2, 10)]), "unit 1 was not begun, so other learners get it"
 
 
 def test_a_learner_that_fails_stops_waiting():

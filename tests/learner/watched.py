@@ -1,4 +1,4 @@
-"""An entered learner without a core. The test controls its boundaries, and reads its contributions."""
+"""A started learner without a core. The test controls its boundaries, and reads its contributions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Deaf:
         self.taken: list[PseudoGradient] = []
 
     def submit(self, taken: Submission) -> None:
-        if not taken.received:  # as the Sender does
+        if not taken.received:  # like `Sender`
             taken.received = True
             self.taken.append(taken.outstanding)
 
@@ -42,7 +42,7 @@ def mlp(dtype: torch.dtype = torch.float32, device: torch.device | None = None) 
 
 
 class Watched:
-    """A learner that trains a model on a learnable task, and adopts simulated work of others.
+    """A learner that trains a model on a simple task, and adopts simulated work of others.
 
     step: the optimizer's step and related code. others: size of an adoption relative to the anchors.
     """
@@ -120,7 +120,7 @@ class Watched:
             self.learner._exchange.ask(fragment, self._version)
 
     def rounds(self, turns: int = 60, every: int = 6) -> None:
-        """Trains, and sends and adopts regularly."""
+        """Trains, with regular contributions and adoptions."""
         for turn in range(turns):
             if turn % every == every - 1:
                 self.adopt()
@@ -136,7 +136,7 @@ class Watched:
         return self.learner.stats().abandoned_tokens
 
     def distance(self) -> float:
-        """The largest distance from the anchors."""
+        """Returns the largest distance of a parameter from its anchor."""
         local = self.learner._boundary.local
         return max(
             float(np.abs(local._values.read(number)() - track.anchor).max())

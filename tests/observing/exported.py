@@ -1,5 +1,4 @@
-"""The series that the processes export to Prometheus, each with its labels, and with a label's values if they are
-fixed."""
+"""The series that processes export to Prometheus, with their labels, and the values of labels with fixed values."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from atoll_wire.contract import LearnerState
 from atoll_wire.layout.frame_spans import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-Labels = dict[str, set[str]]  # label -> its values; an empty set for any
-TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # set by Prometheus
+Labels = dict[str, set[str]]  # label -> allowed values; an empty set for any value
+TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # labels that Prometheus adds
 FIXED: Labels = {
     "state": set(LearnerState),
     "direction": {"up", "down", "whole"},

@@ -19,7 +19,7 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$price": "0.09", "$lea
 
 
 def promtool(*words: str) -> str:
-    """Runs promtool, which must succeed, and returns its output."""
+    """Runs promtool, and returns its output. Fails the test if promtool fails."""
     try:
         done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=280)
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def filled(expr: str) -> str:
     """Replaces Grafana's variables with values."""
     for name, value in VARIABLES.items():
         expr = expr.replace(name, value)
-    assert "$" not in expr, f"{expr}: a variable without a value"
+    assert "$" not in expr, f"{expr}: a Grafana variable has no test value"
     return expr
 
 
@@ -54,12 +54,12 @@ def series(expr: str) -> Iterator[tuple[str, str]]:
 
 
 def _plain(quoted: re.Match[str]) -> str:
-    """Removes braces from a value, where they would end the series."""
+    """Removes braces from a value, because they would end the series."""
     return quoted[0].replace("{", "(").replace("}", ")")
 
 
 def problems(expr: str, known: Mapping[str, Labels]) -> list[str]:
-    """Returns the expression's series, labels and values that are not exported."""
+    """Returns a line for each series, label or value in the expression that no process exports."""
     found, labels = [], {"le"}
     for name, inside in series(expr):
         if name not in known:

@@ -26,7 +26,7 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
 def panels(board: dict) -> list[dict]:
-    """Returns the panels without the headings of sections."""
+    """Returns the panels, without section headings."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
@@ -39,23 +39,23 @@ def exprs(board: dict) -> Iterator[tuple[str, str]]:
         yield event["name"], filled(event["expr"])
 
 
-def test_dashboards_do_not_drift_from_what_makes_them(tmp_path):
+def test_dashboards_equal_the_output_of_make_py(tmp_path):
     subprocess.run([sys.executable, str(GRAFANA / "make.py"), str(tmp_path)], check=True)
     assert sorted(path.stem for path in tmp_path.iterdir()) == list(NAMES)
     assert sorted(path.stem for path in (GRAFANA / "dashboards").iterdir()) == list(NAMES)
     for name in NAMES:
         made, kept = ((folder / f"{name}.json").read_text() for folder in (tmp_path, GRAFANA / "dashboards"))
-        assert made == kept, f"{name}: run `python docker/grafana/make.py`"
+        assert made == kept, f"{name} is out of date: run `python docker/grafana/make.py`"
 
 
-def test_promtool_takes_every_expression(tmp_path):
+def test_promtool_accepts_every_expression(tmp_path):
     found = {expr for board in BOARDS.values() for _, expr in exprs(board)}
     assert len(found) > 80
     check_syntax(sorted(found), tmp_path)
 
 
 @each_board
-def test_expressions_ask_for_series_that_there_are(board):
+def test_expressions_use_existing_series(board):
     told = known()
     for where, expr in exprs(board):
         assert not problems(expr, told), where
@@ -66,17 +66,17 @@ def test_expressions_ask_for_series_that_there_are(board):
 
 
 @each_board
-def test_legends_name_labels_that_their_series_have(board):
+def test_legends_name_labels_of_their_series(board):
     for panel in panels(board):
         for target in panel["targets"]:
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                 kept = re.findall(r"\bby \(([^)]*)\)", target["expr"])
                 listed = {each.strip() for labels in kept for each in labels.split(",")}
-                assert not listed or label in listed, f"{panel['title']}: {label} is summed away"
+                assert not listed or label in listed, f"{panel['title']}: the legend's label {label} is not kept"
 
 
 @each_board
-def test_each_panel_says_what_it_shows_in_which_unit(board):
+def test_each_panel_has_a_description_and_a_unit(board):
     assert board["uid"].startswith("atoll-")
     assert board["description"]
     for panel in panels(board):
@@ -92,7 +92,7 @@ def test_each_panel_says_what_it_shows_in_which_unit(board):
 
 
 @each_board
-def test_everything_is_asked_of_the_data_source_that_is_provisioned(board):
+def test_all_panels_use_the_provisioned_data_source(board):
     wanted = {"type": SOURCE["type"], "uid": SOURCE["uid"]}
     for panel in panels(board):
         assert panel["datasource"] == wanted, panel["title"]
@@ -104,7 +104,7 @@ def test_everything_is_asked_of_the_data_source_that_is_provisioned(board):
 
 
 @each_board
-def test_panels_have_a_place_of_their_own(board):
+def test_panels_do_not_overlap(board):
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken: dict[tuple[int, int], str] = {}
     for panel in board["panels"]:
@@ -112,11 +112,11 @@ def test_panels_have_a_place_of_their_own(board):
         assert place["x"] + place["w"] <= 24, panel["title"]
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']} covers {taken[x, y]}"
+                assert (x, y) not in taken, f"panel {panel['title']} covers panel {taken[x, y]}"
                 taken[x, y] = panel["title"]
 
 
-def test_dashboards_lead_to_each_other():
+def test_dashboards_link_to_each_other():
     uids = [board["uid"] for board in BOARDS.values()]
     assert len(set(uids)) == len(uids)
     for board in BOARDS.values():
@@ -124,8 +124,8 @@ def test_dashboards_lead_to_each_other():
         assert set(re.findall(r"/d/([\w-]+)", json.dumps(board))) <= set(uids)
 
 
-def test_the_overview_shows_silent_learners_the_time_and_the_cost():
-    """The table on its first screen shows this, without a click."""
+def test_the_overview_shows_silent_learners_with_lost_time_and_cost():
+    """The table on the first screen shows this without a click."""
     (table,) = (panel for panel in panels(BOARDS["overview"]) if panel["title"] == "Learners, trouble first")
     assert table["gridPos"]["y"] + table["gridPos"]["h"] <= 20
     names = next(each["options"] for each in table["transformations"] if each["id"] == "organize")["renameByName"]
@@ -140,7 +140,7 @@ def test_the_overview_shows_silent_learners_the_time_and_the_cost():
     assert (words[worst]["text"], words[worst]["color"]) == ("silent", "red")
 
 
-def test_grafana_is_told_where_dashboards_are():
+def test_grafana_is_configured_with_the_folder_of_dashboards():
     (told,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/atoll.yaml").read_text())["providers"]
     mounts = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["grafana"]["volumes"]
     assert f"./grafana/dashboards:{told['options']['path']}:ro" in mounts

@@ -1,6 +1,6 @@
 """A real Prometheus scrapes a real run. A learner and the core are killed, and the alerts fire and resolve.
 
-Prometheus' clock cannot be accelerated, so the rules are: one of their minutes is a second here.
+Prometheus' clock cannot be accelerated, so the rules' durations are divided by 60.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Prometheus:
         try:
             found = self._get("query", query=expression)["result"]
         except OSError:
-            return {}  # it is starting
+            return {}  # Prometheus is still starting
         return {json.dumps(each["metric"], sort_keys=True): float(each["value"][1]) for each in found}
 
     def firing(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ def group(tmp_path) -> Iterator[Children]:
         yield it
 
 
-def test_alerts_fire_when_a_learner_and_the_core_die_and_clear_when_they_are_back(group, tmp_path):
+def test_alerts_fire_when_a_learner_and_the_core_die_and_resolve_when_they_return(group, tmp_path):
     core_port, learner_ports = free_port(), {name: free_port() for name in ("eu-1", "eu-2")}
     core = Core(group, tmp_path / "run", ["--fragments", "4", "--inner-steps", "8",
                                           "--metrics-listen", f"127.0.0.1:{core_port}"])  # fmt: skip
@@ -104,12 +104,12 @@ def test_alerts_fire_when_a_learner_and_the_core_die_and_clear_when_they_are_bac
     eventually(lambda: list(prometheus.ask(live).values()) == [2.0], 90)
     eventually(lambda: len(prometheus.ask("up == 1")) == 3)
     eventually(lambda: sum(prometheus.ask('atoll_contributions_total{fate="merged"}').values()) > 8, 60)
-    # A Join of ten seconds counts as ten minutes here, so goodput is low. There is no other problem.
+    # A Join of ten seconds counts as ten minutes here, so goodput is low. No other alert may fire.
     eventually(lambda: set(prometheus.firing()) <= {"AtollGoodputLow"}, 30)
 
     running["eu-2"].kill()
     eventually(lambda: "AtollLearnerSilent" in prometheus.firing(), 60)
-    assert "eu-2" in prometheus.firing()["AtollLearnerSilent"], "the alert names who is silent"
+    assert "eu-2" in prometheus.firing()["AtollLearnerSilent"], "the alert must name the silent learner"
     lost = 'atoll_learner_lost_seconds{learner="eu-2"}'
     down = sum(prometheus.ask(lost).values())
     eventually(lambda: sum(prometheus.ask(lost).values()) > down)

@@ -49,12 +49,12 @@ def cases() -> dict[str, list[dict]]:
     }
 
 
-def test_promtool_takes_the_rules():
+def test_promtool_accepts_the_rules():
     assert f"{len(rules())} rules found" in promtool("check", "rules", str(RULES))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_rules_do_what_their_cases_say(path):
+def test_rules_pass_their_cases(path):
     assert "SUCCESS" in promtool("test", "rules", str(path))
 
 
@@ -63,8 +63,8 @@ def test_each_alert_fires_in_one_case_and_stays_quiet_in_another():
     for name in names:
         firing = [found[case] for case in found if case.startswith(f"{name} fires")]
         quiet = [found[case] for case in found if case.startswith(f"{name} stays quiet")]
-        assert firing, f"{name}: no case in which it fires"
-        assert quiet, f"{name}: no case in which it stays quiet"
+        assert firing, f"{name}: add a case in which the alert fires"
+        assert quiet, f"{name}: add a case in which the alert stays quiet"
         asked = f'ALERTS{{alertname="{name}", alertstate="firing"}}'
         for each in firing:
             assert any(asked in test["expr"] and test.get("exp_samples") for test in each), name
@@ -75,14 +75,14 @@ def test_each_alert_fires_in_one_case_and_stays_quiet_in_another():
     assert tried == set(names)
 
 
-def test_rules_ask_for_series_that_there_are():
+def test_rules_use_existing_series():
     told = known()
     for rule in rules():
         assert not problems(rule["expr"], told), rule.get("alert") or rule["record"]
 
 
 def test_a_core_needs_no_front_and_a_front_no_core():
-    """Each has its own group of rules, which records only its own series."""
+    """Each component's rules record and use only its own series."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
         for rule in group["rules"]:
@@ -90,7 +90,7 @@ def test_a_core_needs_no_front_and_a_front_no_core():
             assert {name for name in names if ":" in name} <= recorded
 
 
-def test_each_alert_says_what_it_is_and_what_helps():
+def test_each_alert_has_a_description_and_a_fix():
     labels = {label for of in exported().values() for label in of} | set(TARGET) | set(BY_PROMETHEUS["ALERTS"])
     for name, rule in alerts().items():
         said = rule["annotations"]
@@ -108,14 +108,14 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_each_alert_has_its_section_and_each_section_its_alert():
-    assert list(sections()) == list(alerts()), "in the rules' order"
+def test_alerts_and_sections_of_the_runbooks_match():
+    assert list(sections()) == list(alerts()), "sections must be in the rules' order"
     for name, text in sections().items():
         for part in PARTS:
             assert re.search(rf"^(\*\*|### ){part}\b", text, re.MULTILINE | re.IGNORECASE), f"{name}: no {part!r}"
 
 
-def test_runbooks_ask_for_series_that_there_are():
+def test_runbooks_use_existing_series():
     told = known()
     for name, text in sections().items():
         for expr in re.findall(r"```promql\n(.*?)```", text, re.DOTALL):
@@ -123,7 +123,7 @@ def test_runbooks_ask_for_series_that_there_are():
                 assert not problems(line, told), name
 
 
-def test_runbooks_and_alerts_name_commands_that_there_are():
+def test_runbooks_and_alerts_name_existing_commands():
     app = typer.Typer()
     for entry in entry_points(group="atoll.commands"):
         entry.load()(app)
@@ -137,6 +137,6 @@ def test_runbooks_and_alerts_name_commands_that_there_are():
         command, words = root, line.split()
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
-        assert not hasattr(command, "commands"), f"atoll {line}: there is no such command"
+        assert not hasattr(command, "commands"), f"atoll {line}: unknown command"
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options, f"atoll {line}: there is no such option"
+        assert {word for word in words if word.startswith("--")} <= options, f"atoll {line}: unknown option"

@@ -1,1 +1,1 @@
-"""A program of a user, whose types are checked from outside."""
+"""A user's program, whose types are checked from outside."""

@@ -37,7 +37,7 @@ def checked(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_a_users_program_is_checked_strictly_and_its_mistakes_are_found(tmp_path):
+def test_mypy_strict_finds_the_mistakes_in_a_users_program(tmp_path):
     program = PROGRAM.read_text()
     done = checked(tmp_path, program)
     assert done.returncode == 0, done.stdout

@@ -45,7 +45,7 @@ def view(**of: Any) -> sh.FromRegistrar:
     return sh.FromRegistrar(view=sh.View(**of))
 
 
-def test_messages_leave_in_order_and_a_newer_one_replaces_an_older_one():
+def test_messages_are_sent_in_order_and_newer_ones_replace_older_ones():
     box = Outbox()
     for about, tokens in (("view", 1), ("a", 2), ("view", 3), ("b", 4)):
         box.put(about, view(run_tokens=tokens))
@@ -53,14 +53,14 @@ def test_messages_leave_in_order_and_a_newer_one_replaces_an_older_one():
     assert [each.view.run_tokens for each in found] == [3, 2, 4]
     assert [each.sequence for each in found] == [1, 2, 3]
     box.put("view", view(run_tokens=5))
-    assert [each.sequence for each in sent(box)] == [4], "a message that was sent is not replaced"
+    assert [each.sequence for each in sent(box)] == [4], "a sent message must not be replaced"
     box.put("view", view())
     box.end()
     assert asyncio.run(box.next()) is None
 
 
 def test_no_shard_confirms_a_change_that_waits_behind_a_newer_message():
-    """A view replaces the one of a pause. A message between the two proves nothing about the pause."""
+    """A newer view replaces a pause's view. A message between the two does not confirm the pause."""
     box = Outbox()
     box.put("view", view(paused="by alice"))
     wanted = box.newest
@@ -68,7 +68,7 @@ def test_no_shard_confirms_a_change_that_waits_behind_a_newer_message():
     box.put("view", view(paused="by alice", run_tokens=7))
     for message in sent(box):
         if message.sequence >= wanted:
-            assert message.view.paused, "the first message with this number or a later one has the pause"
+            assert message.view.paused, "this message or a later one must contain the pause"
             break
 
 
@@ -84,22 +84,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("of", "text"), REFUSED)
-def test_a_process_that_does_not_fit_the_run_is_refused(of, text):
+def test_a_shard_process_that_does_not_match_the_run_is_refused(of, text):
     attached = AttachedShards(0, 3, SetClock())
     with pytest.raises(Refused, match=text) as refused:
         attached.admit(of, "r", 2, epoch=5, begun=False)
     assert refused.value.status is Status.FAILED_PRECONDITION
     attached.admit(hello(run="r", generation=2, epoch=5), "r", 2, epoch=5, begun=True)
-    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # it will roll back
+    attached.admit(hello(run="r", generation=1, epoch=9), "r", 2, epoch=1, begun=True)  # the shard will roll back
 
 
 @pytest.mark.parametrize("shards", [0, 1025])
-def test_the_number_of_shards_is_bounded_even_if_the_registrar_does_not_know_it_yet(shards):
+def test_the_number_of_shards_is_limited_before_the_registrar_knows_it(shards):
     with pytest.raises(Refused, match="correct its --shard"):
         AttachedShards(None, 0, SetClock()).admit(hello(shard=0, shards=shards), "r", 2, epoch=5, begun=False)
 
 
-def test_a_wrong_number_of_shards_is_not_remembered_before_the_run_begins():
+def test_a_wrong_number_of_shards_is_forgotten_before_the_run_begins():
     attached = AttachedShards(None, 0, SetClock())
     shard, box = attach(attached, hello(shard=4, shards=5))
     with pytest.raises(Refused, match="as one of 4, but the run has 5"):
@@ -137,18 +137,18 @@ def test_before_the_run_begins_a_silent_shard_may_be_replaced():
         attached.admit(hello(directory=b"other"), "r", 2, epoch=5, begun=False)
     clock.steady += QUIET_S
     shard, newer = attach(attached, hello(directory=b"other"))
-    assert asyncio.run(box.next()) is None, "its call ends"
+    assert asyncio.run(box.next()) is None, "the older call must end"
     assert (shard.directory, shard.outbox) == (b"other", newer)
     late = sh.FromShard(staged=sh.Staged(sha256=b"of the older directory"))
     attached.heard(shard, box, late, LearnerRegistry(1))
-    assert shard.staged == b"", "a message of the older call says nothing about this shard"
+    assert shard.staged == b"", "messages of the older call must not count"
     attached.detach(shard, box)
-    assert attached.missing() == [2], "the end of the older call changes nothing"
+    assert attached.missing() == [2], "the older call's end must change nothing"
     attached.detach(shard, newer)
     assert attached.missing() == [1, 2]
 
 
-def test_a_shard_is_welcomed_first_and_then_told_everything():
+def test_a_shard_first_receives_a_welcome_and_then_the_whole_state():
     attached = AttachedShards(0, 3, SetClock())
     registry = LearnerRegistry(8)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"proof", 0.0, 0.0)
@@ -160,7 +160,7 @@ def test_a_shard_is_welcomed_first_and_then_told_everything():
     box = attached.welcome(shard, sh.Welcome(run="r"), registry.entries.values(), RunView(1, 2, paused="by alice"))
     found = sent(box)
     assert [each.WhichOneof("what") for each in found] == ["welcome", "member", "view", "begun"]
-    assert found[2].view.paused == "by alice", "a pause that the registrar remembers needs no report to be told"
+    assert found[2].view.paused == "by alice", "the registrar must send the pause before any report"
     assert list(found[3].begun.stage.owned) == list(attached.fragments(LAYOUT, 1))
 
 
@@ -201,7 +201,7 @@ def test_an_answer_waits_for_a_confirmation_and_names_a_shard_that_is_away(quick
 
 
 def test_a_shard_that_attaches_again_confirms_the_messages_of_its_new_call(quick):
-    """Numbers begin again with each call, so numbers that an earlier call confirmed prove nothing."""
+    """Numbers begin again with each call, so an earlier call's confirmations prove nothing."""
 
     async def late() -> list[int]:
         attached, registry = AttachedShards(0, 2, SetClock()), LearnerRegistry(1)
@@ -210,7 +210,7 @@ def test_a_shard_that_attaches_again_confirms_the_messages_of_its_new_call(quick
         waiting = asyncio.create_task(attached.confirmed())
         await asyncio.sleep(0)
         newer = attached.admit(of, "r", 2, epoch=5, begun=False)
-        attached.heard(shard, old, confirmation(100), registry)  # it was on its way when the call was cut
+        attached.heard(shard, old, confirmation(100), registry)  # the confirmation was in flight when the call was cut
         await asyncio.sleep(0)
         box = attached.welcome(newer, sh.Welcome(), [], RunView(1, 1))
         attached.heard(shard, old, confirmation(100), registry)
@@ -243,7 +243,7 @@ def test_a_run_begins_when_all_shards_have_staged_the_same_parameters():
     asyncio.run(begins())
 
 
-def test_the_lease_holder_is_told_which_shard_is_away_so_that_joins_do_not_wait_forever(monkeypatch):
+def test_the_lease_holder_hears_which_shard_is_missing(monkeypatch):
     monkeypatch.setattr(attached_shards, "AWAY_S", 0.05)
 
     async def begins() -> None:
@@ -272,7 +272,7 @@ def test_a_learners_sums_come_from_the_shard_that_counts_them():
     assert (shard.summary.troubles, len(shard.summary.learners)) == (["full"], 0)
 
 
-def test_rows_of_the_ledger_give_the_same_division_again():
+def test_the_division_is_restored_from_the_ledger():
     attached = AttachedShards(None, 0, SetClock())
     attach(attached, hello(0, shards=2))
     again = AttachedShards(None, 0, SetClock())
@@ -290,7 +290,7 @@ def test_the_sums_of_a_lease_count_when_every_shard_has_sent_them():
     shards = [attach(attached, hello(number)) for number in (1, 2)]
     for number, (shard, box) in enumerate(shards, 1):
         assert [each.lease.lease for each in sent(box) if each.HasField("lease")] == [7]
-        assert attached.facts(7) is None, "a restarted registrar does not know what the other shards have merged"
+        assert attached.facts(7) is None, "a restarted registrar must wait for the other shards' sums"
         units = sh.FragmentUnits(fragment=number, through=3, firsts=[1], lasts=[2])
         sums = sh.LeaseSums(lease=7, settled=number == 1, fragments=[units])
         attached.heard(shard, box, sh.FromShard(summary=sh.Summary(leases=[sums])), registry)

@@ -1,4 +1,4 @@
-"""Long waits of calls end immediately when told to, with the reason."""
+"""Long waits of calls end immediately on request, with the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def silence() -> AsyncIterator[int]:
     await asyncio.Event().wait()
 
 
-def test_a_wait_that_is_told_to_end_ends_with_the_reason_and_so_does_every_later_one():
+def test_an_ended_wait_raises_the_reason_and_so_does_every_later_one():
     async def main() -> None:
         wait, messages = InterruptibleWait(), silence()
         assert await wait.next(messages) == 1
@@ -35,7 +35,7 @@ def test_a_wait_that_is_told_to_end_ends_with_the_reason_and_so_does_every_later
     run(main())
 
 
-def test_a_message_that_comes_at_the_moment_of_the_end_is_not_taken():
+def test_a_message_that_arrives_with_the_end_is_not_accepted():
     async def main() -> None:
         wait = InterruptibleWait()
 
@@ -49,7 +49,7 @@ def test_a_message_that_comes_at_the_moment_of_the_end_is_not_taken():
     run(main())
 
 
-def test_a_wait_that_lasts_too_long_says_what_for():
+def test_a_wait_that_lasts_too_long_names_its_subject():
     async def main() -> None:
         wait, messages = InterruptibleWait(), silence()
         await wait.next(messages)
@@ -60,7 +60,7 @@ def test_a_wait_that_lasts_too_long_says_what_for():
     run(main())
 
 
-def test_all_calls_of_a_service_end_when_it_stops_also_one_that_begins_then():
+def test_all_calls_of_a_stopping_service_end_even_new_ones():
     async def main() -> None:
         waits, messages = InterruptibleWaits(), silence()
         early = waits.begin()

@@ -1,4 +1,4 @@
-"""A front redials the core after it lost working connections, but not after attempts that were too early."""
+"""A front reconnects to the core after it lost working connections, but not after early failed attempts."""
 
 from __future__ import annotations
 

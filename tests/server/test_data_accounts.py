@@ -1,4 +1,4 @@
-"""Every unit is consumed exactly once, and every merge of a unit is counted, whatever happens to its learners."""
+"""Every unit is consumed once, and each merge of a unit is counted, whatever happens to learners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.data.merged_units import MAX_LEASES, MAX_RUNS, MergedUnits, Un
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-LENGTHS = {0: 5, 1: 3, 2: 2}  # fragments 0 and 0 with any other hold at least half of the parameters
+LENGTHS = {0: 5, 1: 3, 2: 2}  # fragment 0, alone or with another one, has at least half of the parameters
 PARAMETERS = sum(LENGTHS.values())
 
 
@@ -55,7 +55,7 @@ def test_half_of_the_parameters_are_enough_and_the_rest_is_lost():
     accounts = Accounts(LENGTHS)
     lease = leased(accounts, "a", 1)
     merge(lease, 0, 1, 0)
-    merge(lease, 1, 1, 1, 2)  # the next merged work begins after the unit: what was before it was dropped
+    merge(lease, 1, 1, 1, 2)  # the next merged work begins after the unit, so the unit's work was dropped
     assert decided(accounts, lease) == (1, 0, 5, [])
 
 
@@ -67,7 +67,7 @@ def test_less_than_half_returns_the_unit_and_its_merged_part_is_repeated():
     assert decided(accounts, lease) == (0, 3, 0, [0])
 
 
-def test_a_lost_learners_units_wait_until_nothing_of_it_can_be_merged():
+def test_a_lost_learners_units_wait_until_none_of_its_work_can_be_merged():
     accounts = Accounts(LENGTHS)
     lease = leased(accounts, "a", 2)
     accounts.end(lease, "fenced", Changes())
@@ -105,7 +105,7 @@ def test_returned_units_are_handed_out_first_and_an_epoch_begins_after_the_last_
     assert dataset.epoch == 1
 
 
-def test_the_end_is_known_only_while_every_lease_lives_and_its_units_are_finished():
+def test_the_end_is_known_only_if_all_leases_live_with_finished_units():
     accounts = Accounts(LENGTHS)
     one, two = leased(accounts, "a", 3), leased(accounts, "b", 3, number=2)
     (dataset,) = accounts.datasets.values()
@@ -124,7 +124,7 @@ def test_a_learner_cannot_have_a_unit_merged_twice_in_a_fragment(after, upto):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
-def test_merged_units_are_what_a_set_would_hold(steps):
+def test_merged_units_behave_like_a_set(steps):
     merged, known, at = MergedUnits(), set[int](), 0
     for gap, length in steps:
         merged = merged.plus(UnitRange(1, at + gap, at + gap + length))
@@ -143,7 +143,7 @@ def test_a_learner_that_invents_leases_and_gaps_uses_a_limited_amount_of_memory(
         known = with_merged(known, [*gaps, UnitRange(MAX_LEASES + number, 0, 1)])
     assert len(known) == MAX_LEASES
     assert max(len(each.runs) for each in known.values()) == MAX_RUNS
-    assert known[1].contains(2 * number + 1), "the newest units are kept"
+    assert known[1].contains(2 * number + 1), "the newest units must be kept"
     assert not known[1].contains(3)
     assert known[1].through == 2 * number + 1
     assert known[MAX_LEASES + number].contains(1)
@@ -159,7 +159,7 @@ def test_runs_hold_the_same_numbers(numbers):
 
 @dataclass
 class Trainer:
-    """One process, as the learner's tracks see it: units finished so far, and per fragment what is sent and pending."""
+    """One learner process: its finished units, and the sent and pending work of each fragment."""
 
     lease: Lease
     finished: int = 0
@@ -169,14 +169,14 @@ class Trainer:
 
 
 class Life:
-    """A run of learners that die, fall silent and return, with the truth about every merge."""
+    """Learners that die, fall silent and return, with a record of every merge."""
 
     def __init__(self, rng: random.Random, units: int, epochs: int) -> None:
         self.rng = rng
         self.accounts = Accounts(LENGTHS)
         self.dataset = self.accounts.add(declared(units, epochs), Changes())
         self.trainers: list[Trainer] = []
-        self.truth: Counter[int] = Counter()  # by position: parameters of all merges that contain it
+        self.truth: Counter[int] = Counter()  # position -> parameters of all merges that contain it
         self.leases = 0
 
     def begin(self) -> None:
@@ -273,7 +273,7 @@ def test_no_order_of_events_loses_a_unit_or_a_merge(seed, units, epochs):
         life.kill(trainer)
     life.begin()
     last = life.trainers[-1]
-    for _ in range(10 * units * epochs):  # one learner that nothing happens to trains the rest
+    for _ in range(10 * units * epochs):  # one undisturbed learner trains the rest
         for trainer in life.trainers:
             while trainer.pending:
                 life.fate(trainer, merges=1.0)
@@ -290,7 +290,7 @@ def test_no_order_of_events_loses_a_unit_or_a_merge(seed, units, epochs):
 
 
 def note(life: Life) -> None:
-    """Keeps the position of each ordinal, since decided units are forgotten."""
+    """Records the position of each ordinal, because decided units are forgotten."""
     for lease in life.accounts.leases.values():
         for ordinal, unit in lease.units.items():
             assert isinstance(unit, LeasedUnit)

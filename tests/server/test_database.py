@@ -1,4 +1,4 @@
-"""Ledgers that are only read: while a core uses them, after it ended, and on a read-only disk."""
+"""Reading a ledger: while a core uses it, after the core's end, and on a read-only disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.ledger.database import SCHEMA_VERSION, LedgerError, open_ledge
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "a ledger?#%.sqlite"  # a name that a URI must quote
+    path = tmp_path / "a ledger?#%.sqlite"  # a URI must quote this name
     with closing(open_ledger(path)) as db, transaction(db):
         db.execute("INSERT INTO meta VALUES ('run', '\"r\"', 0)")
     return path
@@ -23,7 +23,7 @@ def _runs(path) -> list[str]:
         return [value for (value,) in db.execute("SELECT value FROM meta")]
 
 
-def test_it_is_read_while_another_writes(path):
+def test_a_ledger_is_read_while_another_process_writes(path):
     with closing(open_ledger(path)) as db:
         assert _runs(path) == ['"r"']
         with transaction(db):
@@ -32,7 +32,7 @@ def test_it_is_read_while_another_writes(path):
         assert len(_runs(path)) == 2
 
 
-def test_nothing_can_be_written_through_it(path):
+def test_a_read_ledger_refuses_writes(path):
     with pytest.raises(LedgerError, match="readonly"), read_ledger(path) as db:
         db.execute("DELETE FROM meta")
 

@@ -1,4 +1,4 @@
-"""What one learner can take of the run's datasets is limited, whatever it asks for."""
+"""A learner's leased units are limited, whatever it requests."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def spool(tmp_path) -> Spool:
     return made
 
 
-def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
+def test_frames_arrive_in_any_order_and_twice_and_are_read_by_index(spool):
     payloads = frames()
     growing = part_file(spool, payloads)
     for index in (1, 0, 1):
@@ -66,7 +66,7 @@ def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
     stored.close()
 
 
-def test_a_frame_that_changed_on_its_way_can_be_sent_again(spool):
+def test_a_corrupted_frame_can_be_sent_again(spool):
     payloads = frames()
     growing = part_file(spool, payloads)
     with pytest.raises(ChecksumError, match="send it again"):
@@ -109,7 +109,7 @@ def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
         spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0).payload(0)
 
 
-def test_room_is_reserved_before_bytes_come_and_given_back(spool):
+def test_space_is_reserved_before_bytes_arrive_and_released(spool):
     spool.limit_bytes = 100
     spool.reserve(80)
     with pytest.raises(SpoolFull, match="try again later"):
@@ -118,7 +118,7 @@ def test_room_is_reserved_before_bytes_come_and_given_back(spool):
     spool.reserve(100)
 
 
-def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
+def test_a_start_deletes_only_files_without_a_row(spool):
     known, unknown = spool.path(1, KEY), spool.path(1, ContributionKey("b", 1, 0, 1))
     for path in (known, unknown):
         path.write_bytes(b"x")
@@ -138,7 +138,7 @@ def filled(path) -> sqlite3.Connection:
     return db
 
 
-def test_rows_come_back_as_they_were_written(tmp_path):
+def test_rows_are_read_as_written(tmp_path):
     filled(tmp_path / "ledger").close()
     db = database.open_ledger(tmp_path / "ledger")
     ((row, fate),) = shard_ledger.contributions(db, 1)
@@ -167,7 +167,7 @@ def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
         ("UPDATE merges SET version=5", lambda db: lineage.merges(db, Line(), 0, 0)),
     ],
 )
-def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
+def test_a_damaged_row_is_found(tmp_path, change, read):
     db = filled(tmp_path / "ledger")
     db.execute(change)
     with pytest.raises(LedgerError, match="restore a backup"):
@@ -184,7 +184,7 @@ def test_the_error_for_a_damaged_row_contains_no_secret(tmp_path):
         assert not {"5ec4e7", "77"} & set(re.findall("[0-9a-f]+", str(error.value)))
 
 
-def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
+def test_a_missing_merge_is_named(tmp_path):
     db = filled(tmp_path / "ledger")
     shard_ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
     db.execute("DELETE FROM merges WHERE version=1")
@@ -197,7 +197,7 @@ def _fields(row):
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 1000, None])
-def test_a_file_that_is_no_ledger_or_of_another_version_is_said_so(tmp_path, content):
+def test_a_file_that_is_no_ledger_or_has_another_version_is_named(tmp_path, content):
     path = tmp_path / "ledger"
     if content is None:
         filled(path).execute("PRAGMA user_version=99")
@@ -233,7 +233,7 @@ def snapshot(tmp_path):
     return state, SnapshotRow(1, 1, writer.versions, writer.checksums, {}, 0.0, writer.size_bytes)
 
 
-def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):
+def test_a_snapshot_restores_the_state_bit_by_bit(tmp_path):
     state, row = snapshot(tmp_path)
     (again,) = load_snapshot(snapshot_path(tmp_path, 1), LAYOUT.fragments, row).values()
     assert again.version == 4

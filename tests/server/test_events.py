@@ -21,7 +21,7 @@ def joined(incarnation: int, arrival: Arrival, region: str = "eu") -> entries.Jo
     return entries.Joined("a", region, incarnation, arrival, 7.25, "", 0)
 
 
-def test_a_learner_from_its_joining_to_its_eviction():
+def test_events_of_a_learner_from_its_join_to_its_eviction():
     found = told(
         joined(1, Arrival.NEW),
         entries.Silenced("a", 10.0),
@@ -43,7 +43,7 @@ def test_a_learner_from_its_joining_to_its_eviction():
     ]
 
 
-def test_the_run_itself():
+def test_events_of_the_run():
     found = told(
         entries.Started(3),
         entries.InitialParameters(1234, 2),
@@ -82,7 +82,7 @@ def test_an_event_has_the_time_of_the_run():
     assert [event.at for event in log.after(0, 0)] == [1_700_000_005.0]
 
 
-def test_positions_are_of_one_process_and_memory_is_bounded():
+def test_positions_belong_to_one_process_and_memory_is_limited():
     log = EventLog(lambda now: now)
     for epoch in range(MAX_EVENTS + 50):
         log.on(entries.Started(epoch), 1.0)

@@ -1,4 +1,4 @@
-"""A front's cache: each item is stored once, in bounded memory, and never served under another item's key."""
+"""A front's cache stores each item once, in limited memory, and never serves it under another key."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_received_frames_can_be_read_repeatedly():
     assert read(item, [1]) == expected[1:]
 
 
-def test_a_reader_waits_for_frames_that_are_not_here_yet_and_hears_of_a_failure():
+def test_a_reader_waits_for_missing_frames_and_hears_of_a_failure():
     async def both() -> tuple[list[bytes], BaseException | None]:
         item = FetchCache(1000).begin(place(), 2)
         assert item.claim(range(2)) == [0, 1]
@@ -77,11 +77,11 @@ def test_a_reader_waits_for_frames_that_are_not_here_yet_and_hears_of_a_failure(
     assert isinstance(error, CorruptFetchError)
 
 
-def test_a_fetch_that_is_cut_leaves_its_frames_and_the_next_one_brings_the_others():
+def test_a_cut_fetch_keeps_its_frames_and_the_next_one_fetches_the_others():
     item = (cache := FetchCache(1000)).begin(place(), 3)
     assert item.claim([0, 1]) == [0, 1]
     item.took(header(count=3), frame(0))
-    assert item.claim(range(3)) == [2], "of another reader: what is here or coming is not fetched twice"
+    assert item.claim(range(3)) == [2], "only missing frames may be fetched again"
     item.failed([0, 1], ConnectionError)
     with pytest.raises(ConnectionError):
         read(item, [1])
@@ -93,7 +93,7 @@ def test_a_fetch_that_is_cut_leaves_its_frames_and_the_next_one_brings_the_other
     assert item.idle
 
 
-def test_a_reader_of_a_frame_whose_fetch_was_cut_goes_on_with_the_next_fetch_of_it():
+def test_a_reader_of_a_cut_fetch_continues_with_the_next_fetch():
     async def both() -> bytes:
         item = FetchCache(1000).begin(place(), 2)
         item.claim([0])
@@ -102,7 +102,7 @@ def test_a_reader_of_a_frame_whose_fetch_was_cut_goes_on_with_the_next_fetch_of_
         reading = asyncio.create_task(anext(aiter(item.read([1]))))
         await asyncio.sleep(0)
         item.failed([1], ConnectionError)
-        assert item.claim([1]) == [1], "before the reader wakes"
+        assert item.claim([1]) == [1], "the next fetch must claim the frame before the reader wakes"
         await asyncio.sleep(0)
         item.took(header(), frame(1))
         return await reading
@@ -110,7 +110,7 @@ def test_a_reader_of_a_frame_whose_fetch_was_cut_goes_on_with_the_next_fetch_of_
     assert asyncio.run(both()) == frame_messages.encode(1, 5, frame(1).payload)
 
 
-def test_a_frame_of_another_version_is_not_taken():
+def test_a_frame_of_another_version_is_not_accepted():
     item = FetchCache(1000).begin(place(), 2)
     with pytest.raises(CorruptFetchError):
         item.took(header(version=2), frame(0))
@@ -119,7 +119,7 @@ def test_a_frame_of_another_version_is_not_taken():
         item.took(header(crc=8), frame(1))
 
 
-def test_of_each_fragment_as_many_updates_are_kept_as_a_core_keeps():
+def test_a_front_keeps_as_many_updates_per_fragment_as_a_core():
     cache = FetchCache(1000 * SIZE)
     for version in range(1, 101):
         for fragment in range(2):
@@ -152,7 +152,7 @@ def test_the_least_recently_used_item_is_dropped_first_and_items_in_use_stay():
     assert cache.size_bytes == 3 * SIZE
     cache.find(place(1))
     fill(cache, place(4))
-    assert cache.find(place(2)) is None, "it was asked for longest ago"
+    assert cache.find(place(2)) is None, "the least recently used item must go"
     assert cache.find(place(1)) is items[0]
     assert cache.size_bytes == 3 * SIZE
     for version in (1, 3, 4):
@@ -161,12 +161,12 @@ def test_the_least_recently_used_item_is_dropped_first_and_items_in_use_stay():
         fill(cache, place(5))
 
 
-def test_something_larger_than_the_shelf_has_no_room():
+def test_an_item_larger_than_the_cache_is_not_stored():
     with pytest.raises(CacheFullError):
         fill(FetchCache(SIZE - 1), place())
 
 
-def test_a_session_is_known_for_a_while_after_the_cores_answer_and_only_as_a_whole():
+def test_a_complete_session_is_known_for_some_time_after_the_cores_answer():
     sessions = KnownSessions()
     session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
     assert not sessions.known(session, 0.0)
@@ -182,7 +182,7 @@ def test_a_session_is_known_for_a_while_after_the_cores_answer_and_only_as_a_who
     assert not sessions.known(session, 0.1)
 
 
-def test_sessions_are_bounded():
+def test_the_number_of_sessions_is_limited():
     sessions = KnownSessions()
     for number in range(MOST + 10):
         sessions.answered(pb.Session(learner=str(number)), 0.0)
@@ -190,7 +190,7 @@ def test_sessions_are_bounded():
     assert sessions.known(pb.Session(learner=str(MOST + 9)), 0.0)
 
 
-def test_a_shard_that_came_back_makes_only_its_own_things_unfindable():
+def test_a_returned_shard_removes_only_its_own_items():
     cache = FetchCache(1000)
     mine, other = place(), place(fragment=1)
     fill(cache, mine)

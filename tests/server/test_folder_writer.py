@@ -1,4 +1,4 @@
-"""One file's stream is split into a folder that the safetensors library reads, or leaves no files."""
+"""The stream of a file becomes a folder that the safetensors library reads, or leaves no files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def split(content: bytes, out: Path, limit: int, seed: int = 0) -> None:
 
 
 def load_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """Loads a folder as transformers does: each file that the index names, then each tensor from its file."""
+    """Loads a folder like transformers: each file in the index, then each tensor from its file."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = {name: load_file(folder / name) for name in set(index["weight_map"].values())}
     assert sum(len(tensors) for tensors in files.values()) == len(index["weight_map"])
@@ -105,7 +105,7 @@ TWO = [("a", "F32", (2,)), ("b", "F32", (2,))]
     ],
     ids=range(14),
 )
-def test_a_stream_that_is_not_one_file_is_refused_and_nothing_is_left(tmp_path, content, said):
+def test_an_invalid_stream_is_refused_and_leaves_no_files(tmp_path, content, said):
     with pytest.raises(TensorFileError, match="the core sent an invalid safetensors file") as caught:
         split(content, tmp_path / "folder", 100)
     assert said in str(caught.value)
@@ -152,7 +152,7 @@ def test_an_export_replaces_an_earlier_one_but_no_other_folder(tmp_path, whole):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "whole.safetensors"]
 
 
-def test_the_folder_of_this_process_is_replaced_too(tmp_path, whole, monkeypatch):
+def test_the_current_folder_can_be_replaced(tmp_path, whole, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     split(whole.read_bytes(), Path(), 700)
@@ -160,7 +160,7 @@ def test_the_folder_of_this_process_is_replaced_too(tmp_path, whole, monkeypatch
 
 
 def test_an_interrupted_export_loses_no_folder(tmp_path, whole, monkeypatch):
-    """It ends between its two renames, once with an error and once without any chance to clean up."""
+    """The export ends between its two renames, once with an error and once without any cleanup."""
     content, folder = whole.read_bytes(), tmp_path / "folder"
     split(content, folder, 700)
     rename = Path.rename
@@ -201,7 +201,7 @@ def test_files_and_names_are_durable_before_the_folder_appears(tmp_path, whole, 
 
 
 @pytest.mark.parametrize(("text", "said"), [("5GB", "not a size: give a whole number"), ("1000", "at least 1MiB")])
-def test_a_limit_that_cannot_be_is_one_line(text, said):
+def test_an_invalid_limit_gives_a_one_line_error(text, said):
     with pytest.raises(SettingsError, match=f"--max-file-size {text}: {said}.*see atoll checkpoint export --help"):
         file_size(text)
     assert file_size("5GiB") == 5 << 30

@@ -13,7 +13,10 @@ from atoll_wire.contract import Fate
 
 
 def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Notification]:
-    """Returns all notifications until the log closes. number: of the log with the known position; None for this log."""
+    """Returns all notifications until the log closes.
+
+    number: of the log that `position` belongs to; None for this log.
+    """
 
     async def run() -> list[pb.Notification]:
         return [
@@ -32,21 +35,21 @@ def made(count: int, limit: int = 100) -> FollowerLog:
     return log
 
 
-def test_an_unknown_position_is_told_the_current_state_first():
+def test_an_unknown_position_gets_the_current_state_first():
     heard = hear(made(3))
     assert heard[0].WhichOneof("what") == "current"
     assert heard[0].current.versions == {0: 7}
-    assert [h.WhichOneof("what") for h in heard] == ["current"]  # the state's own notifications are not repeated
+    assert [h.WhichOneof("what") for h in heard] == ["current"]  # without notifications that it includes
     assert heard[0].sequence == 4
 
 
-def test_a_known_position_goes_on_from_there():
+def test_a_known_position_continues_from_there():
     heard = hear(made(3), number=None, sequence=1)
     assert [h.opened.cycle for h in heard[:-1]] == [2, 3]
     assert heard[-1].WhichOneof("what") == "shutting_down"
 
 
-def test_a_follower_too_far_behind_is_told_the_state_instead():
+def test_a_follower_too_far_behind_gets_the_state_instead():
     heard = hear(made(50, limit=10), number=None, sequence=5)
     assert [h.WhichOneof("what") for h in heard] == ["current"]
 
@@ -65,7 +68,7 @@ def test_receipts_go_to_their_own_learner_only():
     assert [h.receipt.learner for h in heard[:-1]] == ["a"]
 
 
-def test_a_waiting_follower_is_woken_by_what_happens():
+def test_a_waiting_follower_is_woken_by_a_notification():
     async def run() -> list[str | None]:
         log = FollowerLog(10, pb.FullState)
         found: list[str | None] = []

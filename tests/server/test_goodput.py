@@ -17,7 +17,7 @@ def account() -> TimeAccount:
     return fresh
 
 
-def test_useful_is_stepping_and_the_rest_is_named():
+def test_stepping_is_useful_time_and_other_time_has_a_cause():
     a = account()
     a.heard(100.0, IncarnationCounters(steps=90, tokens=900, stepping_s=90.0, blocked_s=1.0, joining_s=4.0))
     balance = a.balance(100.0)
@@ -41,7 +41,7 @@ def test_a_restart_costs_downtime_the_restart_itself_and_the_work_that_was_never
     assert balance.provisioned_s == 100.0
 
 
-def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost():
+def test_a_dead_incarnations_refused_contribution_counts_as_lost():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.accepted(0, 100.0, current=True)
@@ -51,7 +51,7 @@ def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost(
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
 
 
-def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
+def test_pauses_and_time_after_leave_are_not_provisioned():
     a = account()
     a.heard(100.0, IncarnationCounters(tokens=600, stepping_s=60.0, paused_s=40.0))
     assert a.balance(100.0).ratio == pytest.approx(1.0)
@@ -62,7 +62,7 @@ def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
     assert a.balance(600.0).lost_s["down"] == 0.0
 
 
-def test_a_learner_cannot_have_trained_longer_than_it_was_there():
+def test_a_learner_cannot_have_trained_longer_than_it_was_connected():
     a = account()
     for odd in (1e9, math.nan, math.inf, -5.0):
         a.heard(10.0, IncarnationCounters(tokens=1, stepping_s=odd, paused_s=odd, blocked_s=odd, joining_s=odd))
@@ -81,13 +81,13 @@ def test_a_frozen_process_is_lost_while_it_is_frozen_and_stays_lost_when_it_wake
     assert balance.useful_s == pytest.approx(30.0, abs=1.0)
     assert balance.lost_s["down"] == pytest.approx(60.0, abs=1.0)
     a.heard(110.0, IncarnationCounters(steps=100, tokens=1000, stepping_s=110.0))
-    assert a.balance(110.0).useful_s == pytest.approx(50.0, abs=1.0), "what is trained afterwards counts"
+    assert a.balance(110.0).useful_s == pytest.approx(50.0, abs=1.0), "later training must count"
 
 
 def frozen(rng: random.Random) -> tuple[float, float, float]:
     """Simulates a process that steps, is frozen for a while within a step, and continues.
 
-    Returns its counted useful seconds, its true useful seconds, and the duration of an inner step. Reports are made at
+    Returns the counted useful seconds, the true useful seconds, and the duration of an inner step. Reports are sent at
     any moment and arrive late. Some from before the freeze arrive when the process wakes.
     """
     a, step_s = account(), rng.choice((0.02, 0.5, 2.0))
@@ -103,7 +103,7 @@ def frozen(rng: random.Random) -> tuple[float, float, float]:
         ends.append(at)
     made = sorted(rng.uniform(0.0, last_s) for _ in range(int(last_s * 4)))
     made = [moment for moment in made if not stands_at < moment < wakes_at] + [last_s]
-    late = [moment for moment in made if moment < stands_at][-rng.randrange(4) :]  # they were on their way
+    late = [moment for moment in made if moment < stands_at][-rng.randrange(4) :]  # these were in flight
     told_at = 0.0
     for moment in made:
         steps = bisect.bisect(ends, moment)
@@ -114,7 +114,7 @@ def frozen(rng: random.Random) -> tuple[float, float, float]:
 
 
 def test_frozen_time_is_lost_for_any_first_report_after_waking():
-    """The report contains steps from before the freeze, the frozen step, or none of them."""
+    """The first report contains steps from before the freeze, the frozen step, or neither."""
     for seed in range(2000):
         counted, trained, step_s = frozen(random.Random(seed))
         assert counted == pytest.approx(trained, abs=4.0 + 3.3 * step_s), seed
@@ -129,7 +129,7 @@ def test_the_step_that_stood_may_come_after_steps_of_before():
     a.heard(30.25, IncarnationCounters(steps=255, tokens=255, stepping_s=30.25))
     assert a.balance(30.25).useful_s == pytest.approx(5.25, abs=0.2)
     a.heard(90.0, IncarnationCounters(steps=256, tokens=256, stepping_s=90.0))
-    assert a.balance(90.0).useful_s > 5.0, "what it was silent for is charged once"
+    assert a.balance(90.0).useful_s > 5.0, "a silence must be charged once"
 
 
 def test_a_silence_without_a_step_is_not_charged_to_a_long_step_much_later():
@@ -155,14 +155,14 @@ def test_a_disconnected_learner_and_a_slow_step_do_not_count_as_frozen():
     assert a.balance(140.0).ratio == pytest.approx(1.0)
 
 
-def test_training_while_the_core_was_away_is_not_lost():
+def test_training_without_the_core_is_not_lost():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.heard(60.0, IncarnationCounters(tokens=600, stepping_s=60.0))
     assert a.balance(60.0).ratio == pytest.approx(1.0)
 
 
-def test_an_account_survives_its_ledger_form_with_what_absent_shards_counted():
+def test_an_account_survives_the_ledger_with_the_counts_of_absent_shards():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.joined(12.0, 1.0, returning=True)
@@ -172,7 +172,7 @@ def test_an_account_survives_its_ledger_form_with_what_absent_shards_counted():
     again = TimeAccount.from_data(json.loads(json.dumps(a.as_data())))
     assert again == a
     earlier = {name: value for name, value in a.as_data().items() if name != "by_shard"}
-    assert TimeAccount.from_data(earlier).bytes_up == 0, "a ledger of an earlier version"
+    assert TimeAccount.from_data(earlier).bytes_up == 0, "a ledger of an earlier version lacks the value"
 
 
 def test_work_acknowledged_by_all_shards_survives_a_dead_process():
@@ -183,10 +183,10 @@ def test_work_acknowledged_by_all_shards_survives_a_dead_process():
     a.joined(10.0, 0.0, returning=True)
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0)
     a.accepted(1, 20.0, current=False)
-    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0), "it was counted as abandoned"
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0), "the learner had counted the work as abandoned"
 
 
-def test_work_that_a_restore_undid_is_thrown_away_once_whichever_process_undid_it():
+def test_work_undone_by_a_restore_is_thrown_away_once():
     a = account()
     a.heard(10.0, IncarnationCounters(tokens=100, stepping_s=10.0))
     a.accepted(0, 100.0, current=True)
@@ -195,7 +195,7 @@ def test_work_that_a_restore_undid_is_thrown_away_once_whichever_process_undid_i
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
     a.joined(10.0, 0.0, returning=True)
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
-    assert a.at(1).undone_tokens == 0.0, "the work belongs to the dead process"
+    assert a.at(1).undone_tokens == 0.0, "the work must count for the dead process"
 
 
 def test_the_run_is_the_sum_of_its_learners():

@@ -1,4 +1,4 @@
-"""The sender of the initial parameters: one at a time, while it makes progress. Then another learner has its turn."""
+"""One learner at a time may send the initial parameters, while it makes progress. Then another has its turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def entry(name: str = "a") -> RegistryEntry:
     return RegistryEntry(name, "", 1, [1], TimeAccount(0.0, 0.0), 1)
 
 
-def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else():
+def test_only_new_bytes_renew_a_lease():
     lease = Lease(entry(), 60.0)
     for at in range(50):  # byte by byte
         lease.came(at, 100.0 + at)
@@ -37,30 +37,30 @@ def test_a_lease_ends_with_its_holder():
 
 def test_the_name_with_the_fewest_turns_is_next():
     turns = LeaseTurns()
-    assert turns.of("a", 0.0), "no other name waits"
+    assert turns.of("a", 0.0), "alone, a name must keep its turn"
     turns.took("a", 600.0)
     assert turns.of("a", 0.0)
     turns.waits("b", 60.0)
-    assert not turns.of("a", 60.0), "it had its turn"
+    assert not turns.of("a", 60.0), "a's turn must be over"
     assert turns.of("b", 60.0)
     turns.took("b", 600.0)
     turns.waits("a", 120.0)
     assert turns.of("b", 120.0)
     turns.took("b", 600.0)
     assert not turns.of("b", 121.0)
-    assert turns.of("b", 121.0 + WAITS_S), "the other one does not ask any more"
+    assert turns.of("b", 121.0 + WAITS_S), "a must lose its turn, because it no longer asks"
 
 
 def test_a_turn_ends_while_another_waits_even_if_bytes_arrived():
     lease = Lease(entry(), 60.0, turn_ends=600.0)
     for minute in range(60):  # one MiB per minute
         lease.came((minute + 1) * RENEWING_BYTES, 60.0 * minute + 61.0)
-        assert not lease.over(60.0 * minute), "no other name wants it"
+        assert not lease.over(60.0 * minute), "without others, the lease must not end"
         assert lease.over(60.0 * minute, wanted=True) is (minute > 10)
 
 
 def test_each_turn_of_a_name_is_twice_as_long_so_that_a_slow_learner_is_through_at_last():
-    turns, now, need_s = LeaseTurns(), 0.0, 3000.0  # x needs this long; y wants to keep the lease forever
+    turns, now, need_s = LeaseTurns(), 0.0, 3000.0  # x needs this long; y would keep the lease forever
     turns.waits("x", now)
     lease_s = turns.took("y", 600.0)
     for _ in range(4):

@@ -42,7 +42,7 @@ NO = Refused(Status.PERMISSION_DENIED, "no")
 MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.ALL_ANSWERED, "every live learner has answered")
 FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
 
-# Each kind of entry, and its subscribers. A round's entries are in order, because the timeline needs its opening.
+# Each kind of entry, and its subscribers. A round's entries are in order, because the timeline needs the opening first.
 SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Started(1), {EVENTS}),
     (entries.Restored(1, 2), {EVENTS, LOG}),
@@ -81,7 +81,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
 
 
 class Shown:
-    """A core, and the current output of each of the journal's subscribers."""
+    """A core, and the output of each of its journal's subscribers."""
 
     def __init__(self, directory: Path) -> None:
         self.core = Core(CoreSettings(listen=("127.0.0.1:0",), directory=directory), {})
@@ -117,9 +117,9 @@ class Lines:
     moved = refused = note
 
 
-def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
-    structlog.reset_defaults()  # another test may have set a level, and some kinds have the level debug
-    assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind once"
+def test_each_kind_of_entry_reaches_only_its_subscribers(tmp_path: Path):
+    structlog.reset_defaults()  # another test may have raised the level, and some kinds are at debug
+    assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind must appear once"
     assert len(SHOWN) == len(get_args(entries.Entry))
 
     async def found() -> list[tuple[str, set[str]]]:
@@ -138,14 +138,14 @@ def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
     assert asyncio.run(found()) == [(type(entry).__name__, where) for entry, where in SHOWN]
 
 
-def test_the_log_has_a_learners_state_by_its_name():
+def test_the_log_names_a_learners_state():
     structlog.reset_defaults()
     with capture_logs() as lines:
         logged(entries.Joined("a", "eu", 1, Arrival.NEW, 0.0, "", 2), 0.0)
     assert [line["state"] for line in lines] == ["initialise"]
 
 
-def test_subscribers_are_told_in_the_order_in_which_they_subscribed():
+def test_subscribers_are_called_in_the_order_of_subscription():
     journal, heard = Journal(), list[str]()
     for name in ("first", "second", "third"):
         journal.subscribe(lambda *_, name=name: heard.append(name), only_shows=name != "first")
@@ -153,19 +153,19 @@ def test_subscribers_are_told_in_the_order_in_which_they_subscribed():
     assert heard == ["first", "second", "third"]
 
 
-def test_followers_of_a_shard_are_told_before_anything_is_shown(tmp_path: Path):
+def test_followers_of_a_shard_are_notified_before_other_subscribers(tmp_path: Path):
     layout = plan((TensorSpec("w", (8192,), "float32", MergeKind.AVERAGE),), 1)
     shard, heard = bare_shard(tmp_path, layout, Limits(), Rows(), []), list[int]()
     shard.context.journal.subscribe(lambda *_: heard.append(len(shard.follower_log._kept)), only_shows=True)
     shard._record(entries.RoundOpened(0, 1))
-    assert heard == [1], "shown once, and its followers knew of it by then"
+    assert heard == [1], "followers must hear of the entry first"
 
 
 def broken(*_: Any) -> None:
     raise ZeroDivisionError("a fault of Atoll")
 
 
-def test_a_fault_in_what_is_shown_stops_nothing_and_is_counted():
+def test_a_fault_in_a_subscriber_stops_nothing_and_is_counted():
     journal, heard = Journal(), list[entries.Entry]()
     journal.subscribe(broken, only_shows=True)
     journal.subscribe(lambda entry, _: heard.append(entry), only_shows=True)
@@ -176,14 +176,14 @@ def test_a_fault_in_what_is_shown_stops_nothing_and_is_counted():
     assert [(line["log_level"], line["entry"]) for line in said] == [("error", "Started")]
 
 
-def test_a_fault_in_what_followers_hear_reaches_the_code_that_recorded():
+def test_a_fault_in_notifications_is_raised_by_the_record():
     journal = Journal()
     journal.subscribe(broken, only_shows=False)
     with pytest.raises(ZeroDivisionError):
         journal.record(entries.Started(1), 0.0)
 
 
-def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(tmp_path: Path):
+def test_a_contribution_is_acknowledged_and_merged_although_subscribers_fail(tmp_path: Path):
     layout = plan((TensorSpec("w", (8192,), "float32", MergeKind.AVERAGE),), 1)
     (fragment,) = layout.fragments
     vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
@@ -215,10 +215,10 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
         receipt, version, faults = asyncio.run(pushed())
     assert receipt.fate == pb.FATE_PENDING
     assert version == 1
-    assert faults == 3, "acknowledged, computed, published"
+    assert faults == 3, "each of three entries must count as a fault"
 
 
-def test_the_audit_log_has_the_lines_that_it_had(tmp_path: Path):
+def test_the_audit_log_has_the_expected_lines(tmp_path: Path):
     path = tmp_path / "audit.jsonl"
     log, journal = AuditLog(path, SYSTEM), Journal()
     log.start()

@@ -1,4 +1,4 @@
-"""Names, and the processes that may use them."""
+"""Names of learners, and the processes that may use them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_retry_keeps_the_incarnation_and_a_restart_gets_the_next():
     assert join(registry, nonce=2).incarnation == 2
 
 
-def test_a_connected_name_is_not_given_away():
+def test_a_connected_name_is_not_taken_over():
     registry = LearnerRegistry(10)
     with join(registry).stream(print), pytest.raises(Refused, match="already connected") as refused:
         join(registry, nonce=2)
@@ -32,7 +32,7 @@ def test_a_connected_name_is_not_given_away():
     assert registry.entries["a"].incarnation == 1
 
 
-def test_calls_of_a_session_end_when_it_does():
+def test_calls_end_with_their_session():
     registry, ended = LearnerRegistry(10), list[tuple[str, str]]()
     entry = join(registry)
 
@@ -42,7 +42,7 @@ def test_calls_of_a_session_end_when_it_does():
     with entry.stream(ends("first")), entry.stream(ends("its other")):
         join(registry)
         assert ended == [("first", "UNAUTHENTICATED"), ("its other", "UNAUTHENTICATED")]
-        assert entry.connected, "it is coming back, so no other process gets its name"
+        assert entry.connected, "a returning process must keep its name"
         with entry.stream(ends("second")):
             registry.evict(entry, "a test", 1.0)
     assert ended[2:] == [("second", "FAILED_PRECONDITION")]
@@ -52,7 +52,7 @@ def test_calls_of_a_session_end_when_it_does():
 def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_seconds_only():
     registry = LearnerRegistry(10)
     with join(registry).stream(print):
-        join(registry, now=10.0)  # its calls seem to be open, but the process is dead
+        join(registry, now=10.0)  # the process is dead, but its calls seem to be open
     with pytest.raises(Refused, match="already connected"):
         join(registry, nonce=2, now=10.0 + CALLS_COME_S)
     assert join(registry, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
@@ -89,7 +89,7 @@ def test_a_name_is_taken_over_only_by_a_process_that_answers():
     assert (late.incarnation, late.nonce, late.session) == (1, 1, first)
     for proof in (b"", b"guessed"):
         assert registry.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0, 0.0).incarnation == 1
-    assert registry.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "another's proof"
+    assert registry.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "a wrong proof"
     assert registry.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0, 0.0).incarnation == 2
 
 
@@ -100,9 +100,9 @@ def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_bac
     for wall in (120.5, 179.0):
         with pytest.raises(Refused, match="newer process") as refused:
             registry.join("a", "eu", 2, 0, wall - 50.0, b"", b"t", wall, 0.0)
-        assert refused.value.status is Status.UNAVAILABLE, "a late Join may make a dead process seem younger: it waits"
+        assert refused.value.status is Status.UNAVAILABLE, "a process that may be dead and seem newer must wait"
     assert registry.join("a", "eu", 3, 0, 10.0, b"", b"proof", 121.0, 0.0).challenge == (3, b"proof"), (
-        "a younger one may"
+        "a newer process may take the name"
     )
     assert registry.join("a", "eu", 2, 0, 131.0, b"", b"proof", 181.0, 0.0).challenge == (2, b"proof")
     registry.join("a", "eu", 1, 1, 85.0, b"", b"t", 182.0, 0.0)
@@ -110,7 +110,7 @@ def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_bac
     assert registry.join("a", "eu", 2, 0, 134.0, b"", b"other", 184.0, 0.0).challenge == (2, b"other"), "it has left"
 
 
-def test_regions_are_bounded():
+def test_the_number_of_regions_is_limited():
     registry = LearnerRegistry(1000)
     for number in range(256):
         registry.join(f"l{number}", f"r{number}", 1, 0, 0.5, b"", b"t", 0.0, 0.0)
@@ -119,12 +119,12 @@ def test_regions_are_bounded():
     assert registry.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0, 0.0).region == "r7"
     with pytest.raises(Refused, match="256 regions"):
         join(registry, "one-more", nonce=2, region="elsewhere")
-    registry.evict(registry.entries["l3"], "it lies", 1.0)  # its region is free again
+    registry.evict(registry.entries["l3"], "it lies", 1.0)  # the region is free again
     assert join(registry, "one-more", nonce=2, region="elsewhere").region == "elsewhere"
     registry.entries["l4"].account.left_at = 1.0
     assert join(registry, "another", region="elsewhere too").region == "elsewhere too"
     with pytest.raises(Refused, match="256 regions"):
-        join(registry, "l4", region="r4")  # it returns, but its region's place is taken
+        join(registry, "l4", region="r4")  # the learner returns, but its region's place is taken
 
 
 def test_a_name_has_one_region_at_a_time():
@@ -136,7 +136,7 @@ def test_a_name_has_one_region_at_a_time():
     assert join(registry, "b", region="another").region == "another"
 
 
-def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
+def test_nonce_0_takes_over_no_name():
     registry = LearnerRegistry(10)
     join(registry)
     with pytest.raises(Refused, match="nonce 0") as refused:
@@ -150,7 +150,7 @@ def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
     assert again.join("a", "eu", 2, 0, 0.5, b"", b"proof", 0.0, 0.0).incarnation == 1
 
 
-def test_remembered_processes_are_bounded():
+def test_the_number_of_remembered_processes_is_limited():
     registry = LearnerRegistry(10)
     for nonce in range(1, 500):
         join(registry, nonce=nonce)
@@ -158,7 +158,7 @@ def test_remembered_processes_are_bounded():
     assert len(registry.entries["a"].nonces) == 64
 
 
-def test_a_wrong_token_or_an_unknown_name_has_to_join():
+def test_a_wrong_token_or_an_unknown_name_must_join():
     registry = LearnerRegistry(10)
     session = join(registry).session
     for name, incarnation, number in (("a", 1, 0), ("a", 1, session + 1), ("a", 9, session), ("b", 1, session)):
@@ -167,7 +167,7 @@ def test_a_wrong_token_or_an_unknown_name_has_to_join():
         assert refused.value.status is Status.UNAUTHENTICATED
 
 
-def test_a_name_taken_up_from_the_ledger_has_to_join_again():
+def test_a_name_restored_from_the_ledger_must_join_again():
     registry = LearnerRegistry(10)
     account = join(registry).account.as_data()
     again = LearnerRegistry(10)
@@ -177,7 +177,7 @@ def test_a_name_taken_up_from_the_ledger_has_to_join_again():
     assert join(again).incarnation == 1
 
 
-def test_the_number_of_names_is_bounded():
+def test_the_number_of_names_is_limited():
     registry = LearnerRegistry(2)
     join(registry, "a")
     join(registry, "b")
@@ -187,7 +187,7 @@ def test_the_number_of_names_is_bounded():
     assert join(registry, "a").incarnation == 1
 
 
-def test_a_name_that_differs_in_case_only_is_refused():
+def test_a_name_that_differs_only_in_case_is_refused():
     registry = LearnerRegistry(10)
     join(registry, "EU-west")
     again = LearnerRegistry(10)
@@ -201,15 +201,15 @@ def test_a_name_that_differs_in_case_only_is_refused():
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "x" * 65, "../up", "a/b", "é"])
-def test_a_name_that_could_not_be_a_file_name_is_refused(name):
+def test_a_name_that_cannot_be_a_file_name_is_refused(name):
     with pytest.raises(Refused, match="is not allowed"):
         join(LearnerRegistry(2), name)
 
 
-def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
+def test_a_silent_connected_process_does_not_keep_its_name():
     registry = LearnerRegistry(10)
     entry = join(registry, nonce=1)
-    entry.streams = {print: None}  # a stream of a host that vanished, so nothing ends it
+    entry.streams = {print: None}  # a stream of a vanished host, which nothing ends
     for second in range(20):
         entry.reports.saw(float(second))
     with pytest.raises(Refused, match="is already connected"):

@@ -1,4 +1,4 @@
-"""Rows of several ledgers are divided by fragment, and a start counts the same work as before."""
+"""Rows of ledgers are divided by fragment, and a start counts the same work as before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAGMENTS = 6
 
 
 def ledger(path: Path, rng: random.Random, fragments: list[int]) -> sqlite3.Connection:
-    """Returns a ledger with contributions, of which the sums include some, and with pending ones."""
+    """Returns a ledger with contributions. The sums include some of them, and others are pending."""
     db, waiting = database.open_ledger(path), []
     seqs: Counter[tuple[str, int, int]] = Counter()
     for at in range(200):
@@ -75,7 +75,7 @@ def test_divided_rows_keep_their_bytes_order_and_sums(tmp_path: Path, monkeypatc
         assert shard_ledger.read_again(db, 0, 10_000)
         while totals.add_up(db, 1):
             pass
-        assert +Counter(sums(db, 1)[0]), "later sums continue"
+        assert +Counter(sums(db, 1)[0]), "the sums must continue"
 
 
 def test_a_damaged_row_and_a_lost_row_are_found(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The limiter in front of the services, over real gRPC: it refuses calls above a limit, and no others."""
+"""The limiter with real gRPC: it refuses only calls above a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Service(rpc.OuterServicer):
-    """Accepts all messages. heard: number of reports. fetched: bytes of the frame in its answer."""
+    """A service that accepts all messages. heard: number of reports. fetched: bytes of the frame in its answer."""
 
     def __init__(self) -> None:
         self.heard, self.fetched, self.joined = 0, 10, pb.JoinRequest()
@@ -65,7 +65,7 @@ async def served(**changes):
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     count = lambda limit: metrics.limited.labels(limit)._value.get()  # noqa: E731
-    # A reader with a fixed window, because gRPC's own window grows while the message is not read.
+    # A fixed window, because gRPC's own window grows while the message is not read.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield FrameStub(channel), service, count
@@ -91,7 +91,7 @@ async def push(stub, name: str):
     return call
 
 
-def test_messages_of_any_size_go_through_in_pieces():
+def test_messages_of_any_size_pass_in_pieces():
     async def scene():
         async with served() as (stub, service, _):
             tensors = [pb.Tensor(name=f"{n}." + 60 * "x") for n in range(20_000)]
@@ -129,7 +129,7 @@ def test_joins_of_many_tensors_are_taken_at_their_rate():
             assert asyncio.get_running_loop().time() - began > 0.55
             for _ in range(20):
                 await stub.Join(pb.JoinRequest(learner="a"))
-            assert count("joins_per_s") == 6, "small ones are not counted"
+            assert count("joins_per_s") == 6, "small Joins must not count"
 
     asyncio.run(scene())
 
@@ -174,7 +174,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
             silent = [stub.Push() for _ in range(2)]
             waiting = [asyncio.create_task(ends(call, EXHAUSTED, "without a first message")) for call in silent]
             while not any(task.done() for task in waiting):
-                with contextlib.suppress(grpc.aio.AioRpcError):  # the first attempt does not wait either
+                with contextlib.suppress(grpc.aio.AioRpcError):  # the first attempt must not wait, either
                     await push(stub, "a")
             assert [task.exception() for task in waiting if task.done()] == [None]
             assert count("first_message") >= 1
@@ -184,7 +184,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
     asyncio.run(scene())
 
 
-def test_a_first_message_comes_in_time_or_not_at_all():
+def test_a_call_without_a_first_message_in_time_ends():
     async def scene():
         async with served(first_message_s=0.05) as (stub, _, count):
             await ends(stub.Push(), EXHAUSTED, "first message did not arrive")
@@ -193,7 +193,7 @@ def test_a_first_message_comes_in_time_or_not_at_all():
     asyncio.run(scene())
 
 
-def test_reports_are_taken_at_their_rate_and_none_is_lost():
+def test_reports_are_accepted_at_their_rate_and_none_is_lost():
     async def scene():
         async with served(reports_per_s=100.0, reports_burst=5.0) as (stub, service, count):
             began = asyncio.get_running_loop().time()
@@ -234,7 +234,7 @@ def test_requests_for_data_units_have_a_rate_of_their_own():
     asyncio.run(scene())
 
 
-def test_a_reader_that_stands_still_is_given_up_and_one_that_reads_is_not():
+def test_only_a_stalled_reader_is_disconnected():
     async def scene():
         async with served(stalled_s=0.3) as (stub, service, count):
             service.fetched = 100_000

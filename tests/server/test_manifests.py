@@ -1,4 +1,4 @@
-"""Which checkpoints of a run with several shards, and which of a shard's snapshots, are kept."""
+"""The checkpoints that a run with several shards keeps, and the snapshots that a shard keeps."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_the_newest_checkpoints_stay_and_after_a_restore_all_stay_until_there_ar
 
 def test_a_snapshot_that_the_registrar_does_not_know_yet_stays_kept():
     kept = KeptSnapshots().plus(4)
-    assert kept.told(frozenset(), 3).snapshots == {4}, "its manifest may still be written"
+    assert kept.told(frozenset(), 3).snapshots == {4}, "the registrar may still write its manifest"
     assert kept.told(frozenset({4}), 4).snapshots == {4}
-    assert kept.told(frozenset({2}), 4).snapshots == {2}, "its checkpoint was interrupted or is too old"
+    assert kept.told(frozenset({2}), 4).snapshots == {2}, "no manifest names the other snapshot any longer"
 
 
-def test_all_of_it_survives_the_ledger(tmp_path):
+def test_kept_checkpoints_survive_the_ledger(tmp_path):
     db = open_ledger(tmp_path / "ledger.sqlite")
     kept, restored = KeptSnapshots(frozenset({1, 3}), 3), RestoredManifest(2, 1, {0: 1, 1: 6})
     assert (manifests_of({}), kept_of({}), restored_of({"generation": 1})) == ([], KeptSnapshots(), None)
@@ -55,6 +55,6 @@ def test_all_of_it_survives_the_ledger(tmp_path):
     assert manifests_of(meta) == [manifest(1), manifest(2)]
     assert kept_of(meta) == kept
     assert restored_of(meta | {"generation": 2}) == restored
-    assert restored_of(meta | {"generation": 3}) is None, "a later generation began elsewhere"
+    assert restored_of(meta | {"generation": 3}) is None, "a later generation has another beginning"
     assert json.dumps(meta)
     db.close()

@@ -8,12 +8,12 @@ from atoll_server import memory_budget
 from tests.end_to_end.world import Trainee, core
 
 
-def test_a_model_that_fits_is_no_trouble():
+def test_a_model_that_fits_is_accepted():
     assert memory_budget.too_much(1_000_000, None) == ""
     assert memory_budget.too_much(124_000_000, 3 << 30) == ""
 
 
-def test_one_that_does_not_is_told_what_it_needs():
+def test_a_model_that_does_not_fit_is_refused_with_the_needed_memory():
     reason = memory_budget.too_much(12_000_000_000, 16 << 30)
     assert "12000000000 trainable parameters" in reason
     assert "needs 139.2 GiB" in reason
@@ -30,7 +30,7 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     assert memory_budget.machine_bytes() > 1 << 30
 
 
-def test_the_learner_that_brings_it_ends_with_that_line(tmp_path):
+def test_the_learner_of_a_too_large_model_ends_with_that_line(tmp_path):
     with core(tmp_path, "--memory-gib", "0.5") as running:
         trainee = Trainee(running.address, "large", lambda _: True)
         trainee.start()

@@ -1,4 +1,4 @@
-"""The merge vs. its equations in float64, and the properties behind replay and bit-identical anchors."""
+"""Merges match their equations in float64, and are deterministic, as replay and anchors require."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InMemory:
     codec: Codec
     frames: list[bytes]
     norms_sq: np.ndarray
-    scale: float = 1.0  # the factor that clips it
+    scale: float = 1.0  # factor that clips the contribution
 
     def content(self, span: FrameSpan) -> frame_codec.Content:
         return frame_codec.decompress(self.frames[span.index], span, self.codec)
@@ -74,7 +74,7 @@ def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.MergeR
 
 
 def expected_delta(contributions, weights) -> np.ndarray:
-    """Returns the radial-directional average of each piece, but the plain average of the embedding, in float64."""
+    """Returns the average in float64: radial-directional per piece, but plain for the embedding."""
     delta = np.zeros(FRAGMENT.length)
     for piece in FRAGMENT.pieces:
         place = slice(piece.offset, piece.offset + piece.length)
@@ -91,7 +91,7 @@ def expected_delta(contributions, weights) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [Codec.FLOAT32, Codec.INT4])
-def test_a_merge_is_what_its_equations_say(kind):
+def test_a_merge_matches_its_equations(kind):
     given = [contribution("a", 1, 1e-3, kind), contribution("b", 2, 3e-3, kind), contribution("c", 3, 1e-4, kind)]
     weights, begin = [0.5, 0.3, 0.2], state()
     before = copy(begin)
@@ -119,7 +119,7 @@ def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bi
 
 
 @pytest.mark.parametrize(("kind", "levels"), [(Codec.FLOAT32, 2**20), (Codec.INT8, 127), (Codec.INT4, 7)])
-def test_published_parameters_are_as_near_the_exact_ones_as_the_codec_allows(kind, levels):
+def test_published_parameters_differ_from_exact_ones_only_by_the_codecs_error(kind, levels):
     begin = state()
     before = begin.theta_pub.copy()
     new = run(begin, [contribution("a", 1)], [1.0], OuterRule(0.9, 0.5, kind)).state
@@ -131,13 +131,13 @@ def test_published_parameters_follow_the_exact_ones_over_many_merges():
     current = state()
     for step in range(10):
         current = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5]).state
-    last_step = 0.9 * 1e-3 * 3  # only the last update's error remains, because earlier errors were fed back
+    last_step = 0.9 * 1e-3 * 3  # only the last update's error remains; earlier ones are fed back
     assert np.abs(current.theta - current.theta_pub).max() < last_step
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e9])
 def test_every_accepted_contribution_gives_finite_parameters(scale):
-    """This includes the smallest and the largest allowed norms, alone or among others."""
+    """The contributions include the smallest and the largest allowed norms, alone or among others."""
     given = [contribution("a", 1, scale), contribution("b", 2)]
     assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
     for contributions, weights in ((given, [0.5, 0.5]), (given[:1], [1.0])):
@@ -173,7 +173,7 @@ def test_readers_of_published_parameters_are_not_disturbed_by_a_merge():
     assert np.array_equal(begin.theta_pub, before)
 
 
-def test_more_contributions_than_are_kept_for_the_second_pass_are_read_twice():
+def test_contributions_beyond_the_kept_ones_are_read_twice():
     given = [contribution(f"{n}", n, kind=Codec.INT4) for n in range(9)]
     few = merge._Given(given[:7], FRAGMENT)
     assert few.contents(FRAGMENT.frames[0]) is few.contents(FRAGMENT.frames[0])
@@ -186,7 +186,7 @@ def test_more_contributions_than_are_kept_for_the_second_pass_are_read_twice():
     np.testing.assert_allclose(new.state.theta, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_contributions_out_of_order_are_a_bug_of_the_caller():
+def test_contributions_out_of_order_raise_an_error():
     with pytest.raises(AssertionError, match="sorted by learner"):
         run(state(), [contribution("b", 1), contribution("a", 2)], [0.5, 0.5])
 
@@ -221,7 +221,7 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
     assert np.linalg.norm(new.momentum[place].astype(np.float64)) == pytest.approx(mean_norm, rel=1e-4)
 
 
-def test_when_all_have_left_the_model_is_the_mean_of_the_learners():
+def test_after_all_learners_left_the_model_is_their_mean():
     rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.LEFT, 0)
     given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.4, 0.3, 0.2, 0.1]
     begin = state()
@@ -232,7 +232,7 @@ def test_when_all_have_left_the_model_is_the_mean_of_the_learners():
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.LEFT])
-def test_while_a_learner_trains_the_rule_is_the_runs(cause):
+def test_while_a_learner_trains_the_runs_rule_applies(cause):
     run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
     assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8, 1.0, 0.5, 5)
 
@@ -264,7 +264,7 @@ def test_work_moves_the_parameters_equally_far_in_one_merge_or_in_parts(momentum
     assert rule.decay_and_push(1.0) == pytest.approx((momentum, momentum))
 
 
-def test_a_part_of_an_outer_step_lets_momentum_fade_by_that_part():
+def test_a_part_of_an_outer_step_reduces_momentum_by_that_part():
     given, begin = [contribution("a", 1), contribution("b", 2)], state()
     before = copy(begin)
     new = run(begin, given, [0.125, 0.125]).state
@@ -279,5 +279,5 @@ def test_a_part_of_an_outer_step_lets_momentum_fade_by_that_part():
 def test_weights_follow_tokens_pace_and_staleness():
     assert merge.weight(800, 10, 0, 0.5) == 800 * 80
     assert merge.weight(800, 10, 4, 0.5) == pytest.approx(800 * 80 / 2)
-    assert merge.weight(800, 10, 0.9, 0.5) == 800 * 80, "what is late by less than an outer step weighs all of it"
+    assert merge.weight(800, 10, 0.9, 0.5) == 800 * 80, "a staleness below one outer step must not reduce the weight"
     assert merge.weight(800, 10, 4, 0.0) == 800 * 80

@@ -13,7 +13,7 @@ def limiter(norms, steps=24, limit: float = 10.0, clip: float = 0.0, window: int
     return made
 
 
-def test_before_the_window_is_full_nothing_is_judged():
+def test_no_norm_is_refused_before_the_window_is_full():
     assert limiter([1.0] * 7).judge(1e9, 24) == NormVerdict()
     assert limiter([1.0] * 8).judge(1e9, 24).refusal
 
@@ -34,7 +34,7 @@ def test_more_steps_may_move_further_and_fewer_less(steps, largest):
     assert usual.judge(1.01 * largest, steps).refusal
 
 
-def test_clipping_scales_down_to_the_limit_and_touches_nothing_below_it():
+def test_clipping_scales_only_norms_above_the_limit():
     usual = limiter([1.0] * 8, clip=2.0)
     assert usual.judge(2.0, 24).scale == 1.0
     assert usual.judge(8.0, 24).scale == pytest.approx(0.25)
@@ -56,10 +56,10 @@ def test_each_learner_has_one_share_of_the_window():
     for _ in range(40):
         for name, norm in (("a", 1.0), ("b", 1.0), *[("d", 9.0)] * 8):
             assert not usual.enter(name, norm, 24, HERE).refusal
-    assert usual.judge(10.1, 24).refusal, "else nine times as much has become what is usual"
+    assert usual.judge(10.1, 24).refusal, "the median must not follow one learner"
 
 
-def test_a_change_of_all_is_followed_after_a_few_rounds():
+def test_the_limit_follows_a_change_of_all_norms_after_a_few_rounds():
     usual = limiter([])
     for _ in range(4):
         for name in "abcd":
@@ -67,7 +67,7 @@ def test_a_change_of_all_is_followed_after_a_few_rounds():
     refused = [bool(usual.enter(name, 5e3, 24, HERE).refusal) for _ in range(AGREED + 1) for name in "abcd"]
     assert refused == [True] * (4 * AGREED) + [False] * 4
     assert not usual.judge(5e3, 24).refusal
-    assert usual.judge(5e4 + 5e3, 24).refusal, "judging goes on"
+    assert usual.judge(5e4 + 5e3, 24).refusal, "larger norms must still be refused"
 
 
 def test_half_of_the_present_learners_are_not_enough_to_change_the_reference():
@@ -87,14 +87,14 @@ def test_steps_that_are_declared_excuse_a_larger_norm_so_far_only():
     assert usual.judge(101.0, 1 << 40).refusal
 
 
-def test_learners_without_end_take_no_memory_without_end():
+def test_any_number_of_learners_needs_limited_memory():
     usual = limiter([1.0] * 8)
     for number in range(1000):
         usual.enter(f"{number}", 1.0 if number % 2 else 1e6, 24, HERE)
     assert (len(usual._usual.taken), len(usual._usual.refused)) == (8, 8)
 
 
-def test_a_limit_of_zero_is_none_and_zero_norms_judge_nothing():
+def test_a_limit_of_zero_is_off_and_zero_norms_are_no_reference():
     assert limiter([1.0] * 8, limit=0.0).judge(1e9, 24) == NormVerdict()
     assert limiter([0.0] * 8).judge(1e9, 24) == NormVerdict()
 
@@ -103,6 +103,6 @@ def test_norms_that_grow_with_a_warm_up_are_not_refused():
     rounds, learners = 40, 4
     usual = NormLimiter(32, 10.0, 0.0)
     for number in range(1, rounds):
-        norm = number**3 - (number - 1) ** 3  # for a rate that grows with the square of the steps
+        norm = number**3 - (number - 1) ** 3  # for a norm that grows with the square of the steps
         for learner in range(learners):
             assert not usual.enter(f"{learner}", norm, 24, HERE).refusal, f"round {number}"

@@ -28,7 +28,7 @@ def test_every_slot_belongs_to_one_shard_and_each_shard_has_evenly_spaced_ones(c
 
 
 @pytest.mark.parametrize(("counts", "wanted", "most"), [([6] * 4, 4, 4), ([3] * 8, 4, 8), ([12, 12], 5, 5)])
-def test_the_rounds_in_flight_of_all_shards_are_the_runs_but_at_least_one_each(counts, wanted, most):
+def test_shards_share_the_runs_rounds_in_flight_with_at_least_one_each(counts, wanted, most):
     assert sum(Pacing.of(counts, number, wanted).most for number in range(len(counts))) == most
 
 
@@ -103,12 +103,12 @@ def test_with_slots_shards_open_rounds_as_evenly_as_one_shard():
     assert crowding(apart, 40, 120) > crowding(together, 40, 120)
     assert crowding(together, 40, 120) <= 3
     counts = [len([at for at, _ in found if at >= 40]) for found in (alone, together)]
-    assert abs(counts[0] - counts[1]) <= 4, "slots change the times of rounds, not their number"
+    assert abs(counts[0] - counts[1]) <= 4, "slots must not change the number of rounds"
 
 
 def test_after_a_shard_was_away_its_rounds_return_to_their_slots():
     found = openings([6] * 4, slots=True, away=(50.0, 70.0))
     assert not [at for at, shard in found if shard == 3 and 50 <= at < 70]
-    assert crowding(found, 51, 70) <= 3, "the others keep their own slots"
-    assert crowding(found, 71, 90) <= 5, "missed rounds open at twice the pace"
+    assert crowding(found, 51, 70) <= 3, "other shards must keep their slots"
+    assert crowding(found, 71, 90) <= 5, "missed rounds may open at twice the pace"
     assert crowding(found, 95, 120) <= 3

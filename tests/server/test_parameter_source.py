@@ -1,4 +1,4 @@
-"""`--init` takes a file or a folder, and stages the same bytes of one file. An invalid folder is one line."""
+"""`--init` stages a file or a folder as one file with the same bytes. An invalid folder gives a one-line error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRST, SECOND = FILES
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a folder as save_pretrained writes it, in which a tied tensor has one name."""
+    """Returns a folder as written by save_pretrained, in which a tied tensor has only one name."""
     made = tmp_path / "model"
     made.mkdir()
     for name, tensors in FILES.items():
@@ -51,7 +51,7 @@ def write_index(folder: Path, weight_map: Any) -> None:
 
 
 def staged(path: Path, directory: Path) -> dict[str, torch.Tensor]:
-    """Stages a source for the run in `directory`. Returns the tensors of its one file."""
+    """Stages a source for the run in `directory`. Returns the tensors of the staged file."""
     staging = stage_source(open_source(path), directory)
     try:
         staging.check(SPECS)
@@ -91,7 +91,7 @@ def test_a_file_and_a_folder_with_one_file_are_copied_byte_for_byte(tmp_path, fo
 
 
 @pytest.mark.parametrize("limit", [1, 3000, 1 << 20])
-def test_a_split_file_is_put_together_to_the_same_bytes(tmp_path, folder, limit):
+def test_a_split_file_is_joined_to_the_same_bytes(tmp_path, folder, limit):
     staged(folder, tmp_path / "run")
     whole = (tmp_path / "run" / "initial.safetensors").read_bytes()
     with export_target(tmp_path / "split", limit) as target:
@@ -104,7 +104,7 @@ def load_whole(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def mapped(**changes: object) -> Callable[[Path], None]:
-    """Returns a change of the index: tensors to other files, or to None for no file."""
+    """Returns a change of the index, which maps tensors to other files, or to None for no file."""
 
     def change(folder: Path) -> None:
         weight_map = json.loads((folder / INDEX).read_text())["weight_map"] | changes
@@ -170,7 +170,7 @@ def a_folder_in_its_place(folder: Path) -> None:
     ],
     ids=range(29),
 )  # fmt: skip
-def test_a_folder_that_is_not_a_model_is_one_line(folder, damage, said):
+def test_an_invalid_folder_gives_a_one_line_error(folder, damage, said):
     damage(folder)
     with pytest.raises(TensorFileError) as caught:
         open_source(folder)
@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_a_model_is_one_line(folder, damage, said):
     text.encode()
 
 
-def test_a_path_that_cannot_be_read_is_one_line(tmp_path):
+def test_an_unreadable_path_gives_a_one_line_error(tmp_path):
     with pytest.raises(TensorFileError, match=r"nothing cannot be read \(No such file or directory\): check the path"):
         open_source(tmp_path / "nothing")
     (tmp_path / "loop").symlink_to("loop")
@@ -261,7 +261,7 @@ def test_neither_the_copy_nor_the_split_holds_a_tensor_in_memory(tmp_path):
     done = subprocess.run([sys.executable, "-c", MEASURED, *paths], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 4
-    assert int(done.stdout) < 16 << 10, "KiB more than before; a tensor has 40 MiB"
+    assert int(done.stdout) < 16 << 10, "16 MiB must suffice, although a tensor has 40 MiB"
 
 
 def test_all_bytes_of_a_file_are_read_in_order(folder, monkeypatch):

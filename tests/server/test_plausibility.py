@@ -1,4 +1,4 @@
-"""The counted part of reports: limited for false reports, and complete for honest learners."""
+"""The counted part of reports is limited for false reports, and complete for honest learners."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_report_of_more_tokens_than_time_allows_counts_as_far_as_time_allows()
 
 
 def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
-    """Its hardware is ten times as fast, reports arrive late and together, and it keeps training during outages."""
+    """The learner is ten times as fast, its reports arrive late and together, and it trains during outages."""
     for seed in range(200):
         rng = random.Random(seed)
         steps_s = USUAL.steps_s * rng.uniform(0.1, 8.0)
@@ -51,7 +51,7 @@ def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
             assert (account.current.steps, account.current.tokens) == (steps, 100 * steps), seed
 
 
-def test_uncounted_work_counts_once_time_allows_it():
+def test_uncounted_work_counts_as_soon_as_time_allows():
     tokens, paid = counted(5000, 0, 1000.0, 0.0, 1.0)
     assert (tokens, paid) == (1000, 1.0)
     assert counted(5000, tokens, 1000.0, paid, 5.0)[0] == 5000
@@ -63,7 +63,7 @@ def test_most_of_the_others_say_what_is_plausible_and_liars_do_not_raise_each_ot
     rates = Rates({"a": USUAL, "b": USUAL, "c": USUAL, "d": USUAL} | liars)
     assert rates.usual("a") == USUAL
     assert rates.most("new") == MaxRates(FASTER * 1.0, FASTER * 100.0)
-    assert rates.most("liar") == rates.most("new"), "what it was let do before excuses nothing"
+    assert rates.most("liar") == rates.most("new"), "earlier counted tokens must not raise the limit"
 
 
 def test_tokens_are_held_back_while_others_are_about_to_train_and_all_count_afterwards():
@@ -82,8 +82,7 @@ def test_tokens_are_held_back_while_others_are_about_to_train_and_all_count_afte
 
 
 def early_liar(registry: LearnerRegistry, core_restarts: bool) -> int:
-    """Returns the counted tokens of a liar that reports for 30 s before the others' first step, and for 30 s after
-    it."""
+    """Returns the counted tokens of a liar that reports for 30 s before and 30 s after the others' first step."""
     names = ("liar", "a", "b")
     for number, name in enumerate(names, 1):
         registry.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, 0.0)
@@ -106,7 +105,7 @@ def early_liar(registry: LearnerRegistry, core_restarts: bool) -> int:
             account.heard(now, seen, registry.rates(now).most(name))
             account.step_time_s = 0.25 if name == "liar" else 1 / 16 if tick > 120 else None
             if name != "liar" and tick > 130:
-                assert account.current.tokens == 10 * steps, "an honest one is not cut"
+                assert account.current.tokens == 10 * steps, "an honest learner must lose no tokens"
     return int(registry.entries["liar"].account.current.tokens)
 
 
@@ -124,7 +123,7 @@ def test_learners_that_are_away_are_a_measure_for_an_hour_and_then_one_is_alone(
     assert registry.rates(3000.0).most("here") == MaxRates(FASTER * 10.0, FASTER * 100.0)
     assert registry.rates(4000.0).most("here") == MaxRates()
     registry.since = 3500.0
-    assert registry.rates(4001.0).most("here").tokens_s == FASTER * 100.0, "a core that was away itself heard nothing"
+    assert registry.rates(4001.0).most("here").tokens_s == FASTER * 100.0, "the core's downtime is no absence"
 
 
 def test_a_learner_that_joined_and_never_trains_holds_nothing_back_for_long():
@@ -135,7 +134,7 @@ def test_a_learner_that_joined_and_never_trains_holds_nothing_back_for_long():
         assert registry.rates(100.0).most("here") == HELD
         assert registry.rates(4000.0).most("here") == MaxRates()
     assert registry.rates(50.0).most("here") == HELD
-    assert registry.rates(100.0).most("here") == MaxRates(), "it is not connected"
+    assert registry.rates(100.0).most("here") == MaxRates(), "a disconnected learner must not hold tokens back"
 
 
 def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
@@ -156,7 +155,7 @@ def test_in_a_merge_a_learner_weighs_ten_times_most_of_the_others_at_most():
 
 
 def test_a_liars_limit_does_not_grow_with_its_reports():
-    """After a silence, the tokens that time allowed count immediately, so the liar seems much faster than it is."""
+    """After a silence, all tokens that the time allows count at once, so the liar seems much faster than it is."""
     account, last = TimeAccount(first_joined_at=0.0, heard_at=0.0), 0.0
     account.joined(0.0, 0.0, returning=False)
     rates = Rates({"a": USUAL, "b": USUAL})
@@ -183,13 +182,13 @@ def test_a_contribution_weighs_no_more_than_its_learner_reported_and_did_since()
     assert hostile.steps <= 5
     assert hostile.tokens <= 500
     few = credited(Declared(1 << 50, 1), Declared(1000, 10), 0, 0.0, USUAL, USUAL)
-    assert few.tokens <= 1000, "the tokens of a step are those of a learner ten times as fast"
+    assert few.tokens <= 1000, "a step may count ten times a usual step's tokens"
     spent = credited(Declared(2400, 24), Declared(2400, 24), 2400, 0.0, USUAL, USUAL)
-    assert spent.tokens <= 500, "what was given to this fragment is not given again"
+    assert spent.tokens <= 500, "tokens must count once per fragment"
 
 
 def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_report():
-    """It trains nine times the others' tokens per second, in more or in larger steps."""
+    """The learner trains nine times the others' tokens per second, in more or in larger steps."""
     for seed in range(500):
         rng = random.Random(seed)
         steps_s, batch = rng.uniform(0.2, 5.0), rng.uniform(10, 1000)
@@ -239,11 +238,11 @@ def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
     assert (registry.tokens(), learner.run_tokens) == (1500, 1500)
     assert [learner.run_tokens_after(1 << 40), learner.run_tokens_after(1600)] == [1500, 1600]
     learner.told(*before)
-    assert learner.run_tokens == 1500, "what a merge tells that began before corrects nothing"
+    assert learner.run_tokens == 1500, "an older merge's count must not correct the total"
     again = taken_up(registry)
     assert (again.tokens(), again.voided_tokens()) == (1500, registry.voided_tokens())
     learner.told(1400, registry.voided_tokens())
-    assert learner.run_tokens == 1500, "what a core forgot at its restart corrects nothing"
+    assert learner.run_tokens == 1500, "a restarted core's count must not correct the total"
 
 
 def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums_follow_each_report():
@@ -259,7 +258,7 @@ def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums
     entry = registry.entries["a"]
     registry.heard(
         entry, 20.0, IncarnationCounters(steps=12, tokens=1200)
-    )  # it kept training until it heard of the restore
+    )  # the learner kept training until it heard of the restore
     assert (registry.tokens(), registry.voided_tokens()) == (400, 800)
     registry.heard(entry, 30.0, IncarnationCounters(steps=13, tokens=1300))
     assert (registry.tokens(), registry.voided_tokens()) == (500, 800)
@@ -269,7 +268,7 @@ def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums
     assert taken_up(registry).tokens() == 450
 
 
-def test_a_rate_is_plausible_beside_the_others_as_soon_as_the_first_of_them_is_known():
+def test_a_rate_is_compared_as_soon_as_another_one_is_known():
     registry = LearnerRegistry(4)
     for name in ("honest", "liar"):
         registry.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)

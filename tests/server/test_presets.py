@@ -1,4 +1,4 @@
-"""Presets of a run: their values, and what wins over them."""
+"""Presets of a run: their values, and options that override them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_pretrain_has_the_defaults_and_finetune_has_a_small_interval():
     assert settings_of(preset="finetune") == RunSettings(inner_steps=12)
 
 
-def test_an_option_wins_over_the_preset():
+def test_an_option_overrides_the_preset():
     assert settings_of(preset="finetune", inner_steps="8", outer_lr="0.7") == RunSettings(inner_steps=8, outer_lr=0.7)
     assert settings_of(preset="finetune", inner_steps=str(RunSettings().inner_steps)) == RunSettings()
 
 
 def test_presets_set_the_same_settings():
-    """So that a start with another preset leaves nothing of the first one."""
+    """Otherwise, a start with another preset would keep some values of the first one."""
     assert {name: values.keys() for name, values in PRESETS.items()} == dict.fromkeys(PRESETS, FINETUNE.keys())
 
 

@@ -1,11 +1,11 @@
-"""The cache of updates keeps its limits."""
+"""The cache of updates stays within its limits."""
 
 from __future__ import annotations
 
 from atoll_server.shard.publications import Publication, UpdateCache
 
 
-def test_the_cache_keeps_the_newest_within_its_bytes_and_versions():
+def test_the_cache_keeps_the_newest_updates_within_its_limits():
     cache = UpdateCache(limit_bytes=100, limit_versions=3)
     for version in range(1, 6):
         cache.add(0, Publication(version, (), (10,), 0))

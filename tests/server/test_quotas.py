@@ -16,11 +16,11 @@ def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
     assert Quotas().half_sent_bytes(MESSAGE_BYTES, methods) <= 64 << 20
 
 
-def test_a_learner_may_use_all_the_connections_that_it_would():
+def test_a_learner_may_use_all_its_connections():
     assert min(Quotas().pushes, Quotas().fetches) >= SLOTS * MAX_CONNECTIONS
 
 
-def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():
+def test_a_rate_allows_a_burst_and_then_a_number_per_second():
     bucket = RateBucket(10.0, 5.0)
     assert [bucket.take(100.0) for _ in range(5)] == [0.0] * 5
     assert bucket.take(100.0) == pytest.approx(0.1)
@@ -30,7 +30,7 @@ def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():
     assert bucket.full(101.0)
 
 
-def test_a_newcomer_is_given_the_oldest_ones_place():
+def test_a_new_call_replaces_the_oldest_one():
     pool: CallSlots[str] = CallSlots(2)
     assert pool.enter("a", 0.0) is None
     assert pool.enter("b", 1.0) is None
@@ -39,7 +39,7 @@ def test_a_newcomer_is_given_the_oldest_ones_place():
     assert pool.enter("d", 3.0) == "b"
 
 
-def test_places_of_calls_that_never_end_are_not_given_away_for_ever():
+def test_calls_that_never_end_are_replaced_only_a_few_times():
     pool: CallSlots[int] = CallSlots(8)
     for call in range(8):
         pool.enter(call, 0.0)

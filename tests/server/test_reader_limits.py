@@ -1,4 +1,4 @@
-"""A stalled reader keeps few versions in memory, and is told to fetch the newest version."""
+"""A stalled reader keeps few versions in memory, and must then fetch the newest version."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_a_learner_reads_two_versions_of_a_fragment_and_the_older_ones_end():
     it = Readers(100)
     for version in range(40):
         it.read("still", 0, version)
-    assert it.ended[:3] == ["still/0/0", "still/0/0", "still/0/1"], "each is told, again too"
+    assert it.ended[:3] == ["still/0/0", "still/0/0", "still/0/1"], "each read must end, even if ended before"
     assert set(it.ended) == {f"still/0/{version}" for version in range(40 - MAX_OF_ONE)}
 
 
-def test_others_and_other_fragments_are_left_alone():
+def test_limits_do_not_affect_other_readers_and_fragments():
     it = Readers(100)
     for learner in "abcdef":
         it.read(learner, 0, ord(learner))
@@ -40,7 +40,7 @@ def test_others_and_other_fragments_are_left_alone():
     assert it.ended == []
 
 
-def test_of_all_old_versions_few_are_kept_and_the_oldest_end_first():
+def test_few_old_versions_are_kept_and_the_oldest_end_first():
     it = Readers(2)
     for learner, version in (("a", 1), ("b", 2), ("b2", 2), ("c", 3)):
         it.read(learner, 0, version)
@@ -83,11 +83,11 @@ def test_stalled_readers_end_no_read_of_a_learner():
                 may_end(lambda _, name=name: ended.append(name))
                 mine = readers.newest_for_readers(fragment) if fragment.index else readers.newest(fragment, name)
                 state = await stack.enter_async_context(mine)
-                assert readers.any_of(state), "a merge must not change it"
+                assert readers.any_of(state), "a merge must not change a state that is read"
                 fragment.merge()
                 readers.passed(fragment.index)
         return ended
 
     ended = asyncio.run(story())
-    assert set(ended) == {"reader"}, "a reader ends only other readers' reads"
+    assert set(ended) == {"reader"}, "readers must end only other readers' reads"
     assert len(ended) >= 19 - shard_readers.MAX_OLD_OF_READERS

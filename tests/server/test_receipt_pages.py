@@ -15,7 +15,7 @@ def receipt(shard: int, number: int, at: float) -> pb.LoggedReceipt:
 
 
 class Shard:
-    """A shard's receipts, the newest first."""
+    """A shard's receipts, newest first."""
 
     def __init__(self, number: int, times: list[float]) -> None:
         self.number = number
@@ -72,7 +72,7 @@ def test_a_malformed_position_is_refused(text):
         parse_position(text)
 
 
-def test_a_position_survives_its_text():
+def test_a_position_survives_conversion_to_text():
     assert parse_position("") == {}
     assert parse_position(format_position({2: 7, 0: 19})) == {0: 19, 2: 7}
-    assert parse_position("0:9999999999999999999")[0] < 1 << 63, "SQLite can compare it"
+    assert parse_position("0:9999999999999999999")[0] < 1 << 63, "the position must fit into SQLite's integers"

@@ -1,4 +1,4 @@
-"""The shard that has a fragment."""
+"""The registrar's view of the shards and their fragments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from atoll_wire.process.clock import SYSTEM
 
 
-def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():
+def test_a_caller_of_another_shards_fragment_must_join_again():
     run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
     with pytest.raises(Refused, match="no parameters yet"):
         run.numbered(0)
@@ -29,18 +29,18 @@ def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_aga
         with pytest.raises(Refused) as refused:
             run.owner(fragment)
         assert refused.value.status is status
-    assert run.numbered(0) is shard, "it is followed by the number that places gives it"
+    assert run.numbered(0) is shard, "the shard's number must be its place"
     with pytest.raises(Refused, match="serves shard 0, not shard 1: join again") as refused:
         run.numbered(1)
     assert refused.value.status is Status.UNAUTHENTICATED
 
 
-def test_learners_get_the_places_of_all_shards_once_each_was_attached():
+def test_learners_get_the_places_of_all_shards_after_each_attached():
     run = Registrar(Limits(), RunClock(SYSTEM), Journal(), AttachedShards(own=0, count=2))
     layout = plan([TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)], 4)
     run.runs(layout, SimpleNamespace(fragments={0: "zero", 2: "two"}))
     with pytest.raises(Refused, match="shard 1 of the run has not been attached yet") as refused:
         run.places()
-    assert refused.value.status is Status.UNAVAILABLE, "the learner tries again"
+    assert refused.value.status is Status.UNAVAILABLE, "the learner must try again"
     run.attached.shards[1].address = "shard-1:7400"
     assert [(each.address, list(each.fragments)) for each in run.places()] == [("", [0, 2]), ("shard-1:7400", [1, 3])]

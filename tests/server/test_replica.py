@@ -69,7 +69,7 @@ def live(directory: Path, life: Life, *, stops: bool = False) -> None:
         await life(run, told)
         if stops:
             await run.save_accounts()
-        await writer.stop()  # what was not committed is lost
+        await writer.stop()  # uncommitted data is lost
 
     asyncio.run(lives())
 
@@ -84,20 +84,20 @@ def refusal(run: Replica, of: pb.Session) -> Refused:
     return refused.value
 
 
-def test_a_session_is_let_in_by_its_token_though_the_registrar_never_told_of_it(tmp_path):
+def test_a_token_admits_a_session_that_the_registrar_never_announced(tmp_path):
     async def life(run: Replica, told: Told) -> None:
         await run.welcomed(welcome())
         process = run.session(session())
         assert (process.entry.name, process.incarnation, told.joins) == ("a", 1, [("a", 1)])
         assert run.session(session()).entry is process.entry
-        assert told.joins == [("a", 1)], "the shard is told once"
+        assert told.joins == [("a", 1)], "the shard must hear of a Join once"
         for wrong in (session(key=SessionKey(b"x" * 32, KEY.start, "r", 1)), pb.Session(run="other", learner="a")):
             assert refusal(run, wrong).status in {Status.UNAUTHENTICATED, Status.UNAVAILABLE}
 
     live(tmp_path, life)
 
 
-def test_an_unproven_session_waits_for_the_registrar_and_is_refused_when_it_is_there(tmp_path):
+def test_an_unproven_session_waits_for_the_registrar_and_is_then_refused(tmp_path):
     async def life(run: Replica, _: Told) -> None:
         await run.welcomed(welcome())
         run.session(session())
@@ -121,7 +121,7 @@ def test_a_newer_session_or_process_ends_the_older_one(tmp_path):
         with pytest.raises(Refused, match="fenced off"):
             older.check_current()
         assert "fenced off" in refusal(run, session(1, 3)).detail
-        await run.member(sh.Member(learner="a", incarnation=1, session=9))  # an older message of the registrar
+        await run.member(sh.Member(learner="a", incarnation=1, session=9))  # an older message from the registrar
         assert run.session(session(2, 1)).incarnation == 2
 
     live(tmp_path, life)
@@ -166,22 +166,22 @@ def live_without_stop(directory: Path, life: Life) -> None:
     live(directory, other)
 
 
-def test_sessions_of_before_a_restart_of_the_registrar_end_and_open_calls_go_on(tmp_path):
+def test_sessions_from_before_a_registrars_restart_end_and_open_calls_continue(tmp_path):
     async def life(run: Replica, _: Told) -> None:
         await run.welcomed(welcome())
         process = run.session(session(1, 5))
-        await run.welcomed(welcome())  # the same registrar process: nothing changes
+        await run.welcomed(welcome())  # the same registrar process, so nothing changes
         assert run.session(session(1, 5)).entry is process.entry
         await run.welcomed(welcome(b"next start"))
         process.check_current()
         run.attached = True
         assert refusal(run, session(1, 5)).status is Status.UNAUTHENTICATED
         again = SessionKey(KEY.secret, b"next start", "r", 1)
-        assert run.session(session(1, 1, again)).incarnation == 1, "the new registrar counts sessions from 1"
+        assert run.session(session(1, 1, again)).incarnation == 1, "a new registrar counts sessions from 1"
 
     async def after(run: Replica, _: Told) -> None:
         again = SessionKey(KEY.secret, b"next start", "r", 1)
-        assert run.session(session(1, 1, again)).incarnation == 1, "the start is durable"
+        assert run.session(session(1, 1, again)).incarnation == 1, "the registrar's start must be durable"
         assert refusal(run, session(1, 5)).status is Status.UNAVAILABLE
 
     live(tmp_path, life)
@@ -198,7 +198,7 @@ def test_an_eviction_and_its_end_are_durable_before_they_are_confirmed(tmp_path)
     async def refuses(run: Replica, told: Told) -> None:
         assert "was evicted (by alice: it lies)" in refusal(run, session(1, 1)).detail
         await run.member(sh.Member(learner="a", incarnation=1, evicted="by alice: it lies"))
-        assert not told.evictions, "it was told before"
+        assert not told.evictions, "the shard must hear of an eviction once"
         await run.member(sh.Member(learner="a", incarnation=1))
 
     async def readmits(run: Replica, _: Told) -> None:
@@ -242,8 +242,8 @@ def test_the_newest_view_wins_not_the_one_with_the_most_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"evicted": "why"}, {"left": True}, {"incarnation": 2}], ids=str)
-def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
-    """The registrar then decides the process's data units, which a restarted shard must not merge more work of."""
+def test_a_process_counts_as_fenced_after_the_ledger_has_it(tmp_path, change):
+    """The registrar then decides the process's data units, so a restarted shard must not merge more work on them."""
 
     async def life(run: Replica, _: Told) -> None:
         await run.welcomed(welcome())
@@ -264,7 +264,7 @@ def test_a_process_counts_as_fenced_when_the_ledger_says_so(tmp_path, change):
     live(tmp_path, life)
 
 
-def test_the_leases_that_the_registrar_awaits_are_those_of_its_newest_call(tmp_path):
+def test_awaited_leases_are_those_of_the_registrars_newest_call(tmp_path):
     async def life(run: Replica, told: Told) -> None:
         forgotten = list[tuple[str, int, int]]()
         told.contributions = SimpleNamespace(forget_units=lambda *place: forgotten.append(place))

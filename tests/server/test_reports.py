@@ -1,4 +1,4 @@
-"""Reports of learners: the work for a report is bounded by the open rounds and versions, regardless of its contents."""
+"""Learners' reports: open rounds and versions limit the work for a report, regardless of its contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_wire.process.clock import SYSTEM
 
 @pytest.fixture
 def core():
-    """Returns the part of a run that reports change: a real syncer in its third round, at version 2."""
+    """Returns the part of a core that reports change: a real syncer in its third round, at version 2."""
     syncer, told = Syncer(RunSettings(), {0: RoundState(), 1: RoundState()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
@@ -42,14 +42,14 @@ def declined(cycle, fragment=0):
     return pb.Declined(fragment=fragment, cycle=cycle, reason="busy")
 
 
-def test_a_round_is_declined_once_however_often_it_is_said(core):
+def test_a_repeated_decline_counts_once(core):
     core, entry, told = core
     progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
     progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
     assert answers(told) == [ev.Declined("a", 0, 3, "busy")]
 
 
-def test_rounds_and_versions_that_never_were_cost_nothing(core):
+def test_unknown_rounds_and_versions_are_ignored(core):
     core, entry, told = core
     strange = [declined(4), declined(1 << 63), declined(1, fragment=1), declined(1, fragment=77)]
     versions = [pb.Adopted(fragment=0, version=3), pb.Adopted(fragment=9, version=1)]
@@ -64,7 +64,7 @@ def test_a_version_is_adopted_once(core):
     assert answers(told) == [ev.Adopted("a", 0, 2)]
 
 
-def test_a_report_of_more_rounds_than_a_learner_tells_is_refused(core):
+def test_a_report_of_too_many_rounds_is_refused(core):
     core, entry, told = core
     with pytest.raises(Refused, match="at most 256") as refused:
         progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MAX_REPORTED + 1)))
@@ -77,15 +77,15 @@ def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_
     entry.account.step_time_s = 0.25
     entry.account.current.steps = 100
     progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
-    assert core.shard.syncer.liveness["a"].step_time_s is None, "its new process has no step time yet"
-    assert entry.account.rate() is not None, "one that lies while all others restart is compared with them"
+    assert core.shard.syncer.liveness["a"].step_time_s is None, "a new process must have no step time"
+    assert entry.account.rate() is not None, "liars must be compared with restarting learners"
 
 
 def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(core):
     core, entry, _ = core
     other = core.registry.join("b", "us", 2, 0, 0.5, b"", b"t", core.clock.wall(), 0.0)
     progress(core, Limits().tokens, entry, pb.Progress(steps=40, tokens=40_000))
-    assert entry.account.current.tokens == 0, "held back until b trains"
+    assert entry.account.current.tokens == 0, "tokens must be held back until b trains"
     assert not entry.capped
     other.account.step_time_s, other.account.current.steps, other.account.current.tokens = 10.0, 40, 400
     progress(core, Limits().tokens, entry, pb.Progress(steps=80, tokens=80_000))

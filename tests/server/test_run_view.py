@@ -48,7 +48,7 @@ def heard(shard: Shard, log: int, sequence: int) -> list[pb.Notification]:
     return asyncio.run(follow())
 
 
-def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(shards):
+def test_followers_of_every_shard_hear_of_a_pause_at_that_shards_positions(shards):
     attached = AttachedShards(own=0, count=2)
     run = Registrar(Limits(), RunClock(SetClock()), Journal(), attached)
     one, two = shards
@@ -70,7 +70,7 @@ def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(sha
         assert current.current.paused.reason == run.paused
 
 
-def test_an_older_word_changes_nothing_though_it_has_more_tokens(shards):
+def test_an_older_view_changes_nothing_although_it_has_more_tokens(shards):
     shard, _ = shards
     shard.told(RunView(2, 1, run_tokens=60, voided_tokens=40))
     for older in (RunView(2, 1, 100), RunView(1, 9, 100, paused="by bob: a test")):

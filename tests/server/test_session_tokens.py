@@ -21,10 +21,10 @@ KEY = SessionKey(bytes(32), b"this start", "run", 1)
 META = {
     "run": "r", "generation": 1, "epoch": 7, "session_key": bytes(32).hex(), "settings": RunSettings().model_dump(),
 }  # fmt: skip
-NEVER: Any = None  # in place of a ledger, to which nothing is written
+NEVER: Any = None  # in place of a ledger
 
 
-def test_a_token_is_proved_without_the_process_that_gave_it():
+def test_a_token_is_verified_without_the_process_that_issued_it():
     token = KEY.token("a", 3, 5)
     assert replace(KEY).number("a", 3, token) == 5
 
@@ -54,6 +54,7 @@ def test_a_key_is_not_shown():
 
 
 # ------------------------------------------------------------------------------------------------- a registrar's
+# sessions
 
 
 def started(**meta: Any) -> Registrar:
@@ -83,7 +84,7 @@ def refusal(run: Registrar, of: pb.Session) -> tuple[Status, str]:
     return refused.value.status, refused.value.detail
 
 
-def test_a_session_of_before_a_rejoin_a_takeover_or_an_eviction_stays_refused():
+def test_a_session_from_before_a_rejoin_takeover_or_eviction_stays_refused():
     run = started()
     first = session(run, joins(run))
     assert run.session(first).entry.name == "a"
@@ -106,7 +107,7 @@ def test_a_session_of_before_a_rejoin_a_takeover_or_an_eviction_stays_refused():
     assert (run.session(fourth).incarnation, refusal(run, third)[0]) == (2, Status.UNAUTHENTICATED)
 
 
-def test_a_session_of_before_a_good_bye_stays_refused():
+def test_a_session_from_before_a_leave_stays_refused():
     run = started()
     entry = joins(run)
     first = session(run, entry)

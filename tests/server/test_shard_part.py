@@ -26,7 +26,7 @@ def test_a_part_gives_the_same_states_as_the_whole_file(tmp_path, dtype, shards)
     ]
     layout = plan(specs, 4)
     cut = [piece for fragment in layout.fragments for piece in fragment.pieces if piece.name not in SHAPES]
-    assert cut, "the largest tensor is cut"
+    assert cut, "the layout must cut the largest tensor"
     safetensors.torch.save_file({**tensors, "a buffer": torch.arange(3)}, tmp_path / "whole")
     whole = open_tensors(tmp_path / "whole")
     expected = initial_states(layout, whole)
@@ -41,4 +41,4 @@ def test_a_part_gives_the_same_states_as_the_whole_file(tmp_path, dtype, shards)
             assert found.theta.dtype == np.float32
             assert found.theta.tobytes() == expected[index].theta.tobytes()
             assert found.checksums() == expected[index].checksums()
-    assert total < layout.parameters * dtype.itemsize + shards * 2000, "a part has its own pieces only"
+    assert total < layout.parameters * dtype.itemsize + shards * 2000, "a part must have only its own pieces"

@@ -60,24 +60,24 @@ def test_a_snapshot_is_due_when_its_time_has_come(world):
     assert due(world, 121.0)
 
 
-def test_or_when_a_start_would_have_to_merge_for_too_long(world):
+def test_a_snapshot_is_due_when_a_start_would_merge_for_too_long(world):
     world.unsaved_s = LONGEST_REPLAY_S
     assert due(world, 1.0)
 
 
-def test_but_not_again_and_again_where_writing_one_takes_long(world):
+def test_slow_snapshots_are_not_repeated_without_a_break(world):
     world.unsaved_s = 100.0
     assert not due(world, 9.0, took_s=1.0)
     assert due(world, 11.0, took_s=1.0)
 
 
-def test_nothing_new_is_never_due(world):
+def test_without_merges_no_snapshot_is_due(world):
     world.nothing_is_new()
     world.unsaved_s = 100.0
     assert not world.snapshotter().due()
 
 
-def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(world, tmp_path):
+def test_a_failed_snapshot_leaves_no_file_and_is_not_repeated_immediately(world, tmp_path):
     layout = plan([TensorSpec("a", (4,), "float32", MergeKind.DIRECTION)], 1)
     world.settings.directory = tmp_path
     world.fragments = {0: SimpleNamespace(version=1, place=layout.fragments[0], lock=asyncio.Lock())}
@@ -96,6 +96,6 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_damaged_one_is_made_up_for_at_once(world):
+def test_a_damaged_snapshot_is_replaced_immediately(world):
     world.nothing_is_new()
     assert world.snapshotter(damaged=True).due()

@@ -15,7 +15,7 @@ from atoll_server.run.troubles import troubles
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])
-def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_it_reported(reported, merged, told):
+def test_merged_tokens_never_exceed_trained_tokens_after_a_death_before_a_report(reported, merged, told):
     parameters = 100
     account = SimpleNamespace(merged_token_parameters=merged * parameters)
     registry = SimpleNamespace(tokens=lambda: reported, entries={"a": SimpleNamespace(account=account)})
@@ -52,7 +52,7 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     return [trouble.text for trouble in troubles(run, "", now)]
 
 
-def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():
+def test_status_warns_of_a_learner_that_counts_bytes_or_batches_as_tokens():
     (line,) = told_of({"a": 10, "b": 10_000})
     assert line.startswith(
         "b reports 10,000 tokens per step vs. the other learners' median of 10, so its work outweighs theirs."
@@ -62,7 +62,7 @@ def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():
     assert line.startswith("samples reports 8 tokens per step vs. the other learners' median of 8,192, so its work")
 
 
-def test_other_hardware_and_learners_that_are_gone_are_no_trouble():
+def test_status_does_not_warn_of_other_hardware_and_absent_learners():
     assert told_of({"small": 8, "b": 64, "large": 80}) == []
     assert told_of({"alone": 10_000}) == []
     assert told_of({"a": 10, "b": 10_000}, silent=("a", "b")) == []

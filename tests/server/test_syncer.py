@@ -1,4 +1,4 @@
-"""Rounds: when they open and close, which learners they wait for, and what they merge. Time is an argument."""
+"""Rounds: when they open and close, which learners they wait for, and what they merge. The clock is simulated."""
 
 from __future__ import annotations
 
@@ -172,27 +172,27 @@ def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor
     world.contribute("a")
     (*_, closed) = merges(world.contribute("c"))
     late = next(share for share in closed.shares if share.key.learner == "b")
-    assert late.staleness == pytest.approx(1 / 3), "a third of an outer step was made since its base"
+    assert late.staleness == pytest.approx(1 / 3), "a third of an outer step has passed since its base"
     on_time = next(share for share in closed.shares if share.key.learner == "a")
     assert late.weight == pytest.approx(on_time.weight)
 
 
-def test_a_merge_of_few_is_a_small_step():
+def test_a_merge_of_few_learners_is_a_small_step():
     world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1), grace_ratio=1e-9)
     world.open()
     world.contribute("a")
     world.now += 0.001
     (alone,) = merges(world.tell(ev.Ticked()))
-    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # the others are assumed to be like it
+    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # others are assumed equal
     assert alone.age == pytest.approx(1 / 3)
     world.finish()
     first = world.syncer.fragments[0].cycle
     world.contribute("b", cycle=first, base=0)
-    assert not merges(world.contribute("c", cycle=first, base=0)), "with a grace window the late wait for a round"
+    assert not merges(world.contribute("c", cycle=first, base=0)), "late work must wait for a round"
     world.open()
     (late,) = merges(world.contribute("a"))
     assert [share.staleness for share in late.shares] == pytest.approx([0.0, 1 / 3, 1 / 3])
-    assert sum(share.weight for share in late.shares) == pytest.approx(1), "a part of an outer step is no discount"
+    assert sum(share.weight for share in late.shares) == pytest.approx(1), "a partial step is no discount"
     assert late.age == pytest.approx(4 / 3)
     world.finish()
     world.contribute("a", cycle=first, base=0)
@@ -203,19 +203,19 @@ def test_a_merge_of_few_is_a_small_step():
     assert sum(share.weight for share in late.shares) == pytest.approx((2 + (4 / 3) ** -0.5) / 3)
 
 
-def test_without_a_grace_window_what_is_late_is_merged_as_soon_as_a_quorum_of_it_is_there():
+def test_without_a_grace_window_late_work_is_merged_as_soon_as_it_has_a_quorum():
     world = World({"a": 1, "b": 1, "c": 1, "d": 1}, quorum=Quorum(learners=2), grace_ratio=0.0)
     world.open()
     opened = world.syncer.fragments[0].opened_at
     first = world.syncer.fragments[0].cycle
     world.contribute("a")
     assert merges(world.contribute("b"))
-    assert not world.contribute("c", cycle=first, base=0), "never two merges of a fragment at a time"
+    assert not world.contribute("c", cycle=first, base=0), "a fragment must have one merge at a time"
     world.finish()
     (late,) = merges(world.contribute("d", cycle=first, base=0))
     assert (late.cause, [share.key.learner for share in late.shares]) == (ev.Cause.LATE, ["c", "d"])
     assert (late.version, late.cycle) == (2, first + 1)
-    assert world.syncer.fragments[0].opened_at == opened, "its turn comes as if nothing had been late"
+    assert world.syncer.fragments[0].opened_at == opened, "late merges must not shift the next round"
     assert not [e for e in world.effects if isinstance(e, ev.OpenRound) and e.fragment == 0 and e.cycle == late.cycle]
 
 
@@ -252,7 +252,7 @@ def test_a_learner_that_pauses_before_its_late_work_arrives_counts_like_the_othe
 
 
 @pytest.mark.parametrize("cycle", ["of a round", "of a good-bye"])
-def test_while_the_run_is_paused_and_at_a_good_bye_nothing_late_is_merged_by_itself(cycle):
+def test_late_work_is_not_merged_alone_during_a_pause_or_a_leave(cycle):
     world, first = late_world("a", "b", quorum=Quorum(learners=1))
     if cycle == "of a round":
         world.tell(ev.Paused(True))
@@ -267,7 +267,7 @@ def test_while_the_run_is_paused_and_at_a_good_bye_nothing_late_is_merged_by_its
     assert last.cause is (ev.Cause.LATE if cycle == "of a round" else ev.Cause.LEFT)
 
 
-def test_after_a_restart_what_was_late_waits_for_learners_to_come_back_without_a_grace_window_too():
+def test_after_a_restart_late_work_waits_for_learners_even_without_a_grace_window():
     syncer = Syncer(
         RunSettings(inner_steps=4, grace_ratio=0.0, quorum=Quorum(learners=3)),
         {0: a_contribution_waits()},
@@ -290,7 +290,7 @@ def test_a_late_answer_updates_a_learners_usual_time():
 
 @pytest.mark.parametrize("cycle", [0, 9])
 def test_an_answer_after_a_restart_does_not_measure_its_learner(cycle):
-    """The time since the last merge includes the restart, and if there was no merge, all time since 1970."""
+    """The time since the last merge includes the restart. Without a merge, it begins in 1970."""
     world = World({"a": 1, "b": 1}, quorum=Quorum(learners=2))
     world.syncer.fragments[0].resume(cycle, -1.8e9, {0: 0.0}, [])
     world.contribute("a", cycle=cycle, base=0)
@@ -301,10 +301,10 @@ def test_an_answer_after_a_restart_does_not_measure_its_learner(cycle):
     world.contribute("b")
     while world.syncer.fragments[0].phase is Phase.OPEN:
         world.step(0.5)
-        assert world.now < opened + 30, "the round waits for a"
+        assert world.now < opened + 30, "the round waits too long for a"
 
 
-def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
+def test_ages_are_kept_as_long_as_their_work_may_be_merged():
     rounds = RoundState()
     run = RunSettings(staleness_exponent=0.0, max_staleness=4)
     for _ in range(3000):
@@ -324,7 +324,7 @@ def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
     assert [rounds.age(version) for version in range(5)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
     assert rounds.staleness(2) == pytest.approx(0.5)
     rounds.version, rounds.ages = 100, {99: 30.0, 100: 30.5}
-    assert rounds.staleness(97) == 2.5, "what is not known any more counts as whole"
+    assert rounds.staleness(97) == 2.5, "forgotten versions must count as whole outer steps"
 
 
 def test_a_learner_that_declines_is_not_missing():
@@ -341,7 +341,7 @@ def test_a_paused_learner_is_not_part_of_a_merge():
     assert (present.live, present.counted) == ({"a", "b"}, {"a"})
 
 
-def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
+def test_a_round_waits_some_time_for_a_learner_that_woke_before_its_first_step():
     """After a cut, its reports arrived late and together. A seed found a round that closed without it."""
     woken = LearnerLiveness(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
     woken.hear(0, False, 60.0)
@@ -359,7 +359,7 @@ def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
     st.floats(0.0, 120.0),
     st.booleans(),
 )
-def test_a_learner_that_rounds_count_on_may_yet_contribute(reports, after_s, leaves):
+def test_a_learner_that_rounds_wait_for_may_still_contribute(reports, after_s, leaves):
     observed, now, steps = LearnerLiveness(1, 0.0, 0.0), 0.0, 0
     for gap_s, grown, paused in reports:
         now, steps = now + gap_s, steps + grown
@@ -368,7 +368,7 @@ def test_a_learner_that_rounds_count_on_may_yet_contribute(reports, after_s, lea
     assert observed.expected(now + after_s) or not observed.live(now + after_s)
 
 
-def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
+def test_after_a_silence_of_all_a_single_contribution_is_a_part_of_a_step():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a")
@@ -378,7 +378,7 @@ def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
     assert [share.weight for share in silent.shares] == [0.5]
 
 
-def test_when_all_have_left_only_their_contributions_count():
+def test_after_all_learners_left_only_their_contributions_count():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a")
@@ -420,7 +420,7 @@ def test_a_deadline_derived_from_usual_answers_ends_a_round_without_a_quorum():
     opened = world.syncer.fragments[0].opened_at
     while not (closed := [m for m in merges(world.effects) if "deadline" in m.reason]):
         world.step(0.5)
-        assert world.now < opened + 30, "the round hangs"
+        assert world.now < opened + 30, "the deadline must end the round"
     assert "deadline passed without b, c" in closed[0].reason
     assert world.now - opened == pytest.approx(4 * STEP_S, abs=1.6)
 
@@ -482,7 +482,7 @@ def test_missed_rounds_open_at_twice_the_pace_after_an_outage():
             opened.append((world.now, effect.fragment))
             world.contribute("a", effect.fragment)
         world.finish()
-    assert [fragment for _, fragment in opened[:8]] == [2, 3, 0, 1, 2, 3, 0, 1], "who waits longest comes first"
+    assert [fragment for _, fragment in opened[:8]] == [2, 3, 0, 1, 2, 3, 0, 1], "most overdue first"
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(opened)]
     interval = 4 / 4 * 1.0
     assert gaps[:3] == pytest.approx([interval / 2] * 3, abs=0.11)
@@ -492,12 +492,12 @@ def test_missed_rounds_open_at_twice_the_pace_after_an_outage():
 
 
 @pytest.mark.parametrize(("overlap", "fragments", "most"), [(2, 24, 12), (2, 2, 1), (0.1, 24, 1), (1000, 3, 3)])
-def test_rounds_in_flight_are_bounded(overlap, fragments, most):
+def test_the_number_of_rounds_in_flight_is_limited(overlap, fragments, most):
     syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=overlap), begun(fragments), merge.weight)
     assert syncer.most_in_flight() == most
 
 
-def test_when_all_have_left_pending_work_is_merged_at_once():
+def test_after_all_learners_left_pending_work_is_merged_immediately():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a", fragment=1)
@@ -506,7 +506,7 @@ def test_when_all_have_left_pending_work_is_merged_at_once():
     assert [merge.fragment for merge in merges(effects)] == [1]
 
 
-def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
+def test_after_a_restart_pending_contributions_wait_for_learners():
     syncer = Syncer(RunSettings(inner_steps=4), {0: a_contribution_waits()}, merge.weight)
     syncer.restore({})
     assert not syncer.on(ev.Joined("a", 1), 50.0)
@@ -517,14 +517,14 @@ def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
     assert (closed.version, closed.cycle) == (8, 10)
 
 
-def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
+def test_after_a_restart_pending_work_of_departed_learners_is_merged_at_the_first_event():
     syncer = Syncer(RunSettings(inner_steps=4), {0: a_contribution_waits()}, merge.weight)
     syncer.restore({"a": LearnerLiveness(1, 50.0, 50.0, gone=True)})
     (_, closed) = syncer.on(ev.Ticked(), 50.0)
     assert isinstance(closed, ev.Merge)
 
 
-def test_a_learner_that_reports_but_trains_no_more_does_not_hold_what_is_pending():
+def test_a_learner_that_reports_but_no_longer_trains_does_not_delay_pending_work():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a", fragment=1)
@@ -556,7 +556,7 @@ def test_a_pause_does_not_count_as_step_time():
     assert world.syncer.present(world.now).fastest_step_s == pytest.approx(STEP_S)
 
 
-def test_a_learner_that_was_never_announced_may_leave():
+def test_an_unknown_learner_may_leave():
     syncer = Syncer(RunSettings(inner_steps=4), begun(1), merge.weight)
     assert not syncer.on(ev.Left("evicted before the run had parameters", "evicted: test"), 1.0)
 
@@ -636,7 +636,7 @@ def test_versions_always_grow_by_one_and_each_contribution_has_one_fate(moves):
     for _ in range(4):
         world.finish()
         world.tell(ev.Ticked())
-    assert not any(rounds.pending for rounds in world.syncer.fragments.values()), "nothing stays for ever"
+    assert not any(rounds.pending for rounds in world.syncer.fragments.values()), "nothing may stay"
 
 
 def heard(observed: LearnerLiveness, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
@@ -646,22 +646,22 @@ def heard(observed: LearnerLiveness, step_s: float, seconds: float, every_s: flo
     return observed.step_time_s
 
 
-def test_a_step_time_is_right_within_a_few_steps_though_reports_come_at_any_moment():
+def test_a_step_time_is_correct_within_a_few_steps_for_reports_at_any_time():
     for seconds in (2.0, 3.0, 5.0, 20.0):
         assert heard(LearnerLiveness(1, 50.0, 50.0), 0.2, seconds) == pytest.approx(0.2, rel=0.15)
 
 
-def test_a_remembered_step_time_counts_until_enough_is_seen_and_then_follows_what_is():
+def test_a_remembered_step_time_counts_until_enough_steps_are_measured():
     assert heard(LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 1.0) == 0.3
     assert heard(LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 10.0) == pytest.approx(
         0.2, rel=0.2
     )
     observed = LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True)
     observed.hear(1000, False, 50.3)
-    assert observed.live(50.4), "one report of a step is enough for one that is known"
+    assert observed.live(50.4), "one report must suffice for a known learner"
 
 
-def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_the_same():
+def test_with_many_learners_only_some_reports_are_evaluated_but_rounds_still_open():
     world = World({f"l{number:03}": 1 for number in range(500)})
     looks = set[float]()
     for _ in range(8):
@@ -673,10 +673,10 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
             world.finish()
     assert 4 * len(looks) < 8 * len(world.speeds)
     opened = [effect for effect in world.effects if isinstance(effect, ev.OpenRound)]
-    assert opened, "a round of 4 steps came due"
+    assert opened, "a round must open after 4 steps"
     for _ in range(3):
         world.contribute("l000", opened[0].fragment, opened[0].cycle)
-        assert world.syncer.looked_at == world.now, "what is not a report is looked at at once"
+        assert world.syncer.looked_at == world.now, "other events must act immediately"
         world.now += 1e-6
 
 
@@ -739,11 +739,11 @@ def test_a_learner_that_died_during_a_pause_stays_dead_after_it():
     assert learner_state(syncer.liveness["b"], now + 0.6, evicted=False) is LearnerState.SILENT
 
 
-def test_to_be_paused_as_before_changes_nothing():
+def test_a_repeated_pause_changes_nothing():
     syncer = Syncer(RunSettings(), begun(2), lambda *_: 1.0)
     syncer.due_at = 5.0
     syncer.on(ev.Paused(False), 10.0)
-    assert syncer.due_at == 5.0, "what an outage left undone is still to be caught up"
+    assert syncer.due_at == 5.0, "missed rounds must still be caught up"
 
 
 def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, int]) -> list[float]:
@@ -769,13 +769,13 @@ def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, 
 
 
 def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_delays_no_round():
-    """Its step times, answers and reports are not those of the frozen hour."""
+    """The frozen hour must not change step times, answers or reports."""
     syncer, steps = Syncer(RunSettings(inner_steps=24), begun(8), lambda *_: 1.0), dict.fromkeys("abc", 0)
     for name in steps:
         syncer.on(ev.Joined(name, 1), 0.0)
     assert second_by_second(syncer, 0.0, 1800.0, steps)
     alone = {"a": steps["a"]}
-    assert second_by_second(syncer, 1800.0, 5400.0, alone)[-1] > 5380, "one trains on alone"
+    assert second_by_second(syncer, 1800.0, 5400.0, alone)[-1] > 5380, "one learner must continue alone"
     woken = {"a": alone["a"], "b": steps["b"], "c": steps["c"]}
     second_by_second(syncer, 5400.0, 5403.0, woken)
     for name in "bc":
@@ -786,7 +786,7 @@ def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_delays_no_round():
     assert max(b - a for a, b in itertools.pairwise(merged)) < 60
 
 
-def test_steps_that_have_really_become_slow_are_followed_though_nothing_is_heard_between_them():
+def test_a_step_time_follows_slower_steps_without_reports_in_between():
     observed = LearnerLiveness(1, 0.0, 0.0)
     for step in range(1, 40):
         observed.hear(step, False, float(step))
@@ -812,15 +812,15 @@ def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_m
     assert [share.weight for share in shares] == pytest.approx([10 / 13])
 
 
-def test_reports_that_a_link_held_up_do_not_make_a_learner_seem_fast():
+def test_delayed_reports_do_not_make_a_learner_seem_fast():
     observed = LearnerLiveness(1, 0.0, 0.0)
     observed.hear(10, False, 5.0)
-    observed.hear(14, False, 5.002)  # sent a second apart, but received together
+    observed.hear(14, False, 5.002)  # sent one second apart, but received together
     observed.hear(18, False, 6.0)
     assert observed.step_time_s == pytest.approx(1.0 / 4)
 
 
-def test_a_learner_does_not_seem_fast_at_first_after_its_core_took_in_nothing_for_a_while():
+def test_a_learner_does_not_seem_fast_after_its_core_was_stalled():
     """Seed 3500003169: a learner seemed thirty times as fast, and a liar's reports counted ten times that."""
     observed = LearnerLiveness(1, 0.0, 0.0)
     for steps in (4, 16, 31):

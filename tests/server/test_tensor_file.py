@@ -1,4 +1,4 @@
-"""Streamed safetensors files are compared with the library. Malformed files are refused."""
+"""Streamed safetensors files match the library's. Malformed files are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _file(header: object, data: bytes = b"") -> bytes:
     ],
     ids=range(18),
 )
-def test_a_file_that_is_not_one_is_said_to_be_none(tmp_path, content):
+def test_an_invalid_file_is_refused(tmp_path, content):
     (tmp_path / "odd").write_bytes(content)
     with pytest.raises(TensorFileError, match="is not a safetensors file"):
         open_tensors(tmp_path / "odd")

@@ -67,7 +67,7 @@ class Told:
         return self.on(ev.Contributed(ContributionKey(name, 1, 0, cycle), cycle, 0, 10, 8), now)
 
 
-def test_a_round_is_told_from_its_opening_to_each_adoption():
+def test_a_round_is_recorded_from_its_opening_to_each_adoption():
     told = Told()
     newest = next(told.timeline.newest())
     opened_at = newest.opened_at
@@ -95,7 +95,7 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
     assert value(read, "atoll_contribution_weight_count") == 2
 
 
-def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
+def test_late_work_is_late_in_the_round_that_merges_it():
     told = Told()
     first = next(told.timeline.newest())
     told.on(ev.Declined("b", 0, first.cycle, "no outstanding work for this fragment"), first.opened_at + 0.1)
@@ -109,7 +109,7 @@ def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
     second = next(told.timeline.newest())
     assert second is not first
     told.contributed("a", now + 0.5, second.cycle)
-    assert second.closed_at == now + 0.5, "the late one is b's answer"
+    assert second.closed_at == now + 0.5, "b's late work must be its answer"
     assert (second.answers["b"].late, second.answers["a"].late) == (True, False)
 
 
@@ -122,7 +122,7 @@ def test_a_round_without_work_lapses():
     assert value(told.metrics.registry, "atoll_rounds_total", outcome="lapsed") == 1
 
 
-def test_a_paused_run_opens_nothing_and_goes_on_at_its_pace_afterwards():
+def test_a_paused_run_opens_no_round_and_then_continues_at_its_pace():
     told = Told()
     first = next(told.timeline.newest())
     told.on(ev.Paused(True), first.opened_at + 0.1)
@@ -141,7 +141,7 @@ def test_a_paused_run_opens_nothing_and_goes_on_at_its_pace_afterwards():
     assert isinstance(opened, ev.OpenRound)
 
 
-def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
+def test_a_limited_number_of_rounds_is_kept_with_the_slowest_answers():
     timeline, metrics = Timeline(Metrics()), Metrics()
     assert metrics.registry is not None
     for cycle in range(1, MAX_ROUNDS + 10):
@@ -161,7 +161,7 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     assert [name for name, _ in slowest(kept[0], 99)][-1] == "idle"
 
 
-def test_a_round_that_is_open_is_kept_however_many_others_there_are():
+def test_an_open_round_is_kept_whatever_the_number_of_others():
     timeline = Timeline(Metrics())
     timeline.on(entries.RoundOpened(7, 1), 0.0)
     for cycle in range(1, MAX_ROUNDS + 10):
@@ -191,13 +191,13 @@ def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rou
         told.on(entries.MergeComputed(fragment, 1), 1000.0)
         told.on(published(merging(fragment, learners)), 1001.0)
     assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
-    told.on(entries.RoundOpened(0, 2), 1002.0)  # they may be removed now
+    told.on(entries.RoundOpened(0, 2), 1002.0)  # these may be removed now
     kept = list(told.newest())
     assert len(kept) <= MAX_ROUNDS
     assert sum(len(seen.answers) for seen in kept) <= MAX_ANSWERS
 
 
-def test_a_merge_that_it_never_heard_of_is_left_out():
+def test_a_merge_of_an_unknown_round_is_left_out():
     told = Timeline(Metrics())
     told.on(entries.MergeComputed(3, 9), 1.0)
     told.on(published(merging(3, 1)), 1.0)

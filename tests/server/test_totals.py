@@ -24,8 +24,7 @@ def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens
 
 
 def sums(db: sqlite3.Connection, generation: int) -> tuple[Counter[tuple[str, int, int, str]], list[int]]:
-    """Returns counts, tokens and bytes per row, from sums and later contributions, and the contributions without a
-    fate."""
+    """Returns counts, tokens and bytes per row, from sums and newer contributions, and those without a fate."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     through = 0
     for t in shard_ledger.totals(db, generation):
@@ -53,7 +52,7 @@ def _count(found: Counter[tuple[str, int, int, str]], row: ContributionRow, fate
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
+def test_sums_and_newer_rows_give_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
     monkeypatch.setattr(totals, "STEP", 7)
     rng, db = random.Random(seed), database.open_ledger(tmp_path / "ledger")
     waiting: list[ContributionRow] = []
@@ -78,7 +77,7 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
     for generation in (1, 2):
         while totals.add_up(db, generation):
             pass
-        assert any(shard_ledger.totals(db, generation)), "something was added up"
+        assert any(shard_ledger.totals(db, generation)), "some rows must be in the sums"
         whole: Counter[tuple[str, int, int, str]] = Counter()
         pending = 0
         for row, fate in shard_ledger.contributions(db, generation):
@@ -103,7 +102,7 @@ def test_a_pending_fate_holds_back_later_work(tmp_path: Path):
 
 def test_a_start_reads_no_more_with_a_longer_history(tmp_path: Path):
     def instructions(path: Path, count: int) -> int:
-        """Returns the number of SQLite instructions, in hundreds, that a start needs to read the contributions."""
+        """Returns how many hundred SQLite instructions a start needs to read the contributions."""
         db = database.open_ledger(path)
         db.execute("BEGIN")
         for seq in range(1, count + 1):

@@ -35,7 +35,7 @@ async def until(found: Callable[[], bool]) -> None:
         if found():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("not so within 5 s")
+    raise AssertionError("the condition did not hold within 5 s")
 
 
 def insert(size_bytes: int):
@@ -86,7 +86,7 @@ def test_any_other_failure_of_a_commit_ends_the_core_before_any_answer(tmp_path)
     asyncio.run(run())
 
 
-def test_a_slow_disk_is_said_to_be_one(tmp_path, said):
+def test_a_slow_disk_is_reported(tmp_path, said):
     clock = SetClock()
 
     def slow(_: sqlite3.Connection) -> None:
@@ -118,7 +118,7 @@ def test_the_runs_clock_continues_through_changes_of_the_machines_clock(said):
         machine.steady += 1.0
         run.look()
         run.look()
-    assert run.wall() == 1112.0, "1100, and 12 s of the steady clock"
+    assert run.wall() == 1112.0, "the run's clock must show 1100 s plus 12 steady seconds"
     assert [line["event"] for line in said] == [
         "this machine's clock is behind the run's: the run continues from its last saved time; check NTP",
         "this machine's clock jumped: the run keeps its own time; check NTP",

@@ -16,7 +16,7 @@ def test_a_transition_that_is_not_in_the_table_names_both_ends(state, saw):
     assert saw.value in str(error.value)
 
 
-def test_a_whole_upload_is_never_given_up_and_an_ended_one_stays_ended():
+def test_a_complete_upload_is_never_dropped_and_an_ended_one_stays_ended():
     assert (UploadState.WHOLE, UploadEvent.GIVEN_UP) not in NEXT
     assert {state for state, _ in NEXT} == {UploadState.GROWING, UploadState.WHOLE}
 

@@ -27,7 +27,7 @@ PAYLOAD = frame_codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMEN
 
 
 class World:
-    """One fragment. committed, refused: the rows that the ledger received."""
+    """A shard with one fragment. committed, refused: the rows that the ledger received."""
 
     def __init__(self, directory, **limits) -> None:
         self.ledger, self.failures = Rows(), []
@@ -68,7 +68,7 @@ class World:
         return upload, waiting
 
 
-def test_garbage_on_another_stream_does_not_touch_an_upload_that_is_whole(tmp_path):
+def test_garbage_on_another_stream_does_not_affect_a_complete_upload(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload, waiting = await world.finishing()
@@ -83,7 +83,7 @@ def test_garbage_on_another_stream_does_not_touch_an_upload_that_is_whole(tmp_pa
     asyncio.run(run())
 
 
-def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path):
+def test_a_stream_cut_with_the_last_frame_leaves_a_complete_upload(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
@@ -94,12 +94,12 @@ def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path
         world.ledger.may_commit.set()
         await other
         assert (await world.intake.receipt(upload)).fate == pb.FATE_PENDING
-        assert cut.cancelled(), "else nothing was cut"
+        assert cut.cancelled(), "the stream must be cut"
 
     asyncio.run(run())
 
 
-def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut(tmp_path):
+def test_a_frame_that_cannot_be_written_ends_the_upload_although_its_stream_is_cut(tmp_path):
     class Full(Disk):
         def create(self, path):
             raise OSError(errno.ENOSPC, "no space left")
@@ -114,7 +114,7 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
         await upload.ended.wait()
         assert upload.refused().status is Status.RESOURCE_EXHAUSTED
         assert world.offer() is not upload
-        assert cut.cancelled(), "else nothing was cut"
+        assert cut.cancelled(), "the stream must be cut"
 
     asyncio.run(run())
 
@@ -132,7 +132,7 @@ def test_an_unexpected_error_ends_the_core_and_does_not_block_later_starts(tmp_p
     asyncio.run(run())
 
 
-def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp_path):
+def test_after_a_failed_fsync_nothing_is_acknowledged_or_restarted(tmp_path):
     class Lying(Disk):
         def sync_directory(self, path):
             raise OSError(errno.EIO, "lost")
@@ -145,7 +145,7 @@ def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp
         with pytest.raises(Refused, match="the core failed"):
             await world.intake.receipt(upload)
         assert (world.committed, world.refused, len(world.failures)) == ([], [], 1)
-        assert (upload.state, world.offer() is upload) == (UploadState.WHOLE, True), "what the disk has is not known"
+        assert (upload.state, world.offer() is upload) == (UploadState.WHOLE, True), "the disk's state is unknown"
         world.uploads.expire(1e9)
         world.uploads.fence("a", 2)
         assert world.spool.used_bytes == len(PAYLOAD)
@@ -153,7 +153,7 @@ def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp
     asyncio.run(run())
 
 
-def test_a_contribution_that_grows_ends_when_its_learner_is_fenced_and_a_whole_one_does_not(tmp_path):
+def test_fencing_ends_a_growing_contribution_but_not_a_complete_one(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload, waiting = await world.finishing()
@@ -170,7 +170,7 @@ def test_a_contribution_that_grows_ends_when_its_learner_is_fenced_and_a_whole_o
     asyncio.run(run())
 
 
-def test_other_frames_than_were_declared_end_the_upload_for_all_its_streams(tmp_path):
+def test_undeclared_frames_end_the_upload_for_all_its_streams(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
@@ -191,7 +191,7 @@ def test_nothing_is_acknowledged_before_its_row_is_committed(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload, waiting = await world.finishing()
-        assert world.offer() is upload, "offered again it is an upload still, and no receipt"
+        assert world.offer() is upload, "a repeated offer must get the upload, not a receipt"
         assert world.uploads.newest_receipt("a", 1, 0) is None
         world.ledger.may_commit.set()
         await waiting
@@ -229,7 +229,7 @@ def test_a_late_finish_does_not_hide_a_newer_receipt(tmp_path, incarnation, seq)
     asyncio.run(run())
 
 
-def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
+def test_a_stream_of_a_dropped_upload_gets_an_error(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
@@ -242,7 +242,7 @@ def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
     asyncio.run(run())
 
 
-def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
+def test_a_repeated_frame_is_no_progress(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
@@ -266,7 +266,7 @@ def test_a_contribution_answers_the_round_that_it_names(tmp_path):
     asyncio.run(run())
 
 
-def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_path):
+def test_a_contribution_to_a_future_round_answers_no_round_and_may_be_repeated(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer(cycle=1 << 62)
@@ -278,7 +278,7 @@ def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_
     asyncio.run(run())
 
 
-def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_room_back(tmp_path):
+def test_an_unusual_norm_is_refused_with_a_receipt_and_frees_its_space(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
@@ -287,7 +287,7 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
         await world.take(upload)
         receipt = await world.intake.receipt(upload)
         assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
-        assert world.offer() == receipt, "offered again it is answered again"
+        assert world.offer() == receipt, "a repeated offer must get the same answer"
         ((row, reason),) = world.refused
         assert row.norms_sq[0] == pytest.approx(64 * 64, rel=0.1)
         assert "times the usual norm of 1 steps" in reason
@@ -306,11 +306,11 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
             upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
             await world.take(upload)
             assert (await world.intake.receipt(upload)).fate == pb.FATE_REFUSED
-            for more in range(20):  # for any round and from any process
+            for more in range(20):  # whatever the round and the process
                 with pytest.raises(Refused) as refused:
                     world.offer(seq=seq + 1 + more, incarnation=seq + more % 2, cycle=more % 4, now_in=seq)
                 assert refused.value.status is Status.RESOURCE_EXHAUSTED
-        assert len(world.refused) == 3, "one row of the ledger in each round"
+        assert len(world.refused) == 3, "each round must store one row"
 
     asyncio.run(run())
 
@@ -337,7 +337,7 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
         world.ledger.may_commit.clear()
         upload = world.offer()
         await world.take(upload, zstandard.compress(bytes(content)))
-        assert upload.state is UploadState.WHOLE, "nothing more needs to come"
+        assert upload.state is UploadState.WHOLE, "the remaining frames must not be needed"
         world.ledger.may_commit.set()
         receipt = await world.intake.receipt(upload)
         assert receipt.fate == pb.FATE_REFUSED
@@ -347,7 +347,7 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
     asyncio.run(run())
 
 
-def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
+def test_only_a_learner_with_a_full_quota_waits(tmp_path):
     async def run() -> None:
         world = World(tmp_path, learner_spool_bytes=2 * len(PAYLOAD))
         world.shard.contributions.pending_bytes["a"] = 2 * len(PAYLOAD)
@@ -360,7 +360,7 @@ def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
     asyncio.run(run())
 
 
-def test_a_disk_that_is_nearly_full_makes_senders_wait(tmp_path):
+def test_a_nearly_full_disk_makes_senders_wait(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         world.spool.room_bytes = len(PAYLOAD) - 1

@@ -1,4 +1,4 @@
-"""Data that a start does not read: damage is found and named, and neither serving nor stopping waits for the check."""
+"""A check of data that a start does not read: it names damage, and delays neither serving nor stopping."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_valid_files_are_not_reported(run: Path, monkeypatch: pytest.MonkeyPatch
 def change(statement: str) -> Callable[[Path], None]:
     def damage(directory: Path) -> None:
         with closing(sqlite3.connect(directory / "ledger.sqlite")) as db, db:
-            assert db.execute(statement).rowcount == 1, "nothing was damaged"
+            assert db.execute(statement).rowcount == 1, "the statement must damage a row"
 
     return damage
 
@@ -93,7 +93,7 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
     assert all(each.endswith("backup, but first export the model and check the disk") for each in found), found
 
 
-def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stop_does_not_wait_for_a_long_check(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verification, "ROWS", 1)
     monkeypatch.setattr(verification, "REST", 1e9)
     one = RunVerifier(run, DISK, SYSTEM, print)
@@ -101,4 +101,4 @@ def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest
     began = time.monotonic()
     one.end()
     assert time.monotonic() - began < 2 * verification.MAX_WAIT_S
-    assert not one._thread.is_alive(), "it is told"
+    assert not one._thread.is_alive(), "the check must hear of the stop"

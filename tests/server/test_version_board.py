@@ -1,4 +1,4 @@
-"""A board tells every reader the newest version of each fragment, and remembers no others."""
+"""A board announces each fragment's newest version to every reader, and remembers no others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_reader_gets_all_fragments_first_and_then_only_newer_versions():
         assert board.watching == 1
         board.show(0, 7, [version(1, 5)])
         board.show(0, 7, [version(1, 6), version(0, 2)])
-        assert await heard(replies) == (0, 7, [(1, 6)]), "skipped and older versions are not told"
+        assert await heard(replies) == (0, 7, [(1, 6)]), "skipped and older versions must not be announced"
         board.show(2, 9, [version(8, 1)])
         assert await heard(replies) == (2, 9, [(8, 1)]), "another shard"
         assert board.newest(8).version == 1
@@ -42,7 +42,7 @@ def test_a_reader_gets_all_fragments_first_and_then_only_newer_versions():
     asyncio.run(story())
 
 
-def test_a_new_log_is_told_with_all_its_fragments_although_versions_are_lower():
+def test_a_new_log_is_announced_with_all_its_fragments_although_versions_are_lower():
     async def story() -> None:
         board = VersionBoard()
         board.show(0, 7, [version(0, 3), version(1, 4)])

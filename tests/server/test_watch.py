@@ -1,4 +1,4 @@
-"""Polled states and troubles: each change is recorded once."""
+"""Polled states and problems: each change is recorded once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_silence_and_its_end_are_recorded_once():
     assert run.look(1.0) is LearnerState.LIVE
     for now in (8.0, 9.0, 10.0):
         assert run.look(now) is LearnerState.SILENT
-    assert run.watch.since["a"] == 1000.0, "since its last step, not since that was noticed"
+    assert run.watch.since["a"] == 1000.0, "a silence must begin at the last step"
     run.step(11.0)
     for now in (11.0, 12.0):
         assert run.look(now) is LearnerState.LIVE
@@ -60,17 +60,17 @@ def test_the_first_state_is_not_a_change():
     assert run.watch.since["a"] == 1000.0
     run.step(61.0)
     assert run.look(61.0) is LearnerState.LIVE
-    assert run.recorded == [], "a learner that trains on is silent for a core that has just started"
+    assert run.recorded == [], "a core that has just started has not heard the learner yet"
 
 
-def test_a_restarted_learner_is_not_said_to_train_again():
+def test_a_restart_is_not_recorded_as_a_recovery():
     run = Run()
     run.look(1.0)
     run.look(9.0)
     run.entry.incarnation = 2
     run.step(10.0)
     assert run.look(10.0) is LearnerState.LIVE
-    assert run.recorded == [entries.Silenced("a", 9.0)], "that it was started again was said already"
+    assert run.recorded == [entries.Silenced("a", 9.0)], "the restart is already recorded"
 
 
 def test_an_evicted_learner_that_left_is_evicted_until_it_may_join():

@@ -23,7 +23,7 @@ class Violation(Exception):
 
 
 def shard_of(core: Core | None) -> Shard | None:
-    """Returns a core's shard once the run has parameters, or else None."""
+    """Returns a core's shard, or None before the run has parameters."""
     return core.run.shard if core is not None else None
 
 
@@ -34,7 +34,7 @@ def the_shard(core: Core) -> Shard:
 
 
 def sums(core: Core) -> None:
-    """Checks that a core's counts, as sums and one by one, match the ledger."""
+    """Checks that a core's counts match the ledger: sums, and values per learner."""
     shard = the_shard(core)
     lengths = [fragment.length for fragment in shard.layout.fragments]
     rows = core.run.writer._db.execute(
@@ -63,7 +63,7 @@ def sums(core: Core) -> None:
         raise Violation(2, f"the core counts {counts} merged, refused and accepted, the ledger {in_ledger}")
     told = tuple(counted(core, fate) for fate in ("merged", "refused", "accepted"))
     if told != in_ledger:
-        raise Violation(2, f"the journal told Prometheus of {told} merged, refused and accepted, not {in_ledger}")
+        raise Violation(2, f"Prometheus has {told} merged, refused and accepted, the ledger {in_ledger}")
 
 
 def counted(core: Core, fate: str) -> float:
@@ -77,9 +77,9 @@ def made_in(line: lineage.Line, fragment: int, version: int) -> int:
 
 
 def each_merged_once(db: Any, merged: set[Any]) -> None:
-    """Checks that every contribution is in one merge of its generation, and that the weights give the versions' ages.
+    """Checks that each generation merges a contribution once, and that versions' ages are sums of weights.
 
-    merged: (generation, learner, incarnation, fragment, seq).
+    merged: the expected (generation, learner, incarnation, fragment, seq).
     """
     seen: set[Any] = set()
     ages: dict[tuple[int, int, int], float] = {}
@@ -92,7 +92,7 @@ def each_merged_once(db: Any, merged: set[Any]) -> None:
         age = (ages[origin, fragment, before] if before else 0.0) + min(1.0, sum(share[3] for share in shares))
         ages[generation, fragment, version] = age
         if abs(json.loads(rule)["age"] - age) > 1e-6:
-            raise Violation(7, f"{fragment}/{version} is of age {age}, not {rule}")
+            raise Violation(7, f"{fragment}/{version} has age {age}, but its rule is {rule}")
         if not 0 < sum(share[3] for share in shares) < 1.000001:
             raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
         for learner, incarnation, seq, _, _ in shares:
@@ -101,4 +101,4 @@ def each_merged_once(db: Any, merged: set[Any]) -> None:
                 raise Violation(1, f"{name} was merged twice")
             seen.add(name)
     if seen != merged:
-        raise Violation(2, f"fates and merges differ by {seen ^ merged}")
+        raise Violation(2, f"the contributions' fates differ from the merges by {seen ^ merged}")

@@ -1,7 +1,7 @@
-"""A hostile process that makes calls which no agent would make. Checks limit its effect.
+"""A hostile process that makes calls that no agent would make, and the limits of its effect.
 
 Each kind of harm draws from its own random stream. The process starts at the beginning or during the storm. It stays
-until the other learners have kept training and merging in its presence.
+until the other learners have trained, and their work has been merged, in its presence.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from tests.simulation.training import TENSORS
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-AT_ONCE = 40  # calls in one turn
+AT_ONCE = 40  # calls per turn
 TURN_S = 0.2
-MERGES = 2  # number of merges in its presence before it leaves
-LEASE_S = 3.0  # in worlds where a process keeps the lease
+MERGES = 2  # merges that it sees before it leaves
+LEASE_S = 3.0  # in worlds with `FROM_THE_START` harms
 
 
 class Harm(StrEnum):
-    """The kind of harm."""
+    """The calls of a hostile process."""
 
-    HALVES = "halves of messages"
-    STALLED = "whole fragments that it does not read"
-    QUIET = "streams of one upload that bring nothing"
-    REGIONS = "joins from region after region"
-    NAMELESS = "joins under another's name with nonce 0"
-    LEASE = "the lease for the initial parameters, kept and never used"
-    FENCED = "all that a process can send whose name another one has by now"
-    EVICTED = "all that a process can send that was evicted"
+    HALVES = "incomplete messages"
+    STALLED = "fetches of whole fragments that it does not read"
+    QUIET = "many streams without frames for one upload"
+    REGIONS = "a Join from a new region in each turn"
+    NAMELESS = "a Join with nonce 0 under another learner's name"
+    LEASE = "the lease for the initial parameters, never used"
+    FENCED = "all calls of a process after another one took its name"
+    EVICTED = "all calls of an evicted process"
 
 
 GATED = {Harm.HALVES, Harm.STALLED, Harm.QUIET}
@@ -59,7 +59,7 @@ FROM_THE_START = {Harm.LEASE, Harm.FENCED, Harm.EVICTED}
 
 
 class Caller:
-    """One hostile process, which dials the core."""
+    """One hostile process, which calls the core directly."""
 
     def __init__(self, harm: Harm, world: World, rng: random.Random) -> None:
         self.harm, self._world, self._rng = harm, world, rng
@@ -101,7 +101,7 @@ class Caller:
         return reply
 
     async def _speak(self) -> pb.Session:
-        """Returns its session. It joins if it has none that this core knows."""
+        """Returns the caller's session. Joins first if the core does not know one."""
         core = self._world.core
         entry = core.run.registry.entries.get(NAME) if core is not None else None
         if self._session is None or entry is None or core.run.token(entry) != self._session.token:
@@ -170,7 +170,7 @@ class Caller:
         """Joins, loses its right to make calls, and then makes every call."""
         if self._session is None:
             session = self._as(await self._join())
-            if not await self._is_silenced():  # or the request failed, and the process still has its rights
+            if not await self._is_silenced():  # the request may have failed, so the process still has its rights
                 return
             self._session = session
             self._count("silenced")
@@ -206,20 +206,20 @@ class Caller:
         )
         for method, count in served.items():
             waiting = QUICK.first_waiting if self.harm is Harm.HALVES else 0
-            most = QUICK.streams(method) * 5 // 4 + QUICK.first_calls + waiting  # a quarter of them is ending
+            most = QUICK.streams(method) * 5 // 4 + QUICK.first_calls + waiting  # ending calls still count
             if self.harm in GATED and count > most:
-                raise Violation(11, f"{count} calls of {method} of a hostile learner are served, at most {most} may be")
+                raise Violation(11, f"a hostile learner has {count} open calls of {method}, the limit is {most}")
         if core is None:
             return
         if len(regions := core.run.registry.regions()) > 2:
-            raise Violation(11, f"a hostile learner takes regions: {regions}")
+            raise Violation(11, f"a hostile learner occupies regions {regions}")
         if core.run.shard is not None and len(old := _old_versions(the_shard(core))) > MAX_OLD:
-            raise Violation(11, f"{len(old)} old versions are kept for their readers")
+            raise Violation(11, f"{len(old)} old versions are kept for readers, the limit is {MAX_OLD}")
         if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.run.registry.entries:
             if tokens := core.run.registry.entries[NAME].account.total("tokens"):
-                raise Violation(6, f"{tokens} tokens count of a process that may not speak any more")
+                raise Violation(6, f"{tokens} tokens of a fenced or evicted process count")
             if core.run.initial_sha256 == self._digest.hex():
-                raise Violation(5, "the initial parameters are those of a process that may not speak any more")
+                raise Violation(5, "the initial parameters came from a fenced or evicted process")
 
 
 def _old_versions(shard: Shard) -> set[tuple[object, object]]:

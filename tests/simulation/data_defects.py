@@ -1,4 +1,4 @@
-"""Deliberate defects in the accounts of data units. `defects` has those of everything else, and the search."""
+"""Deliberate defects in the accounts of data units. `defects` has all others of one core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Patch = Callable[[Any, str, Any], AbstractContextManager[Any]]
 
 
 def ended_leases_do_not_wait(patch: Patch) -> Iterator[None]:
-    """Units of a lost learner are decided at once, although its pending work may still be merged."""
+    """A lost learner's units are decided immediately, although its pending work may still be merged."""
     conclude = datasets.Datasets._conclude
 
     def at_once(self: datasets.Datasets, lease: accounts.Lease, now: float) -> None:
@@ -31,7 +31,7 @@ def ended_leases_do_not_wait(patch: Patch) -> Iterator[None]:
 
 
 def dropped_work_on_units_counts_as_merged(patch: Patch) -> Iterator[None]:
-    """All units up to the newest merged one count, although the learner dropped work in between."""
+    """All units up to the newest merged one count as consumed, although the learner dropped work in between."""
 
     def contains(self: merged_units.MergedUnits, ordinal: int) -> bool:
         return ordinal <= self.through
@@ -54,7 +54,7 @@ def refused_work_on_units_counts_as_merged(patch: Patch) -> Iterator[None]:
 
 
 def leased_units_are_forgotten_at_a_restart(patch: Patch) -> Iterator[None]:
-    """A restarted registrar knows its leases, and not which units they have."""
+    """A restarted registrar knows its leases, but not their units."""
     restore = data_ledger.restore
 
     def without(db: sqlite3.Connection, accounts: accounts.Accounts) -> None:
@@ -67,7 +67,7 @@ def leased_units_are_forgotten_at_a_restart(patch: Patch) -> Iterator[None]:
 
 
 def decisions_about_units_are_not_stored(patch: Patch) -> Iterator[None]:
-    """Only new leases are stored. (As an early version did with a decision before a refused request.)"""
+    """Only new leases are stored, not decisions about units (an early version did this before it refused a request)."""
 
     async def look(self: datasets.Datasets) -> None:
         self._decide(accounts.Changes())
@@ -77,7 +77,7 @@ def decisions_about_units_are_not_stored(patch: Patch) -> Iterator[None]:
 
 
 def a_unit_is_named_by_two_contributions(patch: Patch) -> Iterator[None]:
-    """A contribution also names the last unit of the one before."""
+    """A contribution also names the last unit of the previous one."""
     ranges = unit_log.UnitLog.ranges
 
     def more(self: unit_log.UnitLog, after: int, upto: int) -> tuple[tuple[int, int, int], ...]:

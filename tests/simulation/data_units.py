@@ -1,4 +1,4 @@
-"""Learners that train on leased units, and the truth about each unit, which the core's accounts must match.
+"""Learners that train on leased units, and what truly happened to each unit. The core's accounts must match this.
 
 The units of a simulated learner are handed out by the product's code (`LeasedUnits`, `UnitLog`), without threads.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 CHANCE = 0.15  # share of seeds with a dataset
 SILENCE_S = (0.5, 2.0, 300.0)
 UNITS, EPOCHS = (4, 60), (1, 2)
-MOST_SAMPLES, MOST_AT_ONCE = 3, 8  # of a unit, and in an inner step
+MOST_SAMPLES, MOST_AT_ONCE = 3, 8  # samples per unit, and per inner step
 Place = tuple[int, int]  # lease, ordinal
 
 
 class DataTruth:
-    """The dataset of one world, and what its learners did. silence_s: the core's limit."""
+    """The dataset of one world, and what its learners did. silence_s: the core's limit on a learner's silence."""
 
     def __init__(self, seed: int, chance: float = CHANCE) -> None:
         self._rng = random.Random(f"{seed} data")
@@ -44,18 +44,18 @@ class DataTruth:
             name="d", units=self._rng.randint(*UNITS), epochs=self._rng.randint(*EPOCHS), seed=seed
         )
         self.units: dict[Place, tuple[int, int]] = {}  # unit and epoch, as handed out
-        self.steps: dict[Place, int] = {}  # of the process that trained it
-        self.sent: dict[Name, frozenset[Place]] = {}  # by contribution
+        self.steps: dict[Place, int] = {}  # inner step of the process that finished it
+        self.sent: dict[Name, frozenset[Place]] = {}  # places that a contribution names
         self.counts: Counter[str] = Counter()
 
     def feed(self, island: Island) -> UnitFeed | None:
-        """Returns what a learner with one rank trains on; None in a world without a dataset."""
+        """Returns the units of a learner with one rank; None for other learners, and in a world without a dataset."""
         return UnitFeed(self, island, self._rng.random()) if self.wanted and len(island.ranks) == 1 else None
 
     def begun(self, lease: int, unit: LeasedUnit) -> None:
         known = self.units.setdefault((lease, unit.ordinal), (unit.epoch, unit.unit))
         if known != (unit.epoch, unit.unit):
-            raise Violation(14, f"unit {unit.ordinal} of lease {lease} was {known}, and is {unit.epoch, unit.unit} now")
+            raise Violation(14, f"unit {unit.ordinal} of lease {lease} was {known}, and is now {unit.epoch, unit.unit}")
 
     # ------------------------------------------------------------------------------ the core's accounts
 
@@ -66,13 +66,13 @@ class DataTruth:
             held = [unit.position for each in leases for unit in each.units.values() if unit.outcome is Outcome.LEASED]
             outstanding = Counter([*held, *dataset.pool])
             if twice := [each for each, count in outstanding.items() if count > 1]:
-                raise Violation(14, f"units at {twice} are handed out twice")
+                raise Violation(14, f"positions {twice} are handed out twice")
             if dataset.consumed != dataset.next - len(outstanding):
                 text = f"{dataset.consumed} consumed, {len(outstanding)} outstanding"
                 raise Violation(14, f"{dataset.next} units were handed out, {text}")
 
     def counted(self, core: Core, fates: dict[Name, Told]) -> tuple[int, int]:
-        """Returns the merged work on units, as it was, and as the registrar counts it; in units x parameters.
+        """Returns the merged work on units in units x parameters: the true value, and the registrar's.
 
         fates: of all shards.
         """
@@ -95,14 +95,14 @@ class DataTruth:
         """Checks that every merge is counted, and that consumed units were merged in half of the parameters."""
         self.look(core)
         merged, known = self.counted(core, fates)
-        # A restore may leave merges uncounted that are in a snapshot, but came after its accounts were taken.
+        # After a restore, merges can be uncounted: a snapshot has them, but its accounts are older.
         if merged < known or (merged > known and core.run.generation == 1):
-            raise Violation(14, f"work of {merged} units x parameters on units was merged, {known} is counted")
+            raise Violation(14, f"{merged} units x parameters were merged, the registrar counts {known}")
         parameters, parts = core.run.data.parameters, self._parts(core, fates)
         trained = {self.units[place] for place, part in parts.items() if 2 * part >= parameters}
         for dataset in core.run.data.datasets.values():
             if dataset.consumed > len(trained):
-                raise Violation(14, f"{dataset.consumed} units are consumed, {len(trained)} were merged")
+                raise Violation(14, f"{dataset.consumed} units are consumed, but {len(trained)} were merged")
             self.counts["units consumed"] += dataset.consumed
             self.counts["units repeated"] += round(dataset.repeated / parameters)
             self.counts["datasets consumed"] += dataset.consumed == dataset.declared.positions
@@ -122,14 +122,14 @@ class Queue(LeasedUnits):
 
 
 class UnitFeed:
-    """The units that one process trains. log: of its training thread."""
+    """The units that one process trains on. log: of its training thread."""
 
     def __init__(self, truth: DataTruth, island: Island, seed: float) -> None:
         self._truth, self._island, self._rng = truth, island, random.Random(seed)
         self.log = UnitLog()
         self._queue = Queue(truth.dataset, self, self.log, 0, lambda: None)
         self._unit: LeasedUnit | None = None
-        self._left = 0  # samples of the unit that are not handed out
+        self._left = 0  # samples of the unit that are still to be trained
         self._steps: dict[Place, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,7 +137,7 @@ class UnitFeed:
 
     @property
     def run(self) -> tuple[str, int]:
-        assert self._island.session is not None, "it trains"
+        assert self._island.session is not None, "the learner has joined"
         session = self._island.session.core.session
         return session.run, session.generation
 
@@ -150,7 +150,7 @@ class UnitFeed:
         return future
 
     async def _ask(self, future: Future[Any], request: Callable[[], pb.LeaseUnitsRequest], after_s: float) -> None:
-        assert self._island.session is not None, "it trains"
+        assert self._island.session is not None, "the learner has joined"
         try:
             future.set_result(await self._island.session.lease_units(request, after_s))
         except LearnerError as error:
@@ -159,11 +159,11 @@ class UnitFeed:
     # ------------------------------------------------------------------------------ as the training loop
 
     def step(self, number: int) -> None:
-        """Trains the samples of one inner step. number: of the step. Raises LearnerError."""
+        """Trains on the samples of one inner step. number: of the step. Raises LearnerError."""
         for _ in range(self._rng.randint(0, MOST_AT_ONCE)):
             if self._unit is None and not self._begin():
                 break
-            assert self._unit is not None, "just begun"
+            assert self._unit is not None, "begun above"
             self._left -= 1
             if not self._left:
                 self._unit.log.handed = self._unit.ordinal
@@ -186,9 +186,9 @@ class UnitFeed:
         return next(lease for lease, log in self.log._leases.items() if log is unit.log)
 
     def sent(self, taken: Submission, name: Name, after: int, upto: int) -> None:
-        """Checks that a contribution of the steps above `after` up to `upto` names the units of these steps."""
+        """Checks that a contribution of steps `after` + 1 to `upto` names the units that these steps finished."""
         trained = frozenset(place for place, step in self._steps.items() if after < step <= upto)
         named = {(lease, n) for lease, low, high in taken.units for n in range(low + 1, high + 1)}
         if named != trained:
-            raise Violation(14, f"{name} names units {sorted(named)}, and has {sorted(trained)}")
+            raise Violation(14, f"{name} names units {sorted(named)}, but contains {sorted(trained)}")
         self._truth.sent[name] = trained

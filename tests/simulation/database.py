@@ -1,4 +1,4 @@
-"""SQLite on the simulated disk: the real code, on a file system that forgets unsynced data."""
+"""The real SQLite on a simulated file system, which loses unsynced data at a crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import apsw
 from tests.simulation.disk import Content, SimulatedDisk, parent
 from tests.simulation.loop import Dead
 
-POWERSAFE_OVERWRITE = 0x1000  # as real file systems declare to SQLite
+POWERSAFE_OVERWRITE = 0x1000  # as SQLite declares for real file systems
 _numbers = itertools.count()
 
 
@@ -50,7 +50,7 @@ class Connection:
             raise sqlite3.DatabaseError(str(error)) from error
 
     def _end(self) -> None:
-        """Removes the file system, which SQLite would otherwise keep forever, with all data of the seed."""
+        """Removes the file system. SQLite would otherwise keep the seed's data forever."""
         self._db.close(True)
         self._system.unregister()
 
@@ -110,7 +110,7 @@ class FileSystem(apsw.VFS):
 
 
 def touched(disk: SimulatedDisk) -> bool:
-    """Counts an access. Returns False if the process is dead, because SQLite cannot pass on an exception."""
+    """Counts an access. Returns False if the process is dead, because an exception cannot pass through SQLite."""
     try:
         disk.process.touch()
     except Dead:

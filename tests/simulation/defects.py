@@ -1,6 +1,6 @@
 """Deliberate defects of the product, each of which the simulation of one core must find (see `find_defects`).
 
-A defect is a context in which the real code is wrong in one way. A simulation that cannot see it proves nothing.
+Each defect is a context manager that makes the real code wrong in one way. A simulation that misses it proves nothing.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ def patch(owner: Any, name: str, new: Any) -> AbstractContextManager[Any]:
             try:
                 inspect.signature(new).bind(*given, **named)
             except TypeError as error:
-                raise RuntimeError(f"a defect of {name} does not fit the code any more: {error}") from error
+                raise RuntimeError(f"a defect no longer fits {name}: {error}; change it to match the code") from error
     return mock.patch.object(owner, name, new)
 
 
-# ------------------------------------------------------------------------------------------------- who may speak
+# ------------------------------------------------------------------------------------------------- names and
+# incarnations
 
 
 @defect
@@ -110,7 +111,7 @@ def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
 
 @defect
 def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
-    """A restarted learner continues as the dead one."""
+    """A restarted learner gets the dead process's incarnation."""
     join = learner_registry.LearnerRegistry.join
 
     def same(
@@ -127,7 +128,7 @@ def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
 
 @defect
 def the_epoch_does_not_grow() -> Iterator[None]:
-    """A restarted core claims to be the same core."""
+    """A restarted core keeps its epoch."""
     put = run_ledger.put_meta
 
     def frozen(db: Any, key: str, value: Any) -> None:
@@ -152,7 +153,7 @@ def a_pause_is_forgotten() -> Iterator[None]:
 
 @defect
 def an_evicted_learner_is_heard() -> Iterator[None]:
-    """The row says that the learner is evicted, but its calls are not checked."""
+    """The ledger says that the learner is evicted, but the core accepts its calls."""
     evict = learner_registry.LearnerRegistry.evict
 
     def in_the_books_only(
@@ -205,7 +206,7 @@ def initial_parameters_accepted_twice() -> Iterator[None]:
 
 
 def _early(entered: Callable[..., Any], by_s: float) -> Any:
-    """Context manager that reports commits of one kind before they are made."""
+    """Context manager that reports commits of one kind before the database makes them."""
     commit = ledger_writer.LedgerWriter.commit
 
     async def early(self: ledger_writer.LedgerWriter, operation: Any) -> Any:
@@ -265,7 +266,7 @@ def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
 
 @defect
 def payloads_go_when_they_are_merged() -> Iterator[None]:
-    """Only the newest state in memory could replace them."""
+    """Payloads are deleted at their merge. Only the state in memory then has their work."""
     publish = shard.Shard._publish
 
     def and_forget(self: shard.Shard, fragment: Any, effect: Any, *values: Any) -> None:
@@ -279,7 +280,7 @@ def payloads_go_when_they_are_merged() -> Iterator[None]:
 
 @defect
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
-    """They are deleted after one snapshot, which may be damaged."""
+    """Payloads are deleted after one snapshot, which may be damaged."""
     with patch(
         snapshotter, "covered", lambda rows, fragments: rows[-1].versions if rows else dict.fromkeys(fragments, 0)
     ):
@@ -288,14 +289,14 @@ def payloads_go_with_the_first_snapshot() -> Iterator[None]:
 
 @defect
 def a_snapshot_stops_half_way_when_its_caller_goes() -> Iterator[None]:
-    """The caller cancels the snapshot even after its row was committed."""
+    """A caller that leaves cancels the snapshot, even after its row was committed."""
     with patch(snapshotter.Snapshotter, "take", snapshotter.Snapshotter._take):
         yield
 
 
 @defect
 def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
-    """Payloads are deleted when two snapshots cover them, although one of the two is damaged."""
+    """Payloads are deleted after two snapshots, although one of them is damaged."""
     restored = restore.restore
 
     def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
@@ -308,7 +309,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 
 @defect
 def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
-    """A start keeps only the payloads of merged contributions."""
+    """A starting core deletes one payload that it needs."""
     sweep = shard.Spool.sweep
 
     def all_but_one(self: shard.Spool, needed: Any) -> int:
@@ -320,7 +321,7 @@ def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
 
 @defect
 def a_start_forgets_the_last_merges() -> Iterator[None]:
-    """A restore uses the snapshot, and leaves out the ledger's later merges."""
+    """A starting core loads the snapshot, but does not repeat the ledger's later merges."""
     with patch(restore.shard_ledger, "merges", lambda *_, **__: iter(())):
         yield
 
@@ -330,7 +331,7 @@ def a_start_forgets_the_last_merges() -> Iterator[None]:
 
 @defect
 def receipts_forgotten_at_a_restart() -> Iterator[None]:
-    """A restarted core does not know which contributions it had acknowledged."""
+    """A restarted core forgets which contributions it acknowledged."""
     restore = core_process.restore_shard
 
     def forgetful(of: shard.Shard, *values: Any) -> None:
@@ -377,7 +378,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
 
 @defect
 def refusals_get_no_receipt() -> Iterator[None]:
-    """Refused contributions get no receipt on the stream, and none on request."""
+    """Refused contributions get no receipt, not even on request."""
 
     def decide(self: uploads.Uploads, receipt: pb.Receipt) -> None:
         if receipt.fate != pb.FATE_REFUSED:
@@ -399,7 +400,7 @@ def refusals_get_no_receipt() -> Iterator[None]:
 
 @defect
 def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
-    """The journal records it twice, so Prometheus and the log show it twice."""
+    """The journal records an acknowledgement twice, so Prometheus and the log show both."""
     record = journal.Journal.record
 
     def again(self: journal.Journal, entry: entries.Entry, now: float) -> None:
@@ -458,7 +459,7 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 
 @defect
 def anchors_drift_by_one_ulp() -> Iterator[None]:
-    """A learner adds an update with a small error, and uses its own checksum instead of the published one."""
+    """A learner adds an update with a small error, which its checksum does not cover."""
 
     def wrong(self: partial_fetch.PartialFetch, base: Any) -> Any:
         decoded = DECODED(self, base)
@@ -480,7 +481,7 @@ def merged_work_stays_outstanding() -> Iterator[None]:
 
 @defect
 def a_replay_forgets_what_was_clipped() -> Iterator[None]:
-    """It merges the unscaled values of clipped contributions."""
+    """A replay merges the unscaled values of clipped contributions."""
     contribution_of = restore.contribution_of
 
     def whole(*values: Any) -> Any:
@@ -492,7 +493,7 @@ def a_replay_forgets_what_was_clipped() -> Iterator[None]:
 
 @defect
 def tallied_and_counted_again() -> Iterator[None]:
-    """A start adds contributions to the sums that already include them."""
+    """A starting core adds contributions to sums that already include them."""
     came_after = shard_ledger.came_after
 
     def all_of_it(db: Any, generation: int, number: int, *limit: int) -> Any:
@@ -519,7 +520,7 @@ def momentum_is_lost_at_a_restart() -> Iterator[None]:
 
 @defect
 def merged_in_another_order_at_a_replay() -> Iterator[None]:
-    """The sums depend on the order in which contributions arrived."""
+    """A replay's sums differ slightly from the merge's, as in another order."""
     merge_again = restore.merge.merge
 
     def shuffled(fragment: Any, state: Any, contributions: Any, weights: Any, *values: Any) -> Any:
@@ -541,7 +542,7 @@ def grace_ignored() -> Iterator[None]:
 
 @defect
 def staleness_ignored() -> Iterator[None]:
-    """A contribution is merged at any age, and the intake does not check it."""
+    """Contributions of any staleness are accepted and merged."""
     close = syncer.Syncer._close
 
     def any_age(self: syncer.Syncer, *values: Any) -> Any:
@@ -557,7 +558,7 @@ def staleness_ignored() -> Iterator[None]:
 
 @defect
 def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
-    """Rounds that close in the second after a start are not merged."""
+    """Rounds that close in the first second after a start are not merged."""
     restore_rounds, on = syncer.Syncer.restore, syncer.Syncer.on
     restored_at: dict[int, float] = {}
 
@@ -575,7 +576,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
 @defect
 def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
-    """Merges of few learners before a start count as whole outer steps after it."""
+    """After a start, merges of only some learners count as whole outer steps."""
     resume = merge_rounds.RoundState.resume
 
     def whole(self: Any, cycle: int, synced_at: float, _: Any, pending: Any) -> None:
@@ -587,7 +588,7 @@ def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
 
 @defect
 def silent_learners_hold_what_is_pending() -> Iterator[None]:
-    """A round waits for a learner that reports but no longer trains (found in the first hundred seeds)."""
+    """A round waits for a learner that reports but no longer trains (found by one of the first hundred seeds)."""
     with patch(syncer.LearnerLiveness, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
         yield
 
@@ -597,7 +598,7 @@ def silent_learners_hold_what_is_pending() -> Iterator[None]:
 
 @defect
 def frames_of_some_ranks_are_a_contribution() -> Iterator[None]:
-    """An upload counts as complete as soon as it has frames. Missing frames count as zeros."""
+    """An upload with only some frames counts as complete. Missing frames become zeros."""
 
     def fill(self: payload_writer.PayloadWriter) -> None:
         for span in self.fragment.frames:
@@ -612,7 +613,7 @@ def frames_of_some_ranks_are_a_contribution() -> Iterator[None]:
 
 @defect
 def frames_are_numbered_as_they_arrive() -> Iterator[None]:
-    """The core expects the ranks' streams in the order of their frames."""
+    """The core numbers frames by their arrival, not by the rank that sent them."""
     finish = payload_writer.PayloadWriter.finish
 
     def renumbered(self: payload_writer.PayloadWriter, norms_sq: Any, scale: float) -> Any:
@@ -639,7 +640,7 @@ def a_version_is_adopted_before_all_ranks_have_verified_it() -> Iterator[None]:
 
 @defect
 def a_rank_does_not_fetch_again_what_it_failed_to_fetch() -> Iterator[None]:
-    """A rank other than 0 treats the fragment as fetched."""
+    """After a failed fetch, a rank other than 0 treats the fragment as fetched."""
     begin, given_up = fetching.Fetcher.begin, set[int]()
 
     def failed(self: fetching.Fetcher, track: Any, failure: Any) -> bool:
@@ -682,7 +683,7 @@ def a_slow_rank_is_left_behind() -> Iterator[None]:
 
 @defect
 def a_front_gives_all_learners_the_receipts_of_one() -> Iterator[None]:
-    """Each learner gets a whole fragment with the receipts of the learner for which it was fetched."""
+    """Each learner gets whole fragments with the receipts of the learner that caused the fetch."""
     item = RegionFetches._item
 
     async def shared(self: RegionFetches, request: pb.FetchRequest) -> Any:
@@ -695,7 +696,7 @@ def a_front_gives_all_learners_the_receipts_of_one() -> Iterator[None]:
 
 @defect
 def a_front_keeps_fragments_for_ever() -> Iterator[None]:
-    """Once the front has a whole fragment, it does not check for newer versions, or for other learners' fates."""
+    """A front with a whole fragment no longer checks for newer versions or other learners' fates."""
     header = RegionFetches._header
 
     async def remembered(self: RegionFetches, request: pb.FetchRequest) -> pb.FetchHeader:
@@ -709,7 +710,7 @@ def a_front_keeps_fragments_for_ever() -> Iterator[None]:
 
 @defect
 def a_front_takes_versions_for_each_other() -> Iterator[None]:
-    """An update is served in place of another one, with the header of the requested one."""
+    """A front serves another update with the requested update's header."""
     find = FetchCache.find
 
     def nearly(self: FetchCache, place: CacheKey) -> Any:
@@ -727,7 +728,7 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
 
 @defect
 def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
-    """An interrupted whole fetch continues after a merge, without updates for the earlier frames."""
+    """An interrupted fetch of a whole fragment continues after a merge, without updates of the earlier frames."""
     took = partial_fetch.PartialFetch.took_update
 
     def without_it(self: partial_fetch.PartialFetch, header: Any, frame: Any) -> None:
@@ -743,7 +744,7 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
-    """Calls that end because the front redialled, or that failed, cause further redials (found by seed 19)."""
+    """Calls that ended because the front reconnected cause more reconnections (found by seed 19)."""
     answering = Answering.__call__
 
     @asynccontextmanager
@@ -761,7 +762,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
 
 
 def _unchecked(self: partial_fetch.PartialFetch, base: Any) -> Any:
-    """Returns an anchor that is assumed to have the published checksum."""
+    """Returns an anchor with the published checksum, without a check."""
     decoded = DECODED(self, base)
     return None if decoded is None else decoded._replace(checksum=Anything())
 
@@ -790,7 +791,7 @@ def a_learner_leaves_its_calls_open() -> Iterator[None]:
 
 @defect
 def a_front_leaves_its_calls_open() -> Iterator[None]:
-    """The front's calls to the core continue after their learner left, and the core allows this."""
+    """A front's calls to the core continue after their learner leaves, and the core does not end them."""
     opened = front_service.open_stream
 
     def open_end(method: str, call: Any) -> Any:
@@ -808,42 +809,42 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 
 @defect
 def norms_are_not_checked() -> Iterator[None]:
-    """Invalid work of any norm is merged."""
+    """Work of any norm is merged."""
     with patch(norm_limit.NormLimiter, "judge", lambda *_: norm_limit.NormVerdict()):
         yield
 
 
 @defect
 def what_is_declared_counts() -> Iterator[None]:
-    """A contribution's weight follows from its declared work."""
+    """A contribution's weight follows from its declared tokens and steps, without limits."""
     with patch(intake.Intake, "_weighed", lambda self, key, said: said):
         yield
 
 
 @defect
 def what_is_reported_counts() -> Iterator[None]:
-    """Reports are not compared with the time that they need."""
+    """The core does not compare reported tokens with the time that they need."""
     with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
         yield
 
 
 @defect
 def what_cannot_be_compared_counts() -> Iterator[None]:
-    """Tokens are not held back while the other learners are about to train (this was a real defect)."""
+    """Tokens count even before other learners have trained, when no comparison is possible (once a real defect)."""
     with patch(plausibility, "HELD", plausibility.MaxRates()):
         yield
 
 
 @defect
 def a_liar_outweighs_the_others() -> Iterator[None]:
-    """A learner's weight in a merge has no limit (this was a real defect)."""
+    """A learner's weight in a merge has no limit (once a real defect)."""
     with patch(merge_rounds, "parts_counted", lambda weights, _: dict.fromkeys(weights, 1.0)):
         yield
 
 
 @defect
 def a_liars_own_batch_is_believed() -> Iterator[None]:
-    """Tokens per step are limited only by the learner's own reports (this was a real defect)."""
+    """Only the learner's own reports limit its tokens per step (once a real defect)."""
 
     def own_or_usual(own: Any, usual: Any) -> float:
         return plausibility.MIXED * max(each.batch for each in (own, usual) if each is not None)
@@ -854,7 +855,7 @@ def a_liars_own_batch_is_believed() -> Iterator[None]:
 
 @defect
 def nonce_0_is_a_process() -> Iterator[None]:
-    """It takes over the name of a disconnected process in one step."""
+    """A Join with nonce 0 takes over a disconnected process's name in one step."""
     join = learner_registry.LearnerRegistry.join
 
     def taken(
@@ -874,7 +875,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
 
 @defect
 def regions_are_never_given_back() -> Iterator[None]:
-    """A name stays in all regions that it ever joined from."""
+    """A name stays counted in every region from which it ever joined."""
 
     def everywhere(self: learner_registry.LearnerRegistry, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())
@@ -887,7 +888,7 @@ def regions_are_never_given_back() -> Iterator[None]:
 
 @defect
 def the_lease_is_kept_by_empty_words() -> Iterator[None]:
-    """Any message of its holder renews it, and so does another Join."""
+    """Any message of its holder, even a Join, renews the lease for the initial parameters."""
     held = joining.Joining._held
 
     def renewed(self: joining.Joining, *values: Any) -> initial_parameters.Lease:
@@ -901,14 +902,14 @@ def the_lease_is_kept_by_empty_words() -> Iterator[None]:
 
 @defect
 def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
-    """It stays with the name, and time does not end it."""
+    """An evicted process's lease for the initial parameters stays with its name, without expiry."""
     with patch(initial_parameters.Lease, "over", lambda *_: False):
         yield
 
 
 @defect
 def initial_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
-    """Initialise checks whether the name has the lease, but not which process uses the name."""
+    """Initialise checks which name has the lease, but not which process."""
 
     def check(
         self: learner_registry.LearnerRegistry, name: str, incarnation: int, session: int
@@ -925,7 +926,7 @@ def initial_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
 
 @defect
 def calls_have_no_end_of_places() -> Iterator[None]:
-    """A learner may have any number of streams, and of incomplete messages."""
+    """A learner may open any number of streams, and send any number of incomplete messages."""
 
     def enter(self: quotas.CallSlots[Any], call: Any, now: float, *_: Any) -> None:
         self._taken[call] = now
@@ -936,7 +937,7 @@ def calls_have_no_end_of_places() -> Iterator[None]:
 
 @defect
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
-    """Versions that are kept for readers have no limit."""
+    """The number of versions that are kept for slow readers has no limit."""
     with patch(reader_limits, "MAX_OF_ONE", 1000), patch(reader_limits.ReaderLimits, "_trim", lambda _: None):
         yield
 
@@ -946,7 +947,7 @@ def who_reads_slowly_keeps_every_version() -> Iterator[None]:
 
 @defect
 def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
-    """A learner fetches all fragments whole, but sends work that it took from the old anchors."""
+    """After a restore, a learner fetches whole fragments, but still sends work based on its old anchors."""
 
     def send(self: sending.Sender, line: Any, taken: Any) -> None:
         taken.outstanding.restores = line.restores
@@ -959,28 +960,28 @@ def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
 
 @defect
 def a_flight_survives_a_restore() -> Iterator[None]:
-    """A contribution in flight is offered to the new generation."""
+    """After a restore, a learner sends its contribution in flight to the new generation."""
     with patch(sending.Sender, "forget", lambda *_: None):
         yield
 
 
 @defect
 def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
-    """It accepts the new session, and applies later updates to its old anchors."""
+    """After a restore, a learner accepts the new session, but applies updates to its old anchors."""
     with patch(run_session.RunSession, "_restored", lambda *_: None):
         yield
 
 
 @defect
 def tokens_of_after_a_checkpoint_count_when_it_is_restored() -> Iterator[None]:
-    """Schedules continue from the number of tokens before the restore."""
+    """A restored run keeps the token count from before the restore."""
     with patch(goodput.TimeAccount, "_count_only", lambda *_: None):
         yield
 
 
 @defect
 def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
-    """A restore also merges the contributions that wait for their merge."""
+    """Pending contributions from before a restore are merged into the new generation."""
 
     def take_along(db: Any, generation: int, _: Any) -> None:
         db.execute(
@@ -993,7 +994,7 @@ def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
 
 @defect
 def merges_that_were_undone_are_tallied() -> Iterator[None]:
-    """The new generation counts all merges that were ever made."""
+    """The new generation also counts merges that the restore undid."""
     merged = lineage.merged
 
     def everything(db: Any, line: Any, fragment: int, *bounds: int) -> Any:
@@ -1009,7 +1010,7 @@ def merges_that_were_undone_are_tallied() -> Iterator[None]:
 
 @defect
 def loaded_weights_are_work() -> Iterator[None]:
-    """All movements of the parameters count as training."""
+    """Parameters that are loaded during the run count as training."""
 
     def fine(self: movement_watch.MovementWatch, *, now: bool = True) -> movement.Movement:
         self.judged = self.boundary
@@ -1025,14 +1026,14 @@ def loaded_weights_are_work() -> Iterator[None]:
 
 @defect
 def weights_loaded_before_leaving_are_work() -> Iterator[None]:
-    """Leaving sends the parameters as they are."""
+    """A leaving learner sends loaded parameters as training."""
     with patch(movement_watch.MovementWatch, "leave", lambda _: movement.Movement.FINE):
         yield
 
 
 @defect
 def adoptions_may_be_undone() -> Iterator[None]:
-    """An optimizer's masters undo each of them, and the reverse movement is sent."""
+    """An optimizer's masters undo each adoption, and the learner sends the reverse movement."""
     with patch(
         movement.MovementDetector, "_undone", lambda _self, _moved, _whole, step, **_: (movement.Movement.FINE, step)
     ):
@@ -1041,7 +1042,7 @@ def adoptions_may_be_undone() -> Iterator[None]:
 
 @defect
 def masters_stay_where_they_are() -> Iterator[None]:
-    """Named copies do not move with the parameters."""
+    """The optimizer's named masters do not move with the parameters."""
     with patch(optimizer_copies.OptimizerCopies, "following", lambda *_, **__: nullcontext()):
         yield
 

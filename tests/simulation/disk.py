@@ -1,4 +1,4 @@
-"""A disk in memory that keeps only synced data. At a crash, other data is lost, kept, or torn at 4 KiB.
+"""A disk in memory that guarantees only synced data. A crash loses, keeps or tears (at 4 KiB) other data.
 
 Names are separate from contents, as in a real file system. A synced file with an unsynced name is lost.
 """
@@ -20,7 +20,7 @@ SECTOR = 4096
 
 
 class Content:
-    """The bytes of one file, and the bytes that unsynced writes replaced, so that they can be undone."""
+    """The bytes of one file, and the bytes that unsynced writes replaced, so that a crash can undo them."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -43,7 +43,7 @@ class Content:
         self.unsynced.clear()
 
     def crash(self, rng: random.Random, keep: float) -> None:
-        """Undoes all unsynced writes, then applies some of their sectors again, each with the probability `keep`."""
+        """Undoes all unsynced writes, then writes some of their sectors again, each with probability `keep`."""
         writes, self.unsynced = self.unsynced, []
         for offset, new, old, length in reversed(writes):
             if new:
@@ -67,7 +67,7 @@ class Content:
 
 
 class Platter:
-    """The names and contents that survive a crash. full_at: limit on the bytes in all files."""
+    """The file names and contents on a disk, which outlive the processes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -75,13 +75,13 @@ class Platter:
         self.directories: set[str] = set()
         self.unsynced: list[tuple[str, str, Callable[[], None], Callable[[], None]]] = []  # directory, what, undo, redo
         self.locks: dict[str, Process] = {}
-        self.at_end: list[Callable[[], None]] = []  # called when no process can read or write any longer
+        self.at_end: list[Callable[[], None]] = []  # called at the end of the seed
         self.full = False
         self.broken = False  # syncs fail
         self.syncs = self.lost_writes = 0
 
     def change(self, path: str, content: Content | None) -> None:
-        """Gives a name to a content, or removes the name. A crash undoes this unless its directory is synced."""
+        """Gives the content a name, or removes the name. A crash undoes this unless its directory is synced."""
         old = self.names.get(path)
 
         def put(what: Content | None) -> None:
@@ -94,7 +94,7 @@ class Platter:
         self.unsynced.append((parent(path), path, lambda: put(old), lambda: put(content)))
 
     def rename(self, old: str, new: str) -> None:
-        """Changes both names in one step, even when a crash undoes it."""
+        """Renames a file. A crash undoes both changes of names, or none."""
         content, replaced = self.names[old], self.names.get(new)
 
         def undo() -> None:
@@ -116,7 +116,7 @@ class Platter:
         self.unsynced = [change for change in self.unsynced if change[0] != directory]
 
     def rot(self, files: Iterable[str]) -> bool:
-        """Flips a bit in the last undamaged one of these files. Returns whether an undamaged copy remains."""
+        """Flips a bit in the last of these files that is undamaged. Returns whether an undamaged copy remains."""
         there = [name for name in files if name in self.names]
         sound = [name for name in there if not self.names[name].rotten and self.names[name].data]
         if len(sound) < 2:  # the design does not cover a disk that damages all copies
@@ -127,12 +127,12 @@ class Platter:
         return True
 
     def crash(self) -> None:
-        """Simulates a power failure. Unsynced data is lost, or kept completely or in part."""
+        """Simulates a power failure. Unsynced data is lost, or kept in part or completely."""
         keep = self.rng.choice((0.0, 0.0, 0.5, 1.0))
         for content in list(self.names.values()):
             self.lost_writes += len(content.unsynced)
             content.crash(self.rng, keep)
-        kept = round(keep * len(self.unsynced))  # a journal keeps the order
+        kept = round(keep * len(self.unsynced))  # a file system's journal keeps the order
         for _, _, undo, _ in reversed(self.unsynced):
             undo()
         for _, _, _, redo in self.unsynced[:kept]:

@@ -1,7 +1,7 @@
 """Checks that the simulation finds every deliberate defect: `make simulate-defects`.
 
-found.txt has the last seed that found each defect. If the product or the simulation draws another random number, seeds
-change their meaning. The defect is then searched for again, and --write stores the new seed.
+found.txt has the last seed that found each defect. If a code change draws another random number, seeds change their
+meaning. The search then starts again, and --write stores the new seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALL_DEFECTS = DEFECTS | SHARDED_DEFECTS
 
 
 def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
-    """Returns the first seed that finds a defect, and the violation, or None if none finds it."""
+    """Returns the first seed that finds a defect, with the violation, or None."""
     world: Callable[[int], Any] = simulate if name in DEFECTS else simulate_sharded
     with contextmanager(ALL_DEFECTS[name])():
         for seed in range(first, first + count):
@@ -36,9 +36,11 @@ def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] |
                 world(seed)
             except Violation as violation:
                 if isinstance(violation.__cause__, TypeError | AttributeError | NameError | ValueError):
-                    # It shows nothing. The error is created again, because a violation holds its world and cannot pass
+                    # The defect itself failed, which proves nothing. A Violation holds its world, so it cannot pass
                     # between processes.
-                    raise RuntimeError(f"defect {name} does not fit the code any more: {violation}") from None
+                    raise RuntimeError(
+                        f"defect {name} no longer fits the code: {violation}; change it to match the code"
+                    ) from None
                 return seed, str(violation)
     return None
 
@@ -56,10 +58,10 @@ def find_again(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, for each defect")
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="most seeds per defect (default: %(default)s)")
     parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--known", action="store_true", help="look first where each was found last: much quicker")
-    parser.add_argument("--write", action="store_true", help="keep the seeds that found them, for --known")
+    parser.add_argument("--known", action="store_true", help="try the seeds of found.txt first, which is much faster")
+    parser.add_argument("--write", action="store_true", help="store the seeds in found.txt, for --known")
     arguments = parser.parse_args()
     began, seeds, missed, before = time.monotonic(), dict[str, int](), [], known()
     search = find_again if arguments.known else find

@@ -1,4 +1,4 @@
-"""A front's process in the simulation: the real servicer, on the simulated network, between learners and the core."""
+"""A front's process in the simulation: the real servicer on the simulated network."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Gateway:
     def __init__(self, network: Network, name: str, life: int, rng: random.Random) -> None:
         self.process = Process(f"{name}#{life}")
         self.name, self._network = name, network
-        self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # no item fits; some fragments fit; all fit
-        rng.choice((1, 64))  # unused since a limit was removed; drawn, so that seeds keep their meaning
+        self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # no items fit; some fragments fit; all fit
+        rng.choice((1, 64))  # unused; still drawn, so that seeds keep their meaning
         self.process.start(self._serve(), name=self.process.name)
 
     async def _serve(self) -> None:

@@ -1,8 +1,8 @@
-"""A hostile learner with a valid name, in addition to the honest learners, and the limits of its influence.
+"""A hostile learner with a valid name among honest learners, and the limits of its influence.
 
-It runs the real agent with false data. It joins once the core has a reference for its kind of lie, because nothing can
-be judged before that (`atoll_server.merging.norm_limit`). An early liar joins as soon as the other learners have
-joined. Its reports are held back, but its contributions count as declared, because there is no other work yet.
+It runs the real agent with false data. It joins once the core can judge its kind of lie (`may_come`). An early liar
+joins as soon as the other learners have joined. Its reports are held back, but its contributions count as declared,
+because there is no other work yet.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from tests.simulation.network import Network
 from tests.simulation.training import BATCH
 
 NAME = "mallory"
-STRIDE = 1e6  # size of its inner steps: 1e8 times an honest learner's
-LARGEST = 1e4  # limit on a parameter: the norm limit times the movement by honest learners, with all momentum
+STRIDE = 1e6  # size of its inner steps: 1e8 times that of an honest learner
+LARGEST = 1e4  # limit on a parameter: the norm limit times honest movement, with all momentum
 DECLINES = 128  # declined rounds per report
 BOAST = 1 << 40
-FASTEST_S, SLOWEST_S = 0.06, 0.2  # duration of an honest learner's inner step
+FASTEST_S, SLOWEST_S = 0.06, 0.2  # an honest learner's time for an inner step
 MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
 MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # limit per learner: ten times the fastest honest learner's rate
 
 
 class Lie(StrEnum):
-    """The kind of lie."""
+    """A hostile learner's false data."""
 
-    FLOOD = "garbage as often as there is room, round or none"
-    DECLINES = "as many declined rounds as a report takes"
-    BOAST = "more steps and tokens behind its work than it ever reported"
+    FLOOD = "huge contributions as often as possible, with or without a round"
+    DECLINES = "as many declined rounds as fit in a report"
+    BOAST = "contributions with more steps and tokens than it reported"
     INFLATE = "reports of more tokens than it could have trained"
-    EARLY = "such reports before the others have taken a step"
+    EARLY = "such reports before other learners have taken a step"
 
 
 LIES = (Lie.FLOOD, Lie.DECLINES)  # lies that are not about tokens
 
 
 class Answers(RoundAnswers):
-    """Answers every round, even without work."""
+    """A hostile learner's answers: it answers every round, even without work."""
 
     def __init__(self, island: Hostile, *parts: Any) -> None:
         super().__init__(*parts)
@@ -66,7 +66,7 @@ class Answers(RoundAnswers):
 
 
 class Hostile(Island):
-    """One hostile process."""
+    """A hostile learner's process: the real agent with false data."""
 
     def __init__(
         self, lie: Lie, network: Network, checks: Checks, addresses: Sequence[str], step_s: float, seed: int
@@ -78,7 +78,7 @@ class Hostile(Island):
 
     def _step(self) -> None:
         super()._step()
-        assert self.session is not None, "it trains"
+        assert self.session is not None, "the learner has joined"
         if self.lie is Lie.DECLINES:
             self._exchange.declined.extend(
                 pb.Declined(fragment=fragment, cycle=self.counters.steps + cycle, reason="x" * 64)
@@ -94,7 +94,7 @@ class Hostile(Island):
 
     def _take(self, due: DueRound) -> None:
         boundary = self.ranks[0].boundary
-        assert self.session is not None and boundary is not None, "a round comes through it"  # noqa: PT018
+        assert self.session is not None and boundary is not None, "rounds arrive in a session"  # noqa: PT018
         if self.session.core.tracks[due.fragment].in_flight is None and self.tracks[due.fragment].flying is None:
             self.sent += 1
             boundary._rounds.take(due)
@@ -105,11 +105,11 @@ class Hostile(Island):
         super()._submit(rank, taken)
 
     def _check(self, taken: Submission) -> None:
-        """Does nothing, so that it sends any work."""
+        """Does nothing: a hostile learner may send work that it did not train."""
 
 
 def is_usual_known(core: Core) -> bool:
-    """Returns whether enough contributions to every fragment are durable to judge another one, even after a crash."""
+    """Returns whether every fragment has enough durable contributions to judge another one's norm."""
     shard = shard_of(core)
     db = core.run.writer._db if shard is not None else None
     return shard is not None and all(
@@ -119,19 +119,19 @@ def is_usual_known(core: Core) -> bool:
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
-    """Returns whether the core has seen all of these learners train, and would still know it after a crash."""
+    """Returns whether the core has stored the training rates of all these learners."""
     accounts = {row.name: TimeAccount.from_data(row.account) for row in run_ledger.learners(core.run.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
-    """Returns whether all of these learners have joined and are about to train, so that none is alone."""
+    """Returns whether all these learners are connected, so that a liar is not alone."""
     entries = [core.run.registry.entries.get(name) for name in names]
     return all(entry is not None and entry.connected for entry in entries)
 
 
 def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
-    """Returns whether its kind of lie can be judged, or held back. names: honest learners."""
+    """Returns whether the core can judge this lie, or hold it back. names: of the honest learners."""
     match lie:
         case Lie.EARLY:
             return are_joined(core, names)
@@ -142,7 +142,7 @@ def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
 
 
 def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
-    """Checks at the end that it changed the model and the run's numbers no more than one honest learner could.
+    """Checks that the hostile learner's effect on the model and token counts is limited.
 
     trained: tokens of all honest processes.
     """
@@ -160,19 +160,19 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
-    """Checks that its counted work is at most that of a learner ten times as fast as the others."""
+    """Checks that the hostile learner's counted work is at most ten times that of an honest learner."""
     rows = core.run.writer._db.execute("SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,))
     made: Counter[int] = Counter()
     for fragment, tokens, steps in rows.fetchall():
         made[fragment] += tokens
-        if tokens > MAX_OF_A_STEP * steps + 1:  # whole tokens
-            raise Violation(11, f"a contribution of a hostile learner counts {tokens} tokens in {steps} steps")
+        if tokens > MAX_OF_A_STEP * steps + 1:  # tokens are rounded
+            raise Violation(11, f"a hostile learner's contribution counts {tokens} tokens in {steps} steps")
     if max(made.values(), default=0) > MAX_TOKENS_PER_S * elapsed_s:
-        raise Violation(11, f"{made} tokens count in contributions of a hostile learner")
+        raise Violation(11, f"a hostile learner's contributions count {dict(made)} tokens by fragment")
 
 
 def _check_work(core: Core, trained: int) -> None:
-    """Checks that the weights of a learner with true tokens follow from its tokens, each counted once."""
+    """Checks that a learner with honest token reports has each token merged at most once per fragment."""
     query = "SELECT fragment, SUM(tokens) FROM contributions WHERE learner=? AND fate='merged' GROUP BY fragment"
     for fragment, tokens in core.run.writer._db.execute(query, (NAME,)).fetchall():
         if tokens > trained:
@@ -181,9 +181,9 @@ def _check_work(core: Core, trained: int) -> None:
 
 
 def _check_shares(core: Core, honest: Sequence[str]) -> None:
-    """Checks that its weight in each merge is at most ten times that of an honest learner's last contribution."""
+    """Checks that the hostile learner's weight in each merge is at most ten times an honest learner's last weight."""
     db, exponent = core.run.writer._db, core.run.settings.staleness_exponent
-    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner: tokens in its newest merged contribution
+    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner: weight of its newest merged contribution
     merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
     for fragment, version, text in merges:
         given = _given(core, fragment, version)
@@ -199,11 +199,11 @@ def _check_shares(core: Core, honest: Sequence[str]) -> None:
         }
         most = FASTER * max((given for (where, _), given in last.items() if where == fragment), default=0.0)
         if scale and weighs > scale * most * (1 + 1e-9):
-            raise Violation(11, f"a hostile learner weighs {weighs} in {fragment}/{version}: {text}, at most {most}")
+            raise Violation(11, f"a hostile learner's share of {fragment}/{version} is {weighs}: {text}")
 
 
 def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
-    """Returns tokens and steps of a merge's contributions, by learner, incarnation and number."""
+    """Returns tokens and steps of a merge's contributions, by (learner, incarnation, seq)."""
     rows = core.run.writer._db.execute(
         "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
         "WHERE fragment=? AND version=? AND fate='merged'",

@@ -1,4 +1,4 @@
-"""A learner's processes in the simulation: the real agents, and a training loop that only adds numbers.
+"""A learner's processes in the simulation: real agents, and a training loop that only adds numbers.
 
 Each rank uses the product's `StepBoundary`, which never waits here.
 """
@@ -52,7 +52,7 @@ MAX_UNDONE = 8  # number of adoptions after which an undoing optimizer must be d
 
 
 class Rank:
-    """One process of a learner. boundary: None until it has entered the run."""
+    """One process of a learner. boundary: None until the process has joined the run."""
 
     def __init__(self, island: Island, number: int, size: int, model: Model, ranks: RankGroup) -> None:
         name = f"{island.name}#{island.life}" + (f".{number}" if size > 1 else "")
@@ -68,7 +68,7 @@ class Rank:
 
 
 class Boundary(StepBoundary):
-    """The product's boundary. Rank 0's keeps the island's accounts, before any rank changes its values."""
+    """The product's boundary. Rank 0 updates the island's accounts before any rank changes its values."""
 
     island: Island
 
@@ -97,7 +97,7 @@ class Boundary(StepBoundary):
 
 
 class Island:
-    """A learner with one or several processes, and its name. process, counters, session, tracks: of rank 0.
+    """One start of a learner, with one or more processes. process, counters, session, tracks: of rank 0.
 
     error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`. size: number of ranks.
     slow: number of the rank whose messages are all late, if any.
@@ -131,14 +131,14 @@ class Island:
         self.error: Exception | None = None
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
-        self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
-        self.late = False  # ... after the optimizer's part of the step
+        self.overwrites: np.random.Generator | None = None  # draws the weights that the next step loads
+        self.late = False  # whether the load comes after the optimizer's part of the step
         self.strayed = False  # whether its steps were much larger for a while
-        self._widest = self.stride  # largest stride so far: an undone adoption is not found next to such large steps
+        self._widest = self.stride  # largest stride so far, which may hide an undone adoption
         self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
-        self._tokens = 0  # trained so far; counters lag behind on several ranks
-        self.due_again = False  # another start of this learner waits for its end
+        self._tokens = 0  # trained so far; with several ranks, counters lag behind
+        self.due_again = False  # whether another start of this learner waits for its end
         self._ready: list[asyncio.Future[Layout]] = []
         messages = self._connected(dice)
         if slow is not None:
@@ -156,7 +156,7 @@ class Island:
     def tracks(self) -> list[Track]:
         return self.ranks[0].tracks
 
-    # ------------------------------------------------------------------------------ entering
+    # ------------------------------------------------------------------------------ start
 
     def _connected(self, dice: random.Random) -> list[SimulatedMessages]:
         processes = [rank.process for rank in self.ranks]
@@ -186,7 +186,7 @@ class Island:
                 self._step()
         finally:
             if self._watch is not None:
-                self._watch.end()  # it watches the optimizers of all processes
+                self._watch.end()  # the watch sees the optimizers of all processes
 
     async def _follow(self, rank: Rank, messages: SimulatedMessages) -> None:
         """Runs the agent of a rank other than 0. The island's loop takes its steps."""
@@ -202,7 +202,7 @@ class Island:
             self._stop(error)
 
     def _begin(self, layout: Layout) -> None:
-        """Does the same as `Learner._take_over`, on all ranks."""
+        """Does on all ranks what `Learner._take_over` does on one."""
         first, divisions = self._exchange.first(), divisions_of(layout, self._parts)
         if self._watched:
             self._watch = MovementWatch(ParameterSamples(self.model.values, divisions[0]))
@@ -255,7 +255,7 @@ class Island:
         if not agent.cancelled() and isinstance(agent.exception(), Exception):
             self._stop(agent.exception())
 
-    # ------------------------------------------------------------------------------ as Learner.step
+    # ------------------------------------------------------------------------------ inner steps, as in Learner.step
 
     def _step(self) -> None:
         counters = self.counters
@@ -270,7 +270,7 @@ class Island:
                 self.feed.step(counters.steps + 1)
             for rank in self.ranks:
                 boundary = rank.boundary
-                assert boundary is not None, "it trains"
+                assert boundary is not None, "the learner has joined"
                 rank.counters.step_time_s = self._step_s
                 if self.training or len(self.ranks) > 1:
                     boundary.step(BATCH if self.training else 0)
@@ -287,7 +287,7 @@ class Island:
 
     def _train(self) -> None:
         counters, layout = self.counters, self.layout
-        assert layout is not None, "it trains"
+        assert layout is not None, "the learner has joined"
         if self.overwrites is not None and not self.late:
             self._load()
         self._widest = max(self._widest, self.stride)
@@ -301,18 +301,18 @@ class Island:
         if self.overwrites is not None:
             self._load()
         counters.stepping_s += self._step_s
-        assert self.session is not None, "it trains"
+        assert self.session is not None, "the learner has joined"
         self._tokens += BATCH
         self._checks.trained[self.name, self.session.core.session.incarnation] = self._tokens
 
     def _load(self) -> None:
-        assert self.overwrites is not None, "asked to"
+        assert self.overwrites is not None, "a load is due"
         self.model.load(self.overwrites)
         self.overwrites = None
 
     def values(self, fragment: int) -> np.ndarray:
-        """Returns a fragment's current values, of all ranks. Copies must be equal."""
-        assert self.layout is not None, "it trains"
+        """Returns a fragment's current values from all ranks. Copies of a value must be equal."""
+        assert self.layout is not None, "the learner has joined"
         found: np.ndarray | None = None
         for rank in self.ranks:
             mine = (
@@ -320,25 +320,25 @@ class Island:
             )
             rank.model.put(fragment, mine)
             if found is not None and not np.array_equal(found[~np.isnan(found)], mine[~np.isnan(found)]):
-                raise Violation(13, f"{self.process.name} has copies of fragment {fragment} that differ")
+                raise Violation(13, f"{self.process.name} has different copies of fragment {fragment}")
             found = mine
-        assert found is not None, "there is a rank"
+        assert found is not None, "a learner has at least one rank"
         return found
 
     def anchor(self, fragment: int) -> np.ndarray:
-        """Returns a fragment's anchor, of all owners in the order of their frames."""
+        """Returns a fragment's anchor, from all owning ranks in the order of frames."""
         runs = sorted((self._run(rank, fragment).first, rank.number) for rank in self.ranks)
         return np.concatenate([self.ranks[number].tracks[fragment].anchor for _, number in runs])
 
     def _run(self, rank: Rank, fragment: int) -> Any:
-        assert rank.boundary is not None, "it trains"
+        assert rank.boundary is not None, "the learner has joined"
         return rank.boundary.local._values._routes[fragment].division.run
 
     def settle(self, fragment: int) -> None:
         """Records an adoption in the account, before the values change."""
         account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
         begun = [rank.boundary.local._begun[fragment].newer for rank in self.ranks if rank.boundary is not None]
-        if begun[0].fate.drop:  # unmerged work is dropped
+        if begun[0].fate.drop:  # the adoption drops unmerged work
             account.told += self.anchor(fragment) - self.values(fragment)
             account.ended(None)
         elif begun[0].fate.q is not None:
@@ -348,7 +348,7 @@ class Island:
             account.ended(q)
 
     def _decoded(self, rank: Rank, fragment: int, coded: Coded | None) -> np.ndarray:
-        assert coded is not None, "the ranks adopt the same"
+        assert coded is not None, "all ranks adopt the same version"
         run = self._run(rank, fragment)
         out = np.zeros(run.length, np.float32)
         for span, content in zip(run.frames, coded.contents, strict=True):
@@ -356,7 +356,7 @@ class Island:
         return out
 
     def before(self, fragments: Sequence[int]) -> list[np.ndarray]:
-        """Returns the values that `moved` needs for its comparison, if any."""
+        """Returns the values that `moved` compares with, if the learner is watched."""
         return [self.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
 
     def moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
@@ -367,10 +367,10 @@ class Island:
         large = [self.accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
         self._undone += any(large)
         if self._undone > MAX_UNDONE:
-            raise Violation(12, f"{self.process.name} undid {self._undone} adoptions, and goes on")
+            raise Violation(12, f"{self.process.name} undid {self._undone} adoptions without detection")
 
     def _check_anchors(self) -> None:
-        """Checks that all ranks are at the same versions, and that these have the published bytes."""
+        """Checks that all ranks have the same versions, with the published bytes."""
         for fragment, known in enumerate(self._adopted):
             versions = {rank.tracks[fragment].version for rank in self.ranks}
             if len(versions) > 1:
@@ -385,7 +385,7 @@ class Island:
             self._watch.adopted(fragments)
 
     def _submit(self, rank: Rank, taken: Submission) -> None:
-        assert rank.session is not None, "a round comes through it"
+        assert rank.session is not None, "rounds arrive in a session"
         if rank.number == 0:
             self._check(taken)
         rank.exchange.submitted(taken)
@@ -409,7 +409,7 @@ class Island:
         return frame_codec.frames_digest([(len(payload), crc32c(payload)) for _, payload in sorted(contents)])
 
     def _check(self, taken: Submission) -> None:
-        """Checks that a contribution is what was trained. All ranks have taken their parts of it."""
+        """Checks that a contribution contains only trained work. All ranks must have taken their parts."""
         account = self.accounts[taken.fragment]
         sent = np.zeros(len(account.moved), np.float32)
         for rank in self.ranks:
@@ -417,10 +417,10 @@ class Island:
             (mine,) = [each for each in rank.submitted if each.fragment == taken.fragment]
             sent[run.offset : run.offset + run.length] = self._decoded(rank, taken.fragment, mine.outstanding.coded)
         if strange := account.strange(sent):
-            raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
+            raise Violation(12, f"{self.process.name} sends work on {taken.fragment} that it did not train: {strange}")
 
     async def leave(self, *, drains: bool = False) -> None:
-        """Leaves, and ends. drains: whether to send the remaining work first."""
+        """Leaves the run and ends. drains: whether to send the remaining work first."""
         if drains and self.tracks and len(self.ranks) == 1:
             await self._drain()
         if self.session is not None:
@@ -431,7 +431,7 @@ class Island:
         """Does the same as `StepBoundary.drain`, without adoptions."""
         counters, self.training = self.counters, False
         rank = self.ranks[0]
-        assert rank.boundary is not None, "it trains"
+        assert rank.boundary is not None, "the learner has joined"
         if self._watch is not None and self._watch.leave() is not Movement.FINE:
             for account, track in zip(self.accounts, self.tracks, strict=True):
                 account.all_given_up(flying=track.flying is not None)
@@ -447,32 +447,33 @@ class Island:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
-        """Checks that movement by training = merged or dropped work + outstanding work."""
+        """Checks that trained movement = merged or dropped work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
-            assert self.ranks[0].boundary is not None, "it trains"
-            self.ranks[0].boundary._restore()  # no work was due since the weights were loaded: nothing detected them
+            assert self.ranks[0].boundary is not None, "the learner has joined"
+            # No work was due since the weights were loaded, so nothing detected them.
+            self.ranks[0].boundary._restore()
         for fragment, account in enumerate(self.accounts):
             left = account.moved - account.told - (self.anchor(fragment) - self.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 
     def follows(self, generation: int) -> bool:
-        """Returns whether it joined this generation, and has no anchor of an earlier one."""
+        """Returns whether the learner joined this generation, and has no anchor of an earlier one."""
         if self.session is None or self.session.core.session.generation != generation:
             return False
         restores = [track.restores for track in self.session.core.tracks.values()]
         return [track.restores for track in self.tracks] == restores
 
     def check_held(self) -> None:
-        """Checks that it holds no refused work back."""
-        assert self.session is not None and self.ranks[0].boundary is not None, "it trains"  # noqa: PT018
+        """Checks that the learner holds back no refused work."""
+        assert self.session is not None and self.ranks[0].boundary is not None, "the learner has joined"  # noqa: PT018
         if self._exchange.something or self._hub.agreed_on_work() or self.ranks[0].boundary.local.begun:
-            return  # its next boundaries release the refused work
+            return  # the next boundaries release refused work
         lines = self.session.core.tracks
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
         if held:
-            raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
+            raise Violation(13, f"{self.process.name} waits forever for the fate of its work on fragments {held}")
 
     def idle(self) -> bool:
-        """Returns whether it knows of no work on its way."""
+        """Returns whether the learner has no work in flight."""
         return self.session is not None and all(track.in_flight is None for track in self.session.core.tracks.values())

@@ -1,4 +1,4 @@
-"""The product's limiter in front of a simulated core. Messages are encoded both ways, and callers have certificates."""
+"""The product's limiter in front of a simulated core. Messages are serialised, and callers have certificates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tests.simulation.network import Call, Context, Half
 
-QUICK = Quotas(first_message_s=2.0, stalled_s=3.0)  # a storm ends within a minute
+QUICK = Quotas(first_message_s=2.0, stalled_s=3.0)  # short, because a storm ends within a minute
 REPLIES = {
     method.name: frame_messages.fetch_reply
     if method.name == "Fetch"
@@ -43,7 +43,7 @@ class _Recorder:
 
 
 class Entrance:
-    """Accepts calls for a core's service, like its server."""
+    """Accepts calls to a core's services, like its gRPC server."""
 
     def __init__(self, core: Core, service: Any) -> None:
         recorder = _Recorder()
@@ -55,7 +55,7 @@ class Entrance:
         )
 
     def context(self, call: Call) -> Gated:
-        """Returns the limiter's view of a call."""
+        """Returns a call's context as the limiter sees it."""
         return Gated(call)
 
     async def serve(self, call: Call, context: Gated) -> None:

@@ -1,7 +1,7 @@
 """An event loop on a virtual clock, with processes that can be killed at any await.
 
-Time passes only when no work is left at this moment, so a run takes as long as its events. Work for threads runs on the
-loop after a random delay. A seed always gives the same run.
+The clock advances only when no callback is ready, so a run needs no real waiting. Work for threads runs on the loop
+after a random delay. A seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Process:
         self.name = name
         self.alive = True
         self.born: float | None = None  # wall-clock time of its first start
-        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in order of their starts; some may have ended
         self._many = 64  # number of tasks above which ended ones are removed
         self.on_death: list[Callable[[], None]] = []
-        self.countdown: int | None = None  # disk accesses and crash points before it is killed
+        self.countdown: int | None = None  # disk accesses and crash points until its death
 
     def start(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
         """Runs a task as a part of this process."""
@@ -44,7 +44,7 @@ class Process:
         return loop.create_task(work, name=name, context=context)
 
     def kill(self) -> None:
-        """Kills the process like SIGKILL. Its memory is lost, and its tasks can access nothing."""
+        """Kills the process like SIGKILL. Its memory is lost, and its tasks lose access to disk and network."""
         if not self.alive:
             return
         self.alive = False
@@ -78,7 +78,7 @@ def here() -> Process | None:
 
 
 class Handle:
-    """A scheduled callback, lighter than asyncio's, because most of a seed's cost is here.
+    """A scheduled callback. It is lighter than asyncio's, because it causes most of a seed's cost.
 
     context: None for the world's. process: the process whose death cancels it, or None.
     """
@@ -131,12 +131,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.now
 
     def _run_once(self) -> None:
-        """Makes one turn of the loop. There is no outside input, so a wait only advances the clock."""
+        """Makes one turn of the loop. Without outside input, waiting only advances the clock."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
         while timers and timers[0][2].done:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
-            assert timers, "nothing is left that could ever happen"
+            assert timers, "no timer is left, so the run would never end"
             self.now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= self.now:
             ready.append(heapq.heappop(timers)[2])
@@ -174,14 +174,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        """Does the same as the base class, except for timers of a dead process."""
+        """Sets a timer, which never fires if its process is dead."""
         context = contextvars.copy_context() if context is None else context
         handle = Handle(callback, args, context, PROCESS.get(), when)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def after(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Sets a timer of the world, which no process's death cancels."""
+        """Sets a timer that no process's death cancels."""
         when = self.now + delay_s
         heapq.heappush(self._timers, (when, next(self._numbers), Handle(callback, args, None, None, when)))
 

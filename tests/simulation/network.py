@@ -1,8 +1,8 @@
-"""gRPC between simulated processes: calls whose messages are late, lost with their stream, repeated, or changed.
+"""gRPC between simulated processes. Messages may be late, lost with their stream, repeated, or corrupted.
 
-Messages of one stream keep their order, as over TCP. Different calls do not. A call may end only at the server, only at
-the caller, or at neither. The servicers and the callers' code are the real ones. A caller is a learner or a front, and
-a server is a core or a front.
+Messages of one stream keep their order, as over TCP. Messages of different calls may not. A call may end at its server
+before its caller, or the reverse. The servicers and the callers' code are real. A caller is a learner or a front, and a
+server is a core or a front.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll_wire.security.transport import LOCAL
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
-CORE = "core"  # its address
+CORE = "core"  # the core's address
 KEEPALIVE_S = 4.0  # seconds after which a silent connection is abandoned
 REPLAYED = {"Join", "Push", "Leave", "Report", "LeaseUnits"}
 UNARY_REPLY = {"Join", "Leave", "LeaseUnits", "Initialise", "Report"}
@@ -35,7 +35,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """A servicer's view of a call."""
+    """The servicer's context of a call."""
 
     def __init__(self) -> None:
         self.status: Status = (grpc.StatusCode.OK, "", ())
@@ -53,7 +53,7 @@ class Context:
 
 @dataclass
 class Weather:
-    """The quality of a network. Probabilities are per message."""
+    """The network's faults. Probabilities are per message, unless noted."""
 
     delay_s: float = 0.005
     long_delay: float = 0.01
@@ -70,17 +70,16 @@ class Half:
 
 
 class Network:
-    """All calls. servers: by address, the servicer and the process that now serve there, if any."""
+    """The network with all open calls. servers: address -> its servicer and process, if one runs."""
 
     def __init__(self, loop: VirtualLoop, said: Callable[[Process, Any, Any], None]) -> None:
-        """said: called with (caller's process, first request, reply) for each message of the core, before it is
-        sent."""
+        """said: called with (caller's process, first request, reply) before each message of the core is sent."""
         self.loop, self.rng, self.weather = loop, loop.rng, Weather()
-        self.observed = {CORE: said}  # by address: called with each message of its server
+        self.observed = {CORE: said}  # address -> callback for each message of its server
         self.servers: dict[str, tuple[Any, Process]] = {}
         self.calls: dict[Call, None] = {}
-        self.partitioned: dict[Process, float] = {}  # since when
-        self.late_s: dict[Process, float] = {}  # additional delay of this learner's messages
+        self.partitioned: dict[Process, float] = {}  # caller -> time at which it was cut off
+        self.late_s: dict[Process, float] = {}  # learner -> additional delay of its messages
         self.held: list[tuple[Process, Callable[[], None]]] = []
         self.events = self.cuts = self.replays = self.changes = 0
         self.began: Callable[[Call], None] = lambda _: None  # called when a call's first message reaches its server
@@ -91,7 +90,7 @@ class Network:
         return self.rng.expovariate(1 / self.weather.delay_s)
 
     def open(self, method: str, *, caller: Process | None = None, address: str = "") -> int:
-        """Returns the number of calls by one caller, or to one address, that are still open for their caller."""
+        """Returns the number of calls that are open for their caller: by one caller, or to one address."""
         return sum(c.method == method and (c.learner is caller or c.address == address) for c in self.calls)
 
     def part(self, learner: Process) -> None:
@@ -112,7 +111,7 @@ class Network:
                 call.cut(self.rng.uniform(0, 0.1))
 
     def died(self, address: str) -> None:
-        """Ends a server's connections, by reset, or by silence until they are abandoned."""
+        """Ends a server's connections. Its callers notice a reset, or silence until the keepalive limit."""
         self.servers.pop(address, None)
         silent = self.rng.random() < 0.2
         for call in [call for call in self.calls if call.address == address]:
@@ -145,7 +144,7 @@ class Pipe:
 
 
 class Box:
-    """A queue that can be closed."""
+    """A queue of messages without a limit."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque()
@@ -167,7 +166,7 @@ END = object()
 
 
 class Call:
-    """One RPC on the caller's side. It implements the used methods of all four kinds of grpc.aio's calls."""
+    """One RPC. It has the methods of all four kinds of grpc.aio calls that callers use."""
 
     def __init__(self, network: Network, learner: Process, address: str, method: str, timeout_s: float | None) -> None:
         self.network, self.learner, self.address, self.method = network, learner, address, method
@@ -177,12 +176,12 @@ class Call:
         self._down = Pipe(network, learner, self._replied)
         self._server: asyncio.Task[None] | None = None
         self._sent: list[Any] = []
-        self._told: list[Callable[[Call], None]] = []  # called at its end
+        self._told: list[Callable[[Call], None]] = []  # called when the call ends
         self._first: Any = None
         self._broken = False  # later messages are lost
-        self._cancelled = False  # by its caller; gRPC then raises CancelledError
+        self._cancelled = False  # by the caller; gRPC then raises CancelledError
         self.hung_up = False  # the server knows that the caller is gone
-        self.read_by_its_caller = True  # otherwise, with a limiter, the server's writes wait for the caller's reads
+        self.read_by_its_caller = True  # if False and limited, the server's writes block
         self._connected = network.servers[address][1] if address in network.servers else None
         network.calls[self] = None
         if self._connected is None:
@@ -194,7 +193,7 @@ class Call:
     # ------------------------------------------------------------------------------ the caller's side
 
     def send(self, message: Any) -> None:
-        """Sends a message. The stream may break on the way, and checksums must detect changes by the network."""
+        """Sends a message. The stream may break. The network may change the message, which checksums must detect."""
         network = self.network
         if not self._broken and network.rng.random() < network.weather.cut:
             network.cuts += 1
@@ -245,12 +244,12 @@ class Call:
 
     @property
     def first(self) -> Any:
-        """The first message that its server received."""
+        """The first message that the server received."""
         return self._first
 
     @property
     def lost(self) -> bool:
-        """Whether it ended for its caller because its connection was lost."""
+        """Whether the call ended for its caller because the connection was lost."""
         return self._status.done() and not self._cancelled and self._status.result()[0] is LOST[0]
 
     def add_done_callback(self, callback: Callable[[Call], None]) -> None:
@@ -303,7 +302,7 @@ class Call:
         else:
             self.hang_up(KEEPALIVE_S * self.network.rng.random())
 
-    # ------------------------------------------------------------------------------ between
+    # ------------------------------------------------------------------------------ the connection
 
     def cut(self, after_s: float) -> None:
         """Breaks the connection. Each side notices at its own time."""
@@ -339,7 +338,7 @@ class Call:
         return [*message[:spoilt], replace(message[spoilt], payload=bytes(content)), *message[spoilt + 1 :]]
 
     def _read(self, message: Any) -> Any:
-        """Reads a message that was written by hand, without protobuf."""
+        """Parses a message that was serialised without protobuf."""
         if isinstance(message, bytes):
             return (
                 frame_messages.push_request(message) if self.method == "Push" else frame_messages.fetch_reply(message)
@@ -351,9 +350,9 @@ class Call:
     def _arrived(self, message: Any) -> None:
         server = self.network.servers.get(self.address)
         if server is None or server[1] is not self._connected or self.hung_up:
-            return  # late, or from the server's previous process: its connection is closed
+            return  # late, or for the server's previous process: the connection is closed
         if self._server is None and message is END:
-            return  # its request was lost, so the call never began
+            return  # the request was lost, so the call never began
         if self._server is None:
             self._first = message
             self._server = server[1].start(self._serve(server[0]), name=self.method)
@@ -397,7 +396,7 @@ class Call:
 
     @property
     def served(self) -> bool:
-        """Returns whether its server is working on it."""
+        """Whether the server is working on the call."""
         return self._server is not None and not self._server.done()
 
     def reply_with(self, reply: Any) -> None:
@@ -434,7 +433,7 @@ class Call:
 
 
 class Stub:
-    """`OuterStub` and `RegistryStub` over the simulated network for one caller's process, and its channel."""
+    """One caller's channel, with the methods of `OuterStub` and `RegistryStub`."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner, self._address = network, learner, address
@@ -497,4 +496,4 @@ class SimulatedLink(Link):
         return stub, stub
 
     def answered(self, after_s: float) -> None:
-        """Does nothing, because one connection carries all frames at such short round trips."""
+        """Does nothing, because one connection is enough at such short round trips."""

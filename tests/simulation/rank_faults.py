@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FAULTY = 0.4  # share of the seeds with such faults, if they have a learner with several ranks
 SLOW, DIES, FAILS = 0.6, 0.9, 0.8  # share of these with each fault
 LATEST_S = 10.0  # end of the storm, if no learner has died between two uploads
-FAILING = 0.3  # share of the fetches that fail there
+FAILING = 0.3  # share of fetches that fail, in seeds with failing fetches
 
 
 class RankFaults:
@@ -34,23 +34,23 @@ class RankFaults:
         self._world, self._rng = world, random.Random(f"{seed} rank faults")
         faulty = self._rng.random() < FAULTY
         self._slow, self._dies, self._fails = (self._rng.random() < each and faulty for each in (SLOW, DIES, FAILS))
-        self._passed = self._rng.choice((0, 0, 1))  # number of opportunities to die that pass
-        self._first: dict[tuple[str, int, int, int], int] = {}  # by contribution: rank whose stream began first
+        self._passed = self._rng.choice((0, 0, 1))  # number of chances to die that are left out
+        self._first: dict[tuple[str, int, int, int], int] = {}  # contribution -> rank whose stream began first
         self._second: set[tuple[str, int, int, int]] = set()  # contributions with streams of two ranks
         world.network.began = self._began
 
     def plan_none(self) -> None:
-        """Leaves all faults out."""
+        """Disables all faults of ranks."""
         self._slow = self._dies = self._fails = False
 
     def slow_rank(self, size: int) -> int | None:
-        """Returns the slow rank of a new process, if it has one. size: its number of ranks."""
+        """Returns the slow rank of a starting learner, if it has one. size: its number of ranks."""
         return self._rng.randrange(size) if self._slow and size > 1 else None
 
     # ------------------------------------------------------------------------------ a death between two uploads
 
     def between_uploads(self, island: Island) -> bool:
-        """Returns whether the core has all frames of one rank for a contribution, and lacks frames of another rank."""
+        """Returns whether the core has all frames from one rank for a contribution, but not from another rank."""
         shard = shard_of(self._world.core)
         growing = shard.uploads._growing() if shard is not None and len(island.ranks) > 1 else []
         return any(self._is_of(upload, island) and self._is_between(upload, island) for upload in growing)
@@ -71,7 +71,7 @@ class RankFaults:
         return self._dies and several and self._world.loop.now < LATEST_S
 
     def frames_came(self, upload: Upload) -> None:
-        """Called after the core has written frames. Kills their learner if it is between two uploads."""
+        """Called after the core has written frames. May kill their learner between two ranks' uploads."""
         world, island = self._world, self._world.islands.get(upload.key.learner)
         if not (self._dies and world.stormy and island is not None and island.process.alive and not island.leaving):
             return

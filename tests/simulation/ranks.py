@@ -1,8 +1,8 @@
 """The ranks of a simulated learner: their collective calls, their messages, and their parts of the model.
 
 All ranks run in one thread, one after another. A collective call that waits would never return. A call therefore leaves
-its values at the hub, and the product waits for them at a later step. Only at the start does the product wait
-immediately, so ranks are then threads.
+its values at the hub, and the product waits for them at a later step. At the start, the product waits immediately, so
+ranks are then threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATE_S = (0.2, 1.0)  # bounds on the delay of a few messages, and of all message
 
 
 class Hub:
-    """What the ranks of one learner have sent each other. running: the agreement of the last step."""
+    """What one learner's ranks have sent each other. running: the agreement of the last step."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -109,10 +109,10 @@ class SimulatedMessages:
     """The `RankMessages` of one rank. Messages between two ranks arrive in order, with random delays."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, processes: Sequence[Process], rank: int) -> None:
-        """others: filled in by the island, by rank."""
+        """others: one per rank, filled in by the island."""
         self._loop, self._rng, self._processes = loop, rng, processes
         self.rank, self.size = rank, len(processes)
-        self.slow = False  # whether all its messages are late
+        self.slow = False  # whether all messages of this rank are late
         self.others: list[SimulatedMessages] = []
         self._arrived: Callable[[bytes], None] | None = None
         self._context: contextvars.Context | None = None
@@ -131,7 +131,7 @@ class SimulatedMessages:
         if self._arrived is None:
             self._early.append(message)
         elif self._processes[self.rank].alive:
-            assert self._context is not None, "it receives"
+            assert self._context is not None, "begin() sets both"
             self._context.run(self._arrived, message)
 
     def begin(self, arrived: Callable[[bytes], None], failed: Callable[[Exception], None]) -> None:

@@ -55,7 +55,7 @@ class Restoring:
     async def _asked(self, process: Process, wanted: int, tries: int) -> None:
         world = self._world
         if world.core_process is not None and world.core_process.alive:
-            return  # it was started meanwhile
+            return  # the core was started meanwhile
         process.on_death.append(lambda: self._died(wanted, tries))
         world.checks.restoring(wanted)
         try:

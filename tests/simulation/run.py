@@ -1,7 +1,7 @@
 """`make simulate`: runs many seeds on all CPUs, and counts their events. Failing seeds are printed with their traces.
 
-A seed succeeds, violates an invariant, or ends with another exception. Such an exception is a fault of the simulator,
-or an unexpected crash. Failures are reported with their seed, and the other seeds continue.
+A seed succeeds, violates an invariant, or ends with another exception: a fault of the simulator or an unexpected crash.
+Failures are reported with their seed, and other seeds continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.simulation.seed import simulate
 from tests.simulation.sharded_world import simulate_sharded
 
 BATCH = 25
-LINES = 60  # lines of a failing seed's trace
+LINES = 60  # lines printed of a failing seed's trace
 MOST = 5  # limit on printed failing seeds
 
 
@@ -35,7 +35,7 @@ class Found:
     """The result of some seeds. violations: seed -> message, with the end of its trace. faults: seed -> traceback."""
 
     seeds: int = 0
-    events: Counter[int] = field(default_factory=Counter)  # in hundreds
+    events: Counter[int] = field(default_factory=Counter)  # hundreds of events -> number of seeds
     counts: Counter[str] = field(default_factory=Counter)
     violations: dict[int, str] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Found:
         self.faults |= other.faults
 
     def bad(self) -> dict[int, str]:
-        """All failures, by seed."""
+        """Returns the message of each failure, by seed."""
         return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
 
 
@@ -56,7 +56,7 @@ def run(seeds: list[int], sharded: bool = False) -> Found:
     """Runs some seeds in sequence, and continues after failures. sharded: whether runs have several shards."""
     found = Found(seeds=len(seeds))
     gc.collect()
-    gc.freeze()  # afterwards, only objects of a seed are collected
+    gc.freeze()  # later collections then look only at a seed's objects
     gc.disable()
     for seed in seeds:
         try:
@@ -83,8 +83,8 @@ def many(first: int, count: int, sharded: bool = False) -> Iterator[Found]:
         for batch, result in [(batch, pool.submit(run, batch, sharded)) for batch in batches]:
             try:
                 yield result.result()
-            except BrokenProcessPool as error:  # the process itself died, by a signal or for lack of memory
-                text = f"a process died, perhaps of one of the seeds {batch[0]} to {batch[-1]}: {error}"
+            except BrokenProcessPool as error:  # a worker died, by a signal or for lack of memory
+                text = f"a worker process died, perhaps because of one of the seeds {batch[0]} to {batch[-1]}: {error}"
                 yield Found(faults={batch[0]: text})
 
 
@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations, faults}")
-    parser.add_argument("--shards", action="store_true", help="runs over several shards, which have their own seeds")
+    parser.add_argument("--shards", action="store_true", help="simulate runs with several shards")
     arguments = parser.parse_args()
     began, total, shown = time.monotonic(), Found(), 0
     for found in many(arguments.first, arguments.seeds, arguments.shards):

@@ -34,25 +34,24 @@ from tests.simulation.loop import Process, VirtualLoop, here
 from tests.simulation.storm import Storm
 from tests.simulation.world import World
 
-TURNS_TO_END = 10  # turns of the loop in which cancelled tasks end, such as a learner's sessions at all shards
+TURNS_TO_END = 10  # turns of the loop until nested cancelled tasks end
 
 
 class _Birth:
     def create_time(self) -> float:
         process = here()
-        assert process is not None, "only learners ask"
-        assert process.born is not None, "its code runs"
+        assert process is not None, "only simulated processes read it"
+        assert process.born is not None, "a running process was born"
         return process.born
 
 
 def _real(_: SystemClock) -> float:
-    raise AssertionError("what is simulated reads the machine's clock: pass it the loop's")
+    raise AssertionError("simulated code reads the machine's clock; pass it the loop's clock")
 
 
 @contextmanager
 def determinism(loop: VirtualLoop) -> Iterator[None]:
-    """Context manager that makes a run deterministic: random numbers, clocks, and small frames, so that uploads have
-    several."""
+    """Context manager that makes a run deterministic, with small frames, so that uploads have several."""
     rng, real = random.Random(loop.rng.random()), random.Random
 
     def seeded(seed: object = None) -> random.Random:
@@ -73,7 +72,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
 
 def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
-    """Runs one seed to its end. Raises Violation, with the world as `world`. storm: replaces the seed's own storm."""
+    """Runs one seed to its end. storm: replaces the seed's storm. Raises Violation, with the world as `world`."""
     loop = VirtualLoop(random.Random(seed))
     with ExitStack() as stack:
         world = stack.enter_context(simulating(loop, lambda: World(seed, loop, storm)))
@@ -90,7 +89,7 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
 
 
 class SimulatedWorld(Protocol):
-    """What a simulation runs. disks: of all processes that have one."""
+    """A world that `simulating` can run and end. disks: of all processes that have one."""
 
     checks: Checks
 
@@ -125,7 +124,7 @@ def simulating(loop: VirtualLoop, make: Callable[[], Simulated]) -> Iterator[Sim
                 if isinstance(effect, Merge) and reason.cause is Cause.ALL_ANSWERED:
                     late = any(share.staleness for share in effect.shares)
                     if not late and abs(sum(share.weight for share in effect.shares) - 1) > 1e-6:
-                        raise Violation(7, f"all learners are in time, and weights are {effect.shares}")
+                        raise Violation(7, f"all learners answered in time, but the weights are {effect.shares}")
             return effects
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))

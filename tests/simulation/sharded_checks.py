@@ -1,7 +1,7 @@
 """The invariants of a run over several shards, checked from outside at every event.
 
-They are those of one core, for each shard, and three more. Each fragment belongs to one shard. All shards begin with
-the parameters that the registrar chose. An operator's answer that names no shard holds at all shards.
+The invariants of one core hold for each shard. Each fragment belongs to one shard. All shards begin with the parameters
+that the registrar chose. An operator action without late shards takes effect at all shards.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ class ShardedChecks(Checks):
     def __init__(self, loop: VirtualLoop, max_staleness: int) -> None:
         super().__init__(loop, max_staleness)
         self.homes: Sequence[Home] = ()
-        self.owners: dict[int, int] = {}  # by fragment: the number of the process that was seen to hold it
-        self.first: str | None = None  # digest of the parameters that a process was seen to begin with
-        self.begun: set[int] = set()  # numbers of the processes whose first values were compared
-        self.shut_out: dict[tuple[int, str, int], float] = {}  # process, name, incarnation: refused there since then
-        self.served: dict[tuple[int, str], int] = {}  # process, name: highest incarnation with an acknowledgement
-        self.told_pause: dict[int, str] = {}  # by process: the pause that it confirmed, unless another was asked for
-        self.told_eviction: dict[tuple[int, str], str] = {}  # by process and learner: the eviction that it confirmed
-        self.up: dict[int, int] = {}  # by process: its last epoch
+        self.owners: dict[int, int] = {}  # fragment -> number of the process that holds it
+        self.first: str | None = None  # digest of the parameters with which a process began
+        self.begun: set[int] = set()  # numbers of processes whose first values were compared
+        self.shut_out: dict[
+            tuple[int, str, int], float
+        ] = {}  # process, name, incarnation -> time since which it is refused
+        self.served: dict[tuple[int, str], int] = {}  # process, name -> highest acknowledged incarnation
+        self.told_pause: dict[int, str] = {}  # process -> confirmed pause, without a newer request
+        self.told_eviction: dict[tuple[int, str], str] = {}  # process, learner -> confirmed eviction
+        self.up: dict[int, int] = {}  # process -> its last epoch
 
     # ------------------------------------------------------------------------------ messages
 
     def said_by(self, home: Home, caller: Process, request: Any, reply: Any) -> None:
-        """Records a message of one process to a learner or a front."""
+        """Records a message from one process to a learner or a front."""
         match reply:
             case pb.PushReply() if reply.WhichOneof("what") == "receipt":
                 self._serves(home, reply.receipt.fragment)
@@ -67,7 +69,7 @@ class ShardedChecks(Checks):
         now = self._loop.now
         since = self.shut_out.get((home.number, *name[:2]))
         if since is not None and now > since + SLOW_DISK_S:
-            raise Violation(6, f"{home.name} acknowledged {name} {now - since:.1f} s after it was shut out there")
+            raise Violation(6, f"{home.name} acknowledged {name} {now - since:.1f} s after a newer incarnation's work")
         highest = self.served.setdefault((home.number, name[0]), name[1])
         if name[1] > highest:
             self.served[home.number, name[0]] = name[1]
@@ -76,7 +78,7 @@ class ShardedChecks(Checks):
 
     def _join(self, request: pb.JoinRequest, reply: pb.JoinReply) -> None:
         super()._join(request, reply)
-        self.fenced_at.clear()  # a shard learns of a newer process later, and `_in_time` judges each by itself
+        self.fenced_at.clear()  # shards learn of it later; `_in_time` checks each shard
 
     def _is_whole(self, name: Name) -> None:
         for home in self.homes:
@@ -89,7 +91,7 @@ class ShardedChecks(Checks):
     # ------------------------------------------------------------------------------ at every event
 
     def always(self) -> None:
-        """Checks all that can be seen at any moment."""
+        """Checks the invariants that hold at every moment."""
         for home in self.homes:
             shard = shard_of(home.core)
             if home.core is None or shard is None:
@@ -106,11 +108,11 @@ class ShardedChecks(Checks):
         """Checks that a process still has the pauses and evictions that it confirmed to operators."""
         paused = self.told_pause.get(home.number)
         if paused is not None and core.run.paused != paused:
-            raise Violation(15, f"{home.name} has the pause {core.run.paused!r}, and confirmed {paused!r}")
+            raise Violation(15, f"{home.name} has the pause {core.run.paused!r}, but confirmed {paused!r}")
         for (number, name), reason in self.told_eviction.items():
             entry = core.run.registry.entries.get(name)
             if number == home.number and (entry is None or entry.evicted != reason):
-                raise Violation(15, f"{home.name} lets {name} in, and confirmed its eviction")
+                raise Violation(15, f"{home.name} admits {name}, but confirmed its eviction")
 
     def _began(self, home: Home, core: CoreProcess, shard: Shard) -> None:
         """Checks that a process began with the same parameters as all others."""
@@ -126,7 +128,7 @@ class ShardedChecks(Checks):
         try:
             whole = open_tensors(DIRECTORY / INITIAL, disk)
         except (OSError, TensorFileError, KeyError) as error:
-            raise Violation(5, f"{home.name} began, and the registrar has no parameters: {error}") from error
+            raise Violation(5, f"{home.name} began, but the registrar has no parameters: {error}") from error
         for index, state in initial_states(shard.layout, whole, set(shard.fragments)).items():
             if shard.fragments[index].version == 0 and shard.fragments[index].state.checksums() != state.checksums():
                 raise Violation(5, f"{home.name} began fragment {index} with values other than the registrar's")
@@ -135,7 +137,7 @@ class ShardedChecks(Checks):
     # ------------------------------------------------------------------------------ disks
 
     def came_back(self, home: Home, core: CoreProcess) -> None:
-        """Checks that a started process has all that it acknowledged, confirmed, or showed."""
+        """Checks that a restarted process has everything that it acknowledged, confirmed or showed."""
         run, shard = core.run, shard_of(core)
         self.note(f"{home.name} up, epoch {run.epoch}")
         if run.epoch <= self.up.get(home.number, 0):
@@ -158,7 +160,7 @@ class ShardedChecks(Checks):
         self.in_ledger_of(core, shard)
 
     def in_ledger_of(self, core: CoreProcess, shard: Shard) -> dict[Name, Told]:
-        """Compares one ledger with the messages about its fragments. Returns its final fates."""
+        """Compares one ledger with the messages about its fragments. Returns the ledger's final fates."""
         everything = self.acknowledged, self.fates
         try:
             self.acknowledged = {name: None for name in everything[0] if name[2] in shard.fragments}

@@ -1,4 +1,4 @@
-"""Deliberate defects of a run over several shards, each of which its simulation must find (see `find_defects`)."""
+"""Deliberate defects of a run with several shards, which its simulation must find (see `find_defects`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_fragment_is_owned_twice() -> Iterator[None]:
 
 @defect
 def a_run_begins_before_all_shards_have_staged() -> Iterator[None]:
-    """The registrar records the winner before all shards have durable parameters."""
+    """The registrar records the parameters as chosen before all shards have them on disk."""
 
     async def at_once(self: AttachedShards, stage: sh.Stage, layout: Layout) -> None:
         self._stage = stage
@@ -71,14 +71,14 @@ def a_view_is_compared_without_its_epoch() -> Iterator[None]:
 
 @defect
 def a_view_is_compared_by_tokens() -> Iterator[None]:
-    """A view with more tokens wins, whether or not it is newer."""
+    """A shard uses the view with more tokens, even if it is older."""
     with patch(RunView, "newer_than", lambda self, other: self.run_tokens > other.run_tokens):
         yield
 
 
 @defect
 def an_eviction_is_not_applied_at_shards() -> Iterator[None]:
-    """A shard confirms an eviction, but lets the learner in."""
+    """A shard confirms an eviction, but still admits the learner."""
     member = Replica.member
 
     async def without(self: Replica, message: sh.Member) -> None:
@@ -91,7 +91,7 @@ def an_eviction_is_not_applied_at_shards() -> Iterator[None]:
 
 @defect
 def a_pause_is_confirmed_before_it_is_durable() -> Iterator[None]:
-    """A shard confirms a pause, but forgets it when it dies."""
+    """A shard confirms a pause before it is durable."""
 
     async def later(self: Replica) -> None:
         self._stored = self._view

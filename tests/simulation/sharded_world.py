@@ -1,7 +1,7 @@
-"""A run over several processes: a registrar, shards, fronts and learners. First a storm, then calm, then the account.
+"""A run with several shards: first a storm, then calm, then the last account.
 
-The processes, their disks and the calls between them are the product's, on the simulated network, disk and clock. The
-seeds of this world are its own: they have nothing in common with those of `world`.
+The registrar, shards, fronts and learners run the product's code, on the simulated network, disk and clock. A seed of
+this world has nothing in common with the same seed of `world`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tests.simulation.seed import simulating
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
 NAMES = ("a", "b", "c")
-LATE = "late"  # joins while the registrar is unavailable
-FRONT = "localhost:99"  # its address, which learners also call for the shards behind it
+LATE = "late"  # the learner that joins while the registrar is unavailable
+FRONT = "localhost:99"  # the front's address
 FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
 DATA = 0.4  # share of seeds with a dataset
-AWAY_S = 25.0  # longest outage of the registrar in the calm period
+AWAY_S = 25.0  # longest outage of the registrar in the calm
 
 
 class Home:
-    """The place of one process: its disk and address. number: 0 for the registrar, which may have no fragments.
+    """The disk and address of one process. number: 0 for the registrar, which may have no fragments.
 
-    core: what runs there now, if it has started.
+    core: the process's core, once it has started.
     """
 
     def __init__(self, world: ShardedWorld, number: int, shard: ShardNumber | None) -> None:
@@ -58,7 +58,7 @@ class Home:
         self.process: Process | None = None
         self.core: Core | ShardCore | None = None
         self.lives = 0
-        self.stays_away = False  # whether to skip a start that a storm has planned
+        self.stays_away = False  # a start that the storm planned is skipped
         world.network.observed[self.address] = partial(world.checks.said_by, self)
 
     def start(self) -> None:
@@ -117,7 +117,7 @@ class Home:
     @contextlib.asynccontextmanager
     async def _dialled(self) -> AsyncIterator[Stub]:
         process = self.process
-        assert process is not None, "it runs"
+        assert process is not None, "the process runs"
         stub = Stub(self.world.network, process, CORE)
         try:
             yield stub
@@ -141,7 +141,7 @@ class Home:
         if not world.stormy:
             return
         if world.rng.random() < 0.6:
-            world.loop.after(0.0, self._power)  # not now, because this may be the middle of a write
+            world.loop.after(0.0, self._power)  # later, because the process may be in the middle of a write
         long = world.rng.random() < 0.2
         world.counts["long absences"] += long
         world.loop.after(world.rng.uniform(4.0, 12.0) if long else world.rng.uniform(0.05, 1.5), self.start)
@@ -153,7 +153,7 @@ class Home:
 
 
 class Both:
-    """The registrar's two services, at one address."""
+    """The registrar's two services at one address."""
 
     def __init__(self, outer: OuterService, registry: RegistryService) -> None:
         self._outer, self._registry = outer, registry
@@ -190,9 +190,9 @@ class ShardedWorld:
         self.over = False  # whether the last account has begun: learners no longer start
         self.problem: BaseException | None = None
         self.data = DataTruth(seed, DATA)
-        self._asked: Counter[str] = Counter()  # operators' requests by learner
+        self._asked: Counter[str] = Counter()  # number of operators' requests, by learner
         self._pauses = 0
-        self._resumed = True  # whether an operator was told so, after the newest pause
+        self._resumed = True  # whether an operator received a confirmation of the newest resume
         self._let_in: set[str] = set()  # evicted learners whose readmission was answered
 
     @property
@@ -244,7 +244,7 @@ class ShardedWorld:
                 continue
             if "was evicted" in str(island.error):
                 if not self.stormy:
-                    self._start_island(name)  # it learned of this late, after its readmission
+                    self._start_island(name)  # its eviction arrived late, after the readmission
             else:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
@@ -277,7 +277,7 @@ class ShardedWorld:
             process.kill()
 
     def _part(self, home: Home) -> None:
-        """Cuts a shard off from its registrar. Learners and fronts reach both."""
+        """Cuts a shard off from its registrar. Learners and fronts still reach both."""
         process = home.process
         if process is None or not process.alive or process in self.network.partitioned:
             return
@@ -372,7 +372,7 @@ class ShardedWorld:
         late = await core.run.evict(name, reason)
         self.checks.note(f"{name} is {'evicted' if reason else 'readmitted'}, late {late}")
         if not reason:
-            self._let_in.add(name)  # the answer was received, so it is durable
+            self._let_in.add(name)  # the operator received the answer, so the change is durable
         self.counts["answers that name late shards"] += bool(late)
         if reason and number == self._asked[name]:
             for home in self._confirming(core, late):
@@ -380,9 +380,9 @@ class ShardedWorld:
                 self.checks.told_eviction[home.number, name] = reason
 
     def _confirming(self, core: Core, late: list[int]) -> list[Home]:
-        """Returns the processes that confirmed a change. late: the shards that did not.
+        """Returns the processes that confirmed a change. late: shards that did not.
 
-        A registrar knows no shard before the first one is attached, so it cannot name those shards as late.
+        Before the first shard attaches, the registrar knows no shards, so it cannot name late ones.
         """
         confirmed = {core.run.number, *core.run.attached.remote} - set(late)
         return [home for home in self.homes if self._place(home, core) in confirmed]
@@ -421,7 +421,10 @@ class ShardedWorld:
     # ------------------------------------------------------------------------------ calm
 
     async def _peace(self) -> None:
-        """Ends all faults. All learners must train, even without the registrar, and settle every account."""
+        """Ends all faults.
+
+        All learners must train, even without the registrar, and each contribution must get a fate.
+        """
         self.stormy = False
         self.checks.note("peace")
         self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
@@ -467,7 +470,7 @@ class ShardedWorld:
     async def _without_registrar(self) -> None:
         """Kills the registrar. Rounds continue at all shards. A learner that starts meanwhile joins afterwards.
 
-        The shards must know the registrar's present sessions, since a learner that is joining could not go on.
+        The shards must know the registrar's current sessions first. A joining learner could not continue without them.
         """
         deadline = self.loop.now + PEACE_S
         await self._guarded(lambda: self._attached() and self._connected(NAMES), deadline, "attach")
@@ -491,7 +494,7 @@ class ShardedWorld:
     async def _guarded(self, done: Callable[[], bool], deadline: float, what: str) -> None:
         def checked() -> bool:
             if self.loop.now > deadline:
-                raise Violation(8, f"the run did not {what}: {self._seen()}")
+                raise Violation(8, f"the run did not {what}; state: {self._seen()}")
             return done()
 
         await self._until(checked)
@@ -508,7 +511,7 @@ class ShardedWorld:
         return f"{self._versions()}, {homes}, {islands}"
 
     def _at_rest(self) -> bool:
-        """Ends all training. Returns whether no work is on its way, and all learners have the newest versions."""
+        """Ends all training. Returns whether no work is in flight, and all learners have the newest versions."""
         for island in self.islands.values():
             island.training = False
         shards = [shard for home in self.homes if (shard := shard_of(home.core)) is not None]
@@ -524,12 +527,12 @@ class ShardedWorld:
         fates: dict[Any, Any] = {}
         for home in self.homes:
             core, shard = home.core, shard_of(home.core)
-            assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
+            assert core is not None and shard is not None, "every shard runs at rest"  # noqa: PT018
             fates |= self.checks.in_ledger_of(core, shard)
         return fates
 
     async def _last_account(self) -> None:
-        """Checks that every acknowledged contribution has one fate, and that the disks alone give the same state."""
+        """Checks that every acknowledged contribution has one fate, and that a restart gives the same state."""
 
         def complete() -> bool:
             if not self._at_rest():
@@ -542,14 +545,14 @@ class ShardedWorld:
         fates = self._fates()
         for home in self.homes:
             core, shard = home.core, shard_of(home.core)
-            assert core is not None and shard is not None, "it is at rest"  # noqa: PT018
+            assert core is not None and shard is not None, "every shard runs at rest"  # noqa: PT018
             made_once(core)
             self.checks.work_counted_once(core, (*NAMES, LATE))  # type: ignore[arg-type]
             counts = shard.contributions
             if counts.accepted != counts.merged + counts.refused:
                 raise Violation(2, f"{home.name}: {counts.accepted} accepted, {counts.merged}, {counts.refused}")
         if missing := [name for name in self.checks.acknowledged if name not in fates]:
-            raise Violation(2, f"{missing} have no fate at the end")
+            raise Violation(2, f"{missing} have no final fate")
         self.data.last_account(self._asked_core(), fates)
         before, datasets = self._checksums(), self._asked_core().datasets.as_data()
         for island in self.islands.values():
@@ -578,7 +581,7 @@ class ShardedWorld:
         return {index: each.state.checksums() for shard in shards for index, each in shard.fragments.items()}
 
     def sums(self) -> dict[str, int]:
-        """Returns numbers of events, in addition to `counts`."""
+        """Returns counts of events that are not in `counts`."""
         network = self.network
         return {
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,

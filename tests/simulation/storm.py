@@ -1,4 +1,4 @@
-"""The faults of a seed, and their times."""
+"""The faults of a seed, at random times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Storm:
             self._world.loop.after(at, fault)
 
     def _faults(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        for number in range(3 if self._world.rotting else 0):  # each damage needs new data
+        for number in range(3 if self._world.rotting else 0):  # each later damage needs new data
             yield self._rng.uniform(1.8, 2.5) * (number + 1), self._crash_core
         for _ in range(self._rng.choice((0, 0, 1, 1, 2))):
             yield self._rng.uniform(0.1, STORM_S), self._crash_core
@@ -104,7 +104,7 @@ class Storm:
             self._world.loop.after(self._rng.uniform(0.0, 0.03), asked.cancel)
 
     def _go_astray(self) -> None:
-        """Makes a learner's training diverge for a while."""
+        """Makes a learner's training diverge for some time."""
         island = self._world.islands.get(self._rng.choice(self._world.names))
         if island is not None:
             self._world.counts["gone astray"] += 1
@@ -139,8 +139,8 @@ class Storm:
             checks.fenced_at.pop((name, incarnation), None)
         await core.run.evict(name, reason)
         if not reason:
-            self._let_in.add(name)  # the operator received this answer, so it is durable
-        checks.note(f"{name} is evicted" if reason else f"{name} may come again")
+            self._let_in.add(name)  # the operator received the answer, so the change is durable
+        checks.note(f"{name} is evicted" if reason else f"{name} is readmitted")
         if reason and number == self._asked[name]:  # no readmission was requested meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
 
@@ -158,19 +158,19 @@ class Storm:
     def _ask_for_pause(self, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
         if core is not None and process is not None and process.alive:
-            self._world.checks.paused = None  # unknown until the newest request is answered
+            self._world.checks.paused = None  # unknown until the newest request has an answer
             self._pauses += 1
             process.start(self._set_pause(core, reason, self._pauses))
 
     async def _set_pause(self, core: Core, reason: str, number: int) -> None:
-        """Sends a request. On a full disk, several requests wait, and one transaction contains all of them."""
+        """Sends a request. On a full disk, requests wait, and one transaction then commits all of them."""
         await core.run.pause(reason)
         if number == self._pauses:
             self._world.checks.paused = reason
-        self._world.checks.note("the run is paused" if reason else "the run goes on")
+        self._world.checks.note("the run is paused" if reason else "the run is resumed")
 
     def _stillborn(self) -> None:
-        """Kills a learner and restarts it. The new process dies, too, before its Join arrives, and so on."""
+        """Kills and restarts a learner several times, each time before its Join arrives."""
         name = self._rng.choice(self._world.names)
         old = self._world.islands.get(name)
         if old is None or not old.process.alive:

@@ -1,7 +1,7 @@
-"""One learner with two shards at two addresses: an unreachable shard stalls only its own fragments.
+"""One learner with two shards: an unreachable shard stalls only its own fragments.
 
-The learner is the real agent on the virtual clock. The shards are simulated: each opens rounds of its fragments
-repeatedly, accepts contributions, and publishes updates that do not depend on them.
+The learner is the real agent on the virtual clock. The shards are simulated: each repeatedly opens rounds, accepts
+contributions, and publishes updates that ignore them.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class Seen:
 
 
 class Fragment:
-    """A published fragment with all its versions, and the updates between them."""
+    """A fragment's published versions, and the updates between them."""
 
     def __init__(self, length: int) -> None:
         self.versions = [np.zeros(length, np.float32)]
         self.updates: list[tuple[list[bytes], list[pb.Receipt]]] = [([], [])]
         self.cycle = 0
-        self.came: dict[int, set[int]] = defaultdict(set)  # frames of each contribution
+        self.came: dict[int, set[int]] = defaultdict(set)  # number of frames of each contribution
         self.newest = pb.Receipt()
 
 
 class PlayedShard:
-    """Serves at an address, and may be killed. Its publications and acknowledgements are durable, but not its log."""
+    """A simulated shard, which may be killed. Its versions and acknowledgements survive; its notifications do not."""
 
     def __init__(self, network: Network, address: str, layout: Layout, owned: Sequence[int]) -> None:
         self._network, self._layout, self.address = network, layout, address
@@ -101,7 +101,7 @@ class PlayedShard:
         self.process.kill()
 
     def forget(self, count: int) -> None:
-        """Restores the shard from a backup: the newest versions are lost, and are made again with different values."""
+        """Restores the shard from a backup: it loses the newest versions, and repeats them with other values."""
         for fragment in self.fragments.values():
             del fragment.versions[-count:]
             del fragment.updates[-count:]
@@ -208,7 +208,7 @@ class PlayedShard:
 
 
 class World:
-    """Two shards and one learner, which joins at the first shard."""
+    """Two shards, and one learner that joins at the first shard."""
 
     def __init__(
         self, loop: VirtualLoop, near: Sequence[int], far: Sequence[int], address: str, *, fronts: int
@@ -239,7 +239,7 @@ class World:
         await routes.watch()
 
     async def gained(self, seconds: float) -> dict[int, int]:
-        """Returns the versions that the learner gained in this time, by fragment."""
+        """Returns how many versions the learner gains in this time, by fragment."""
         before = defaultdict(int, self.seen.versions)
         await asyncio.sleep(seconds)
         assert self.learner.error is None
@@ -277,7 +277,7 @@ def moved(gained: dict[int, int]) -> set[int]:
     return {fragment for fragment, versions in gained.items() if versions >= 3}
 
 
-def test_a_learner_is_at_both_shards_and_tells_each_of_its_own_fragments():
+def test_a_learner_connects_to_both_shards_and_reports_to_each_its_own_fragments():
     async def story(world: World) -> None:
         assert moved(await world.gained(20.0)) == {*NEAR, *FAR}
         assert (world.near.follows, world.far.follows) == ([0], [1])
@@ -289,7 +289,7 @@ def test_a_learner_is_at_both_shards_and_tells_each_of_its_own_fragments():
     played(story)
 
 
-def test_a_shard_that_dies_stalls_its_own_fragments_and_is_found_again_without_a_join():
+def test_a_dead_shard_stalls_its_own_fragments_and_reconnects_without_a_join():
     async def story(world: World) -> None:
         await world.gained(10.0)
         world.far.kill()
@@ -306,7 +306,7 @@ def test_a_shard_that_dies_stalls_its_own_fragments_and_is_found_again_without_a
     played(story)
 
 
-def test_where_the_run_was_joined_may_die_while_the_other_shard_goes_on():
+def test_the_shard_of_the_join_may_die_while_the_other_shard_continues():
     async def story(world: World) -> None:
         await world.gained(10.0)
         world.near.kill()
@@ -337,13 +337,13 @@ def test_a_front_routes_by_fragment_and_hides_the_shards(fronts):
             for number, owned in enumerate((NEAR, FAR)):
                 shard = routes.numbered(session, number)
                 assert shard.sessions.known(session, now)
-                assert {fragment for _, _, fragment in shard.newest} == set(owned), "each shard's log is its own"
+                assert {fragment for _, _, fragment in shard.newest} == set(owned), "shards share no log"
 
     played(story, fronts=fronts)
 
 
 @pytest.mark.parametrize("fronts", [1, 2])
-def test_behind_a_front_a_shard_that_dies_stalls_its_own_fragments(fronts):
+def test_a_dead_shard_behind_a_front_stalls_only_its_own_fragments(fronts):
     async def story(world: World) -> None:
         await world.gained(10.0)
         world.far.kill()
@@ -351,7 +351,7 @@ def test_behind_a_front_a_shard_that_dies_stalls_its_own_fragments(fronts):
         gained = await world.gained(20.0)
         assert moved(gained) == set(NEAR)
         assert all(gained[fragment] == 0 for fragment in FAR)
-        assert not world.routes[0].up, "the front that calls the shards"
+        assert not world.routes[0].up, "the first front calls the shards"
         world.far.begin()
         assert moved(await world.gained(30.0)) == {*NEAR, *FAR}
         assert all(routes.up for routes in world.routes)
@@ -360,7 +360,7 @@ def test_behind_a_front_a_shard_that_dies_stalls_its_own_fragments(fronts):
     played(story, fronts=fronts)
 
 
-def test_a_shard_that_comes_back_from_a_backup_is_followed_from_there():
+def test_a_learner_follows_a_shard_that_was_restored_from_a_backup():
     async def story(world: World) -> None:
         await world.gained(20.0)
         world.far.kill()
@@ -379,16 +379,16 @@ def test_a_shard_that_comes_back_from_a_backup_is_followed_from_there():
 
 
 @pytest.mark.parametrize("far", [(1, 2, 3), (1,), (1, 3, 4), ()])
-def test_shards_that_do_not_have_each_fragment_once_are_refused_in_one_line(far):
+def test_shards_that_do_not_own_each_fragment_once_are_refused(far):
     refused(far, "localhost:2", "do not hold each of the 4 fragments exactly once")
 
 
-def test_a_shard_is_not_called_in_plain_text_over_a_network():
+def test_a_learner_does_not_call_a_shard_in_plain_text_over_a_network():
     refused(FAR, "192.0.2.1:7070", "cannot call a shard of the run")
 
 
 @pytest.mark.parametrize("address", ["\n192.0.2.1:7070", "localhost:1\u2028", "a" * 300 + ":7070"])
-def test_an_address_that_cannot_be_one_is_refused_in_one_line(address):
+def test_an_invalid_shard_address_is_refused(address):
     refused(FAR, address, "which is invalid")
 
 

@@ -26,16 +26,16 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
         "runs paused": 2, "front crashes": 1, "writes lost": 1, "contributions": 10 * SEEDS,
     }  # fmt: skip
     rare = {what: found.counts[what] for what in least if found.counts[what] < least[what]}
-    assert not rare, "a situation that hardly occurs is not tested"
+    assert not rare, "these situations are too rare in the seeds"
 
 
 @pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024])
 def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
-    """Each seed once found one of these faults.
+    """Each seed found one of these faults:
 
     7100000216, 7100000291: a restarted registrar forgot the shards of a run that had not begun.
-    8100000388: a contribution before the first round, after a restart, gave its learner an answer time since 1970.
-    8400000024: the reply that ended a lease of data units took the units that the training loop was about to use.
+    8100000388: a contribution before a restarted core's first round gave its learner an answer time since 1970.
+    8400000024: the end of a data-unit lease took units that the training loop was about to use.
     """
     simulate_sharded(seed)
 

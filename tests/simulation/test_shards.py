@@ -1,7 +1,8 @@
-"""Two shards of one run give the same bytes and sums as one shard, even if they are killed.
+"""Two shards of one run give the same bytes and sums as one shard, even if shards are killed.
 
-Shards, their copies of the run, ledgers and disks are the product's, on the virtual clock. Learner, fragment and
-version determine a learner's work. Every round waits for all learners, and no value depends on the run's tokens.
+Shards, their copies of the run, and ledgers are the product's, on simulated disks and a virtual clock. Learner,
+fragment and version determine the work in a contribution. Every round waits for all learners, and no value depends on
+the run's token count.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ DIRECTORY = Path("/shard")
 NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
-REPORTED = 1000  # tokens of a reported step, enough for declared tokens to count always
-Kills: TypeAlias = Mapping[int, float]  # by shard: it dies at this time, as soon as it has pending work
+REPORTED = 1000  # tokens of a reported step; enough for all declared tokens to count
+Kills: TypeAlias = Mapping[int, float]  # shard -> time after which it dies, once it has pending work
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 
 
@@ -72,9 +73,9 @@ FIRST = _initial_parameters()
 
 
 class Home:
-    """One shard as a process with its own disk. It can be killed, and restores its state from its ledger.
+    """One shard's process with its own disk. After a kill, it restores its state from its ledger.
 
-    run: what the process knows of the run.
+    run: the process's copy of the run.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Home:
         self.process.start(self._live())
 
     def check_tokens(self) -> None:
-        """Checks that followers received the run's token count that the merge used."""
-        assert self.shard is not None, "it trained to the end"
+        """Checks that followers received the token count that each merge used."""
+        assert self.shard is not None, "all shards run at the end"
         told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:
             (row,) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1, published.version)
@@ -192,7 +193,7 @@ class World:
         answering.cancel()
         for home in self.homes:
             home.check_tokens()
-        assert all(task.done() for task in killing), "it was over before the kill"
+        assert all(task.done() for task in killing), "training ended before a kill"
 
     async def _kill(self, home: Home, at: float) -> None:
         await asyncio.sleep(at)
@@ -203,12 +204,12 @@ class World:
         home.begin()
 
     def versions(self) -> dict[int, int]:
-        """Returns the versions of all fragments whose shard runs."""
+        """Returns the versions of all fragments with a running shard."""
         shards = [home.shard for home in self.homes if home.shard is not None]
         return {index: version for shard in shards for index, version in shard.versions().items()}
 
     def counted(self) -> dict[str, Any]:
-        """Returns the values behind goodput and bills, by learner, as merged, sent and acknowledged."""
+        """Returns each learner's merged, sent and acknowledged work, from which goodput and bills follow."""
         counted = {}
         for name in NAMES:
             sums = [home.run.registry.entries[name].account.at(number) for number, home in enumerate(self.homes)]
@@ -219,7 +220,7 @@ class World:
         return counted
 
     async def _report(self) -> None:
-        """Reports a step of all learners at the same moment, so that a round that opens waits for all."""
+        """Reports a step of all learners at once, so that the next round waits for all."""
         self._steps += 1
         running = [(home.run, home.shard) for home in self.homes if home.shard is not None]
         for run in (self._run, *(run for run, _ in running)):
@@ -267,11 +268,14 @@ class World:
                 await intake.take(answer, frames, now)
                 await intake.receipt(answer)
         except Refused:
-            return  # it is offered again at the next poll, while its round is open
+            return  # the next poll offers it again, while its round is open
 
 
 def trained(owned: Sequence[Collection[int]], kills: Kills) -> tuple[dict[int, tuple[bytes, ...]], dict[str, Any]]:
-    """Returns the bytes of theta, theta_pub and momentum by fragment after VERSIONS merges of each, and the counts."""
+    """Trains each fragment for VERSIONS merges.
+
+    Returns (theta, theta_pub, momentum) as bytes by fragment, and the counts.
+    """
     merge.warm_up()
     loop = VirtualLoop(random.Random(repr((owned, kills))))
     with determinism(loop), ExitStack() as stack:
@@ -297,7 +301,7 @@ def trained(owned: Sequence[Collection[int]], kills: Kills) -> tuple[dict[int, t
 
 def _bytes(shards: Iterable[Shard | None]) -> Iterable[tuple[int, tuple[bytes, ...]]]:
     for shard in shards:
-        assert shard is not None, "it trained to the end"
+        assert shard is not None, "all shards run at the end"
         for index, fragment in shard.fragments.items():
             state = fragment.state
             yield index, (state.theta.tobytes(), state.theta_pub.tobytes(), state.momentum.tobytes())
@@ -310,5 +314,5 @@ KILLED = [(ONE, {0: 9.0}), (TWO, {}), (TWO, {1: 5.0}), (TWO, {1: 9.3}), (TWO, {1
 
 
 @pytest.mark.parametrize(("owned", "kills"), KILLED)
-def test_shards_end_as_one_that_nothing_happened_to(owned, kills):
+def test_shards_with_kills_end_with_the_state_of_one_shard_without_kills(owned, kills):
     assert trained(owned, kills) == trained(ONE, {})

@@ -32,7 +32,7 @@ from tests.simulation.seed import simulate
 from tests.simulation.sharded_world import simulate_sharded
 from tests.simulation.world import World
 
-SEEDS = 48  # .ci/run uses other seeds
+SEEDS = 48  # `make simulate` and CI use other seeds
 A_FEW = (  # one of each kind; `make simulate-defects` finds all
     "a_front_takes_versions_for_each_other",
     "a_restart_does_not_change_the_incarnation",
@@ -59,7 +59,7 @@ def test_the_first_seeds_hold_every_invariant(first_seeds):
     assert found.counts["core crashes"] + found.counts["learner crashes"] >= 2 * each
     assert found.counts["partitions"] + found.counts["zombies"] >= each
     assert found.counts["events"] >= 300 * each
-    assert found.counts["writes lost"] > 0, "a crash that loses nothing tests no fsync"
+    assert found.counts["writes lost"] > 0, "no crash lost a write, so fsync is untested"
 
 
 def test_the_first_seeds_have_every_fault_of_learners_with_several_ranks(first_seeds):
@@ -72,7 +72,7 @@ def test_the_first_seeds_have_every_fault_of_learners_with_several_ranks(first_s
         "fetches of a rank that failed": 2 * SEEDS,
     }
     rare = {what: first_seeds.counts[what] for what in least if first_seeds.counts[what] < least[what]}
-    assert not rare, "a situation that hardly occurs is not tested"
+    assert not rare, "these situations are too rare in the seeds"
 
 
 def test_no_learner_starts_after_the_last_account():
@@ -80,7 +80,7 @@ def test_no_learner_starts_after_the_last_account():
     simulate(9000002895)
 
 
-def test_a_seed_that_dies_is_named_and_the_others_go_on(monkeypatch):
+def test_a_crashing_seed_is_named_and_the_others_continue(monkeypatch):
     def dying(seed: int) -> World:
         if seed == 2:
             raise Dead
@@ -94,7 +94,7 @@ def test_a_seed_that_dies_is_named_and_the_others_go_on(monkeypatch):
     assert sum(found.events.values()) == 2
 
 
-def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys, tmp_path):
+def test_a_fault_of_the_simulator_is_printed_and_fails_the_run(monkeypatch, capsys, tmp_path):
     results = (Found(seeds=1), Found(seeds=1, faults={730002879: "Dead"}))
     monkeypatch.setattr("tests.simulation.run.many", lambda *_: iter(results))
     monkeypatch.setattr(sys, "argv", ["run", "--json", str(tmp_path / "out.json")])
@@ -103,8 +103,8 @@ def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys,
     assert json.loads((tmp_path / "out.json").read_text())["faults"] == 1
 
 
-def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_step():
-    """Such a round has no grace window (found as a fault of the check itself)."""
+def test_a_round_may_close_before_the_first_step_of_its_only_live_learner():
+    """Such a round has no grace window. `Checks.closing` once required one."""
     rounds = RoundState(version=1, cycle=2, quorum_at=1.0)
     rounds.pending[ContributionKey("dead", 1, 0, 1)] = PendingContribution(2, 1, 8, 1)
     woken = LearnerLiveness(1, joined_at=0.0, heard_at=1.0, silences=1)
@@ -121,7 +121,7 @@ def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_ste
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_deliberate_defect_fits_the_code(name):
-    """Applies and removes the defect. The code that it replaces must exist."""
+    """Applies and removes the defect, which requires the code that it replaces."""
     for _ in range(2):
         with contextmanager(DEFECTS[name])():
             pass
@@ -135,7 +135,7 @@ def digest(seed: int, world: Callable[[int], Any] = simulate) -> str:
 @pytest.mark.parametrize(
     ("world", "seed"), [(simulate, 3), (simulate, 4), (simulate_sharded, 3), (simulate_sharded, 7)]
 )
-def test_the_same_seed_gives_the_same_run_in_another_process_and_after_other_seeds_too(world, seed):
+def test_a_seed_gives_the_same_run_in_another_process_and_after_other_seeds(world, seed):
     script = f"""
 from tests.simulation.test_simulation import digest, {world.__name__} as world
 world({seed + 1}), world({seed + 2})  # objects then have other addresses, on which nothing may depend
@@ -166,7 +166,7 @@ print(measured.report(show_missing=True))
 
 
 @pytest.mark.slow
-def test_seeds_go_everywhere_in_the_syncer():
+def test_seeds_cover_the_syncer():
     done = subprocess.run([sys.executable, "-c", COVERED], capture_output=True, text=True, check=True, timeout=300)
     percent = float(done.stdout.splitlines()[-1])
     assert percent >= 95, done.stdout

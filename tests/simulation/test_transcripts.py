@@ -1,7 +1,7 @@
-"""Faults that seeds once found, written as explicit sequences of events.
+"""Sequences of events in which seeds once found faults.
 
-A seed changes its meaning as soon as any code draws one more random number. A transcript states its faults, and asserts
-that they occurred.
+A seed changes its meaning when any code draws another random number. A transcript states its events, and its test
+asserts that they occurred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Transcript(Storm):
 
 
 class LongGoodBye(Transcript):
-    """Learners end after the storm, and restart before their Leave calls arrive (found by seed 445270423)."""
+    """Learners end after the storm, and restart before their Leave calls arrive (seed 445270423)."""
 
     def _faults(self) -> Faults:
         for name in self._world.names:
@@ -45,13 +45,13 @@ class LongGoodBye(Transcript):
         self._leave(name, away_s=0.5)
 
 
-def test_a_learner_whose_good_bye_takes_longer_than_its_absence_is_back_afterwards():
+def test_a_learner_that_restarts_before_its_leave_arrives_comes_back():
     world = simulate(1, LongGoodBye)
     assert world.counts["started as soon as they had left"] == len(world.names)
 
 
 class DyingAuditee(Transcript):
-    """The core that is back for the last account is about to die (found by seed 730002879)."""
+    """A restarted core dies a few disk accesses later, during the last account (seed 730002879)."""
 
     def begin(self) -> None:
         self._world.record = True
@@ -68,17 +68,16 @@ class DyingAuditee(Transcript):
             world.loop.after(0.01, self._when_it_is_back)
 
 
-def test_the_last_account_does_not_die_with_the_core():
+def test_the_last_account_survives_the_death_of_the_core():
     world = simulate(1, DyingAuditee)
     assert world.counts["replays beside a core about to die"] == 1
     assert world.counts["replayed from the start"] == 1
 
 
 class LateElder(Transcript):
-    """A process is cut off before its Join arrives, and a younger process takes its name.
+    """A process is cut off before its Join arrives, and a newer process takes its name.
 
-    The younger one loses its connections just as the older one is back (found by seeds whose meaning has changed
-    since).
+    The newer one loses its connections when the older one returns. Seeds that found this have since changed meaning.
     """
 
     def _faults(self) -> Faults:
@@ -88,13 +87,13 @@ class LateElder(Transcript):
         world = self._world
         first = world.islands["a"].process
         for call in [call for call in world.network.calls if call.learner is first]:
-            call.hang_up(0.0)  # the core learns immediately that it is dead
+            call.hang_up(0.0)  # the core learns immediately that the process is dead
         first.kill()
         world.start_island("a")
         elder = world.islands.pop("a")
         world.zombies.append(elder)
         world.network.part(elder.process)
-        world.loop.after(0.55, world.start_island, "a")  # here, clocks distinguish the two
+        world.loop.after(0.55, world.start_island, "a")  # later, so that the processes' start times differ
         self._when_the_younger_is_in(elder)
 
     def _when_the_younger_is_in(self, elder: Island) -> None:
@@ -111,14 +110,14 @@ class LateElder(Transcript):
             self._world.network.heal(elder.process)
 
 
-def test_a_name_stays_with_the_younger_process():
+def test_a_name_stays_with_the_newer_process():
     assert simulate(4, LateElder).checks.highest["a"] == 2
     with mock.patch.object(LearnerRegistry, "_older", return_value=False):
-        assert any(_is_fenced_off(seed) for seed in range(4, 10)), "the transcript shows nothing any more"
+        assert any(_is_fenced_off(seed) for seed in range(4, 10)), "no seed shows the fault"
 
 
 def _is_fenced_off(seed: int) -> bool:
-    """Returns whether the younger process of a transcript loses its name."""
+    """Returns whether the newer process of `LateElder` loses its name."""
     try:
         simulate(seed, LateElder)
     except Violation as violation:

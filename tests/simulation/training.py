@@ -1,4 +1,4 @@
-"""The training of a simulated learner: a model of a few tensors, and an optimizer that walks at random.
+"""The training of a simulated learner: a model of a few tensors, and an optimizer with random steps.
 
 The rest is the product's code: its parameters' memory (`HostMemory`), their movement (`LocalParameters`), and the
 detection of other movements (`MovementWatch`).
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 import torch
-import torch._dynamo  # the watch loads it: import it before a seed has its own clock and random numbers
+import torch._dynamo  # imported before a seed replaces clock and random numbers
 from atoll.boundary.movement import JUDGED_STEPS
 from atoll.model.optimizer_copies import OptimizerCopies
 from atoll.ranks.division import Division
@@ -29,14 +29,14 @@ TENSORS = (
     TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
 )
 STRIDE = 0.01  # size of an inner step
-SMALL_STRIDE = 0.002  # stride of a learner with masters: movements by other learners are large relative to it
+SMALL_STRIDE = 0.002  # stride of a learner with masters, so that adoptions are relatively large
 BATCH = 8  # tokens of an inner step
-RELATIVE_ERROR = 0.35  # relative error of int4 in norm: twice the usual error
-SLACK = 1.5  # factor on the tolerance for undone adoptions, because sizes are estimated at a few places
+RELATIVE_ERROR = 0.35  # bound on int4's relative error in norm: twice the usual error
+SLACK = 1.5  # the watch estimates sizes from few values
 
 
 class Masters(StrEnum):
-    """Copies of the parameters that the optimizer keeps, and steps in their place."""
+    """Copies of the parameters that the optimizer steps instead of the parameters."""
 
     NONE = "none"
     UNKNOWN = "copies that Atoll is not told of"
@@ -44,20 +44,17 @@ class Masters(StrEnum):
 
 
 class Walk(torch.optim.Optimizer):
-    """An optimizer that adds given values.
-
-    With masters, it adds them to the masters, and copies these to the parameters.
-    """
+    """An optimizer that adds given values. With masters, it adds to these and copies them to the parameters."""
 
     def __init__(self, parameters: list[nn.Parameter], masters: Masters) -> None:
         super().__init__(parameters, {})
         self._parameters, self.masters = parameters, masters
         self.copies = [parameter.detach().clone() for parameter in parameters] if masters is not Masters.NONE else []
         self._flat = [each.detach().numpy().reshape(-1) for each in self.copies or parameters]
-        self.change: list[tuple[int, int, np.ndarray]] = []  # tensor, place in it, added values
+        self.change: list[tuple[int, int, np.ndarray]] = []  # tensor, start in it, added values
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes one inner step, with torch's hooks."""
+        """Takes one inner step, with torch's optimizer hooks."""
         self.walk()
 
     def walk(self) -> None:
@@ -70,7 +67,7 @@ class Walk(torch.optim.Optimizer):
 
 
 class Model:
-    """One rank's parameters in torch's memory, and their fragments. parts: what the rank holds, by tensor.
+    """One rank's parameters in torch's memory, and their fragments. parts: the rank's part of each tensor.
 
     It is also the `Parameters` of the step boundary.
     """
@@ -107,7 +104,7 @@ class Model:
             into[self._places[fragment]] = np.concatenate(pieces)
 
     def step(self, changes: Sequence[np.ndarray], *, watched: bool) -> None:
-        """Takes one inner step. changes: of each fragment's vector. watched: whether torch's hooks are called."""
+        """Takes one inner step. changes: per fragment's vector. watched: whether to call torch's hooks."""
         self.optimizer.change = []
         for change, places, division in zip(changes, self._places, self._divisions, strict=True):
             mine = change[places]
@@ -123,10 +120,10 @@ class Model:
 
 
 class Account:
-    """The account of one fragment in one process: training's movement, and its fate, in float64."""
+    """One fragment's trained movement in one process, and its fate. In float64."""
 
     def __init__(self, length: int) -> None:
-        self.moved = np.zeros(length)  # as in a pseudo-gradient: anchor - local
+        self.moved = np.zeros(length)  # sign as in a pseudo-gradient: anchor - local
         self.told = np.zeros(length)  # merged or dropped
         self.given_up = False  # whether the work in flight was dropped after it was taken
         self.undone = 0.0  # norm of adoptions that masters undid, too small to be detected
@@ -136,7 +133,7 @@ class Account:
         np.subtract(self.moved, change, out=self.moved)
 
     def all_given_up(self, *, flying: bool) -> None:
-        """Drops the outstanding work. flying: and the work in flight."""
+        """Drops the outstanding work. flying: whether to drop the work in flight, too."""
         self.told[:] = self.moved
         self.given_up |= flying
 
@@ -149,15 +146,15 @@ class Account:
     def taken_back(self, size: float, stride: float) -> bool:
         """Records that the next step undoes a movement.
 
-        Returns whether it is much larger than a step, and thus detectable.
+        Returns whether the movement is much larger than a step, and thus detectable.
         """
         large = size > SLACK * JUDGED_STEPS * stride * len(self.moved) ** 0.5
         self.undone += 0.0 if large else size
         return large
 
     def strange(self, sent: np.ndarray) -> str:
-        """Returns a description of sent values that were not trained, or an empty string if there are none."""
+        """Returns how far the sent values differ from trained work; empty within the codec's error."""
         work = self.moved - self.told
         off, size = float(np.linalg.norm(sent - work)), float(np.linalg.norm(work))
         allowed = RELATIVE_ERROR * (size + self.undone) + self.undone + 1e-3
-        return "" if off <= allowed else f"norm {off:.3g} beside work of norm {size:.3g}"
+        return "" if off <= allowed else f"differs by norm {off:.3g} from work of norm {size:.3g}"

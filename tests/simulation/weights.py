@@ -1,8 +1,8 @@
-"""Honest learners whose parameters are moved by code other than their optimizer.
+"""Honest learners whose parameters move without their optimizer's steps.
 
-Weights are loaded in the block, or just before leaving. Or the optimizer keeps masters and undoes adoptions. The
-product's detection (`atoll.boundary.movement_watch`) runs in these worlds. It also runs in some other worlds, where it
-must find nothing.
+Weights are loaded during training, or just before leaving. Or the optimizer has masters that undo adoptions. The
+product's detection (`atoll.boundary.movement_watch`) runs in these worlds. It also runs in some others, where it must
+find nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 MOVED = 0.06  # share of the seeds with such a learner
-WATCHED = 0.12  # ... or with detection, but no such learner
+WATCHED = 0.12  # share of the seeds with detection, including MOVED
 AGAIN_S = 0.5  # seconds until an ended learner restarts with named masters
 
 
 class Strange(StrEnum):
-    """The cause of the movement."""
+    """The cause of a movement."""
 
     LOADED = "weights are loaded before a step"
-    LOADED_LATE = "weights are loaded behind a step"
+    LOADED_LATE = "weights are loaded after a step"
     BEST = "weights are loaded before leaving"
     MASTERS = "the optimizer undoes adoptions"
     NAMED = "the optimizer has masters that Atoll knows"
@@ -48,7 +48,7 @@ class Weights:
         self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
 
     def begin(self, storm_s: float) -> None:
-        """Schedules movements that happen once."""
+        """Schedules a movement that happens once."""
         if self.strange in {Strange.LOADED, Strange.LOADED_LATE, Strange.BEST}:
             self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
 
@@ -67,7 +67,7 @@ class Weights:
         return True
 
     def peace(self) -> None:
-        """Ends learners that still undo adoptions too small to be detected."""
+        """Kills learners whose undone adoptions are too small to be detected. They restart with named masters."""
         self._name_masters()
         for island in self._world.islands.values():
             if island.model.masters is Masters.UNKNOWN:
@@ -80,7 +80,7 @@ class Weights:
         island, counts = self._world.islands.get(self._name), self._world.counts
         if not self._world.stormy or island is None or not island.process.alive or island.leaving:
             return
-        if not island.tracks or not island.counters.steps or island.strayed:  # the load is no large step then
+        if not island.tracks or not island.counters.steps or island.strayed:  # large steps would hide the load
             self._world.loop.after(0.1, self._load)
             return
         values = np.random.default_rng(self._rng.getrandbits(32))

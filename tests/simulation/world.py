@@ -1,4 +1,4 @@
-"""A core, its learners, a network and a disk: first a storm, then a calm period, and the last account."""
+"""A core, its learners, a network and a disk: first a storm, then calm, then the last account."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 MIN_EVENTS = 300
-HARMED = 0.12  # share of the seeds with a hostile learner of LIES
-HARMED_TOO = 0.08  # share of the others with one of the later kinds
-EARLY = 0.5  # share of those that inflate their reports
-MORE_EARLY = 0.01  # share of all others, because tokens would otherwise rarely be held back
+HARMED = 0.12  # share of the seeds with a hostile learner from LIES
+HARMED_TOO = 0.08  # share of the other seeds with another kind
+EARLY = 0.5  # share of Lie.INFLATE that becomes Lie.EARLY
+MORE_EARLY = 0.01  # share of all others with Lie.EARLY, to hold tokens back more often
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
@@ -56,7 +56,7 @@ class World:
     """The world of one seed. `run` raises Violation. counts: events by kind."""
 
     def __init__(self, seed: int, loop: VirtualLoop, storm: Callable[[World], Storm]) -> None:
-        """storm: makes the world's faults."""
+        """storm: a constructor of the world's faults."""
         self.rng, self.loop, self._storm = loop.rng, loop, storm
         self.checks = Checks(loop, max_staleness=self.rng.choice((1, 4)))
         self.network = Network(loop, self.checks.said)
@@ -72,15 +72,15 @@ class World:
         self.fronts = gates.choice(((), (), ("front-1",), ("front-1", "front-2")))
         self.addresses = {name: self._addresses(gates) for name in self.names}
         self.gates, self.gateways = gates, dict[str, Gateway]()
-        self.operators = random.Random(seed + 0.25)  # also a separate stream
+        self.operators = random.Random(seed + 0.25)  # a separate stream
         quorum, grace = random.Random(seed + 0.75).choice(((2, 0.8), (2, 0.8), (1, 0.0), (2, 0.0)))
         self.waiting = {"quorum": {"learners": quorum}, "grace_ratio": grace} if grace == 0.0 else {}
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
-        self._harm = random.Random(f"{seed} hostile")  # a separate stream, as each kind of fault should have
+        self._harm = random.Random(f"{seed} hostile")  # a separate stream
         self.harmed = self._harm.random() < HARMED
         self.hostile: Hostile | None = None
-        self._later = random.Random(f"{seed} hostile kinds")  # also a separate stream
+        self._later = random.Random(f"{seed} hostile kinds")  # a separate stream
         self.harm: Lie | Harm | None = None
         if self._later.random() < HARMED_TOO and not self.harmed:
             self.harm = self._later.choice((*LATER_LIES, *Harm))
@@ -130,7 +130,7 @@ class World:
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
-        """Lets time pass until `done` returns True, with checks on the way."""
+        """Lets time pass until `done` returns True, and runs the checks meanwhile."""
         for turn in itertools.count():
             if done():
                 return
@@ -160,17 +160,17 @@ class World:
             if any(self.network.open(method, caller=island.process) > 1 for method in STANDING):
                 raise Violation(9, f"calls are left open: {self._leaks()}")
             if island.error is not None and older is not None and "is already connected" in str(island.error):
-                self.islands[name] = older  # it was back before the new one could take its place
+                self.islands[name] = older  # the old process came back before the new one joined
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:
-                    self.start_island(name)  # it learned of this late, after its readmission
+                    self.start_island(name)  # its eviction arrived late, after the readmission
             elif island.error is not None and self.weights.ended(island):
                 island.error = None
             elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
     async def _peace(self) -> None:
-        """Ends all faults. All learners must come back, train, and settle every account."""
+        """Ends all faults. All learners must come back and train, and each contribution must get a fate."""
         self.stormy = False
         self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
         self.platter.full = self.platter.broken = False
@@ -200,11 +200,11 @@ class World:
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
             if self.caller is not None and sum(self.checks.newest.values()) < versions:
-                return False  # a hostile learner is present, and does not stop merges
+                return False  # merges must continue in the presence of the hostile learner
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= MIN_EVENTS:
-                    island.training = False  # learners that are back need not wait for the others
+                    island.training = False  # this learner need not wait for the others
             return not any(island.training for island in self.islands.values())
 
         await self._guarded(useful)
@@ -213,7 +213,7 @@ class World:
 
         def at_rest() -> bool:
             for island in self.islands.values():
-                island.training = False  # including that of a learner that was readmitted since
+                island.training = False  # again, because learners may have been readmitted since
             assert self.loop.now < deadline, self._stuck("did not come to rest")
             shard = shard_of(self.core)
             return (
@@ -253,7 +253,7 @@ class World:
         return f"{what}: {islands}; core {core}; leaks {self._leaks()}"
 
     def _leaks(self) -> list[str]:
-        """Returns the unneeded calls. Each learner has one call of a kind, on each connection to the core."""
+        """Returns unneeded open calls. Per connection to the core, a learner needs one call of each kind."""
         found = [
             f"{island.process.name} has {count} calls of {method}"
             for island in self.islands.values()
@@ -274,7 +274,7 @@ class World:
         ]
 
     async def _last_account(self) -> None:
-        """Checks that every acknowledged contribution has one fate, and that the disk alone gives the same state."""
+        """Checks that every acknowledged contribution has one fate, and that a restart gives the same state."""
         core = self.core
         assert core is not None
         shard = the_shard(core)
@@ -292,7 +292,7 @@ class World:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
-        await core.datasets.look()  # so that the newest merges are counted
+        await core.datasets.look()  # this counts the newest merges
         self.data.last_account(core, fates)
         before, datasets = checksums_of(shard), core.datasets.as_data()
         for island in self.islands.values():
@@ -316,7 +316,7 @@ class World:
         if self.record:
             assert self.core_process is not None
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
-            auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
+            auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core may be about to die
             try:
                 db = self.core.run.writer._db
                 origin = Origin.of(run_ledger.get_meta(db))
@@ -330,7 +330,7 @@ class World:
     # ------------------------------------------------------------------------------ processes
 
     def sums(self) -> dict[str, int]:
-        """Returns numbers of events, in addition to `counts`."""
+        """Returns counts of events that are not in `counts`."""
         network = self.network
         return {
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
@@ -361,7 +361,7 @@ class World:
     async def _core(self, process: Process) -> None:
         every_s = 0.3 if self.rotting else self.rng.choice((0.5, 1.0, 60.0))
         keep_snapshots = self.rng.choice((2, 3))
-        self.rng.choice((1, 2, 256))  # unused since a limit was removed; drawn, so that seeds keep their meaning
+        self.rng.choice((1, 2, 256))  # unused; still drawn, so that seeds keep their meaning
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             limits=Limits(
@@ -429,12 +429,13 @@ class World:
         self.checks.core = self.core = None
         self.network.died(CORE)
         if self.stormy and self.rng.random() < 0.6:
-            self.loop.after(0.0, self._power)  # not now, because this may be the middle of a write
+            self.loop.after(0.0, self._power)  # later, because the process may be in the middle of a write
         self.loop.after(self.rng.uniform(0.05, 1.5), self._core_again)
 
     def _power(self) -> None:
         self.platter.crash()
-        # The core survives a second damage only if it had time to replace the first loss. The design covers no more.
+        # The core survives a second damage only if it had time to replace the first damaged snapshot. The design covers
+        # no more.
         healed = bool(self.snapshots) and self.snapshots[-1].taken_at > self.rotted_at
         files = [str(snapshot_path(DIRECTORY, row.id)) for row in self.snapshots]
         if healed and self.rng.random() < (0.9 if self.rotting else 0.2) and self.platter.rot(files):
@@ -445,7 +446,7 @@ class World:
     def _core_again(self) -> None:
         if self.core_process is not None and not self.core_process.alive:
             self.start_core()
-            if self.stormy and self.rng.random() < 0.15:  # the same fault may kill it repeatedly
+            if self.stormy and self.rng.random() < 0.15:  # the same fault may kill the core repeatedly
                 self.core_process.countdown = self.rng.randrange(20, 400)
 
     def start_island(self, name: str) -> None:
@@ -473,29 +474,28 @@ class World:
         self.islands[name] = island
 
     def _harm_comes(self, lie: Lie, rng: random.Random) -> None:
-        """Starts a hostile learner as soon as the core can judge it."""
+        """Starts a hostile learner as soon as the core can judge its lie."""
         if not self.stormy:
             return
         if self.core is None or not may_come(lie, self.core, self.names):
             self.loop.after(0.1, self._harm_comes, lie, rng)
             return
         self.counts[f"hostile learners: {lie.name.lower()}"] += 1
-        self.checks.note(f"a hostile learner comes: {lie}")
+        self.checks.note(f"a hostile learner starts: {lie}")
         addresses, pace = rng.choice(list(self.addresses.values())), rng.uniform(0.06, 0.2)
         island = Hostile(lie, self.network, self.checks, addresses, pace, rng.getrandbits(32))
         island.process.on_death.append(lambda: self._hang_up(island.process))
         self.hostile = island
 
     def _harm_stays_if_judged(self, core: Core) -> None:
-        """Ends a hostile learner if the core cannot judge it, because a restored checkpoint is older than the usual
-        norms."""
+        """Ends a hostile learner that the core cannot judge, because a restore removed the norms."""
         if self.hostile is not None and self.hostile.lie is Lie.FLOOD and not is_usual_known(core):
             self.hostile.process.kill()
 
     def leave(self, island: Island, *, drains: bool = False) -> None:
         """Makes a learner leave.
 
-        An early liar leaves with the last honest learner, because alone it would be the run.
+        An early liar leaves with the last honest learner, because alone it would be its own measure.
         """
         island.leaving = True
         island.process.start(island.leave(drains=drains))
@@ -505,7 +505,7 @@ class World:
 
     def _caller_comes(self, harm: Harm) -> None:
         self.counts[f"hostile callers: {harm.name.lower()}"] += 1
-        self.checks.note(f"a hostile process comes: {harm}")
+        self.checks.note(f"a hostile process starts: {harm}")
         self.caller = caller = Caller(harm, self, self._later)
         caller.process.on_death.append(lambda: self._hang_up(caller.process))
 
@@ -513,7 +513,7 @@ class World:
         self.checks.note(f"{island.process.name} dies")
         self.counts["islands that died between their ranks' uploads"] += self.rank_faults.between_uploads(island)
         self._hang_up(island.process)
-        if island.due_again:  # its leave took longer than its planned absence
+        if island.due_again:  # its Leave took longer than its planned absence
             self.counts["started as soon as they had left"] += 1
             self.loop.after(0.0, self.start_island, island.name)
 

@@ -1,4 +1,4 @@
-"""The soak test: a small deployment is disturbed for many minutes, and its use of resources must not grow.
+"""The soak test disturbs a small deployment for many minutes. Its use of resources must not grow.
 
 See run.py.
 """

@@ -17,7 +17,7 @@ from atoll.demo.processes import ATOLL, STOP_S, Child, Children, children, free_
 
 from tests.end_to_end.relay import Relay
 
-STEADY, RESTARTED = ("a", "b"), ("c", "d")  # learners that run from beginning to end, and those that restart
+STEADY, RESTARTED = ("a", "b"), ("c", "d")  # all learners, and those that restart
 LEARNERS = STEADY + RESTARTED
 CORE_OPTIONS = ["--fragments", "2", "--inner-steps", "16", "--snapshot-every-s", "10"]
 PACE_S = 0.03  # seconds per inner step; with faster steps, no process would ever be idle on a busy machine
@@ -29,7 +29,7 @@ class SoakError(Exception):
 
 @dataclass(slots=True)
 class Actor:
-    """A process of the deployment. life: number of its starts, from 1."""
+    """A process of the deployment. life: number of the current start, from 1."""
 
     name: str
     child: Child
@@ -38,7 +38,7 @@ class Actor:
 
     @property
     def serves(self) -> bool:
-        """Whether it prints an address when it serves."""
+        """Whether the process prints an address when it serves."""
         return self.child.process.stdout is not None
 
     def check(self) -> None:
@@ -49,7 +49,7 @@ class Actor:
 
 
 class Deployment:
-    """All processes, and the relays. wan: between front and core. links: of the learners."""
+    """All processes and relays. wan: between front and core. links: between learners and the front."""
 
     def __init__(self, group: Children, directory: Path, *, leaking: str = "") -> None:
         self._group, self._directory, self._leaking = group, directory, leaking

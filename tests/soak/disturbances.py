@@ -1,7 +1,7 @@
-"""The disturbances of the deployment, and their times: four chapters of equal length, each with its own disturbances.
+"""The disturbances of the deployment: four chapters of equal length with different disturbances.
 
-A restarted process begins at zero, and a cut ends calls that leaked over the connection. A leak therefore shows only in
-a process and over connections that outlive its cause. Each chapter therefore leaves some parts alone:
+A restarted process begins at zero, and a cut ends calls that leaked over the connection. A leak is therefore visible
+only in processes and connections that outlive its cause, so each chapter leaves some parts alone:
 
 | chapter | disturbed | left alone | detects leaks |
 |---|---|---|---|
@@ -29,10 +29,7 @@ WAN = "the WAN"
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A chapter.
-
-    cuts: connections to reset, as often as they are named. restarts: processes to end with each signal.
-    """
+    """One chapter. cuts: connections to reset, once per mention. restarts: processes to end, once with each signal."""
 
     cuts: Sequence[str]
     restarts: Sequence[str]
@@ -50,7 +47,7 @@ CHAPTERS = (
 class Disturbance:
     """One disturbance.
 
-    target: a process, the WAN, or links. number: a signal, or None for a cut. silent: no notification.
+    target: a process, the WAN, or links. number: a signal, or None for a cut. silent: no side hears of the cut.
     """
 
     target: str

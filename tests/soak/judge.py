@@ -4,8 +4,8 @@ A sample is the lowest of several measurements of an idle system. It excludes ca
 leaked ones.
 
 - The number of open calls is known: a learner has one Follow and one Report. A front and a core have those of all
-  learners. No sample may exceed this number. A comparison with earlier samples would be weaker. A cut ends calls that
-  leaked over the connection, and the limits of a front or core end the oldest calls.
+learners. No sample may exceed this number. A comparison with earlier samples would be weaker, because a cut ends calls
+that leaked over the connection, and limits end the oldest calls.
 - Threads, and file descriptors other than connections, are compared over time: a leak makes the samples rise and stay
   up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.
   One high sample is therefore not growth, but one leaked file is. "The time before" covers earlier samples of the same
@@ -25,15 +25,15 @@ from dataclasses import dataclass
 
 LEAST = 6
 MEMORY_RATIO = 1.05
-LAZY = 4  # connections
+LAZY = 4  # tolerated additional connections
 MEMORY, THREADS, FILES, CONNECTIONS = "memory", "threads", "other file descriptors", "connections"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Samples of one quantity, oldest first. values: counts, or bytes of memory. known: the expected count.
+    """Samples of one quantity, oldest first. values: counts, or bytes of memory. known: the maximum, if known.
 
-    before: earlier samples. spare: tolerance.
+    before: earlier samples. spare: tolerated growth.
     """
 
     process: str
@@ -49,7 +49,7 @@ class Series:
         return self.values[:third], self.values[-third:]
 
     def grew(self) -> bool:
-        """Whether it exceeds the known value, or rose and stayed up."""
+        """Returns whether the quantity exceeds the known value, or rose and stayed up."""
         if self.known is not None:
             return max(self.values) > self.known
         first, last = self.ends()

@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.end_to_end.world import small_model, task
 
-NOISE = 0.3  # share of wrong labels; near zero loss, a new optimizer's first steps are too large, and are refused
+NOISE = 0.3  # share of wrong labels: near zero loss, a new optimizer's first steps would be refused
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def train(arguments: argparse.Namespace, asked: threading.Event) -> None:
-    """Trains until `asked` is set. `asked.wait` also paces the loop."""
+    """Trains until `asked` is set. Waiting for it also paces the loop."""
     model, leaked = small_model(), list[FileIO]()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     generator = torch.Generator().manual_seed(sum(arguments.name.encode()))

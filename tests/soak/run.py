@@ -41,7 +41,7 @@ from tests.soak.disturbances import CHAPTERS, Deck
 from tests.soak.judge import CONNECTIONS, FILES, LAZY, LEAST, MEMORY, THREADS, Series
 from tests.soak.sampling import Sampler, Usage, known
 
-LONG_MINUTES = 10.0  # from this length on, there is time for silences, which take a minute, and thread pools are full
+LONG_MINUTES = 10.0  # from this length on, there is time for one-minute silences, and thread pools are full
 COUNTS = (THREADS, FILES, CONNECTIONS)
 COMPARED = (*COUNTS, MEMORY)
 GROWN_UP = 1 / 8
@@ -50,7 +50,7 @@ FILLING = 3  # threads that a pool may still start in a short test
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The usage of one process at a quiet moment.
+    """The resource usage of one process at a quiet moment.
 
     life: number of the process's start. at_s: seconds since the beginning of the test. back_s: duration of the
     disturbance and of the wait for training.
@@ -67,7 +67,7 @@ class Sample:
 
 
 def soak(minutes: float, seed: int, *, leaking: str = "") -> Iterator[list[Sample]]:
-    """Disturbs the deployment for this time. Yields the samples of all processes after each turn.
+    """Disturbs the deployment for some minutes. Yields the samples of all processes after each turn.
 
     A chapter lasts a quarter of the time, and at least LEAST turns. Raises SoakError if a process died or training does
     not continue.
@@ -110,7 +110,7 @@ def brief(sample: Sample) -> str:
 
 
 def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
-    """Returns the series to judge, see the module's docstring."""
+    """Returns the series to judge (see the module's docstring)."""
     spare = {CONNECTIONS: LAZY} | ({THREADS: FILLING} if minutes < LONG_MINUTES else {})
     found = list[Series]()
     for name in dict.fromkeys(each.process for each in samples):
@@ -172,9 +172,9 @@ def main() -> int:
     """Prints progress and a table. Returns 1 if the test failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of what happens")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of disturbances (default: %(default)s)")
     parser.add_argument("--json", type=Path, dest="json_path")
-    parser.add_argument("--leak", default="", metavar="NAME", help="a learner with a planted leak: to see it found")
+    parser.add_argument("--leak", default="", metavar="NAME", help="plant a leak in this learner, as a check")
     arguments = parser.parse_args()
     console, samples, wrong = Console(width=160, soft_wrap=True), list[Sample](), list[str]()
     try:

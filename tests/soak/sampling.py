@@ -22,14 +22,14 @@ Usage = dict[str, float]  # quantity -> value
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The progress of training. steps, merged: of each learner, by its current process."""
+    """The progress of training. steps, merged: of each learner's current process."""
 
     merges: float
     steps: Mapping[str, float]
     merged: Mapping[str, float]
 
     def missing(self, since: Training) -> str:
-        """Returns the parts without progress since then, or an empty string. No process was started between the two."""
+        """Returns a part without progress since then, or an empty string. No process may have restarted in between."""
         if self.merges <= since.merges:
             return f"the core has made no merge beyond {since.merges:.0f}"
         for name in LEARNERS:
@@ -55,7 +55,7 @@ def usage(actor: Actor) -> Usage:
 
 
 def known(name: str, quantity: str) -> float | None:
-    """Returns the number of calls of a kind in a quiet process, or None for other quantities."""
+    """Returns how many calls of a kind a quiet process has, or None for other quantities."""
     if quantity in {THREADS, FILES, CONNECTIONS, MEMORY}:
         return None
     lasting = {"Follow calls opened", "Report calls opened"}
@@ -69,7 +69,7 @@ def training(deployment: Deployment) -> tuple[Training | None, str]:
     """Returns the progress of training, or why it is unknown: a process does not answer yet, or is not connected.
 
     A learner is connected if it follows and reports, as seen by its own process, the front and the core. Additional
-    calls are no reason to wait, because they are what the test looks for.
+    calls do not count, because the test looks for them.
     """
     told = dict[str, Metrics]()
     for name, actor in deployment.actors.items():
@@ -100,11 +100,11 @@ class Sampler:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._pause = threading.Event()  # never set
+        self._pause = threading.Event()  # never set; used to wait
         self._usual: dict[str, Usage] = {}  # the highest sample of each role
 
     def wait_until_training(self, after: str) -> None:
-        """Waits until all learners are connected, and each has then trained and been merged again.
+        """Waits until all learners are connected, and each then trains and has work merged.
 
         Raises SoakError if this takes too long, or a process died.
         """
@@ -123,7 +123,7 @@ class Sampler:
     def sample(self, after: str, *, silenced: bool = False) -> dict[str, Usage]:
         """Returns the lowest of several measurements of each process, so that ending calls do not count.
 
-        It measures until no process has more calls than known, or more threads and files than in any sample before. The
+        Measures until no process has more calls than known, or more threads and files than in earlier samples. The
         limit is CALMING_S, or SILENCED_S if connections became silent. Measurements start again if a learner
         disconnects.
         """

@@ -1,4 +1,4 @@
-"""The soak test's judge, with made-up samples: it detects each kind of leak, and no growth in changing quantities."""
+"""The soak test's judge detects each kind of leak in made-up samples, and no growth in changing quantities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.soak.run import Sample, series
 from tests.soak.sampling import Usage, known
 
 MIB = 2.0**20
-TURNS = 12  # in each chapter
+TURNS = 12  # turns per chapter
 REPORTS = "Report calls opened"
 QUIET: Usage = {THREADS: 13.0, FILES: 10.0, CONNECTIONS: 5.0, MEMORY: 450 * MIB, REPORTS: 1.0}  # a learner's values
 
@@ -31,7 +31,7 @@ def from_turn(first: int, **used: float) -> dict[int, Usage]:
     return {turn: dict(used) for turn in range(first, TURNS * len(CHAPTERS))}
 
 
-def test_nothing_grows_in_what_stays_equal():
+def test_constant_values_have_not_grown():
     assert grown({}) == []
 
 
@@ -65,11 +65,11 @@ def test_one_high_sample_and_a_fall_are_no_growth(quantity):
     assert grown(from_turn(TURNS + 6, **{quantity: QUIET[quantity] - 3})) == []
 
 
-def test_usage_from_an_earlier_chapter_is_no_growth_in_a_later_one():
+def test_usage_of_an_earlier_chapter_is_no_growth_in_a_later_one():
     assert grown({5: {THREADS: 14.0}} | from_turn(2 * TURNS + 6, **{THREADS: 14.0})) == []
 
 
-def test_threads_that_another_learner_had_earlier_are_no_growth_and_more_are():
+def test_threads_that_another_learner_had_are_no_growth_but_more_are():
     turns = range(TURNS * len(CHAPTERS))
     samples = [
         Sample(name, 1, turn // TURNS, turn, 31.0 * turn, "a cut", 1.0, QUIET | {THREADS: count})
@@ -133,7 +133,7 @@ def test_quiet_is_one_follow_and_one_report_per_learner():
     assert known("core", THREADS) is None
 
 
-def test_each_chapter_leaves_alone_what_it_is_measured_on():
+def test_each_chapter_does_not_disturb_what_it_measures():
     deck = Deck(3, silences=True)
     for number, (restarted, cut) in enumerate(
         [({"core", "front"}, True), ({"core"}, True), (set(), False), ({"front"}, True)]

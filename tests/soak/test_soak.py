@@ -1,4 +1,4 @@
-"""A short form of `make soak`: the product passes it, and a learner that leaks a file per reconnect does not."""
+"""A short form of `make soak`: the product passes, and a learner that leaks a file per reconnect fails."""
 
 from __future__ import annotations
 

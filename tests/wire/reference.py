@@ -1,4 +1,4 @@
-"""A second implementation of the codec in plain NumPy, slow and simple. The kernels must be bit-identical to it."""
+"""A slow, simple implementation of the codec in NumPy, to which the kernels must be bit-identical."""
 
 from __future__ import annotations
 

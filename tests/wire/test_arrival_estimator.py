@@ -1,4 +1,4 @@
-"""Timeouts that follow the observed gaps."""
+"""Timeouts that follow observed gaps between arrivals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def after(gaps, least_s: float = 0.0, most_s: float = 1e9) -> tuple[ArrivalEstim
     return made, now
 
 
-def test_before_anything_is_known_it_is_as_long_as_it_may_be():
+def test_an_unknown_timeout_is_the_longest():
     made = ArrivalEstimator(1.0, 60.0)
     assert not made.overdue(1e6)
     made.saw(0.0)
@@ -26,7 +26,7 @@ def test_before_anything_is_known_it_is_as_long_as_it_may_be():
     assert made.overdue(60.1)
 
 
-def test_even_arrivals_leave_little_patience_and_uneven_ones_more():
+def test_regular_arrivals_give_a_short_timeout_and_irregular_ones_a_long_one():
     even, _ = after([1.0] * 50)
     assert even.max_wait_s() == pytest.approx(1.0, rel=0.01)
     rng = random.Random(0)
@@ -34,7 +34,7 @@ def test_even_arrivals_leave_little_patience_and_uneven_ones_more():
     assert 2.0 < uneven.max_wait_s() < 12.0
 
 
-def test_it_stays_within_its_bounds():
+def test_a_timeout_stays_within_its_bounds():
     assert after([0.001] * 50, least_s=4.0)[0].max_wait_s() == 4.0
     assert after([1e4] * 50, most_s=60.0)[0].max_wait_s() == 60.0
 

@@ -14,16 +14,16 @@ from atoll_wire.codec import buffers
 from atoll_wire.process import allocator
 
 LLVM = "libllvmlite"
-LENGTH = buffers.MIN_BYTES  # in parameters: four times that in bytes
+LENGTH = buffers.MIN_BYTES  # parameters, of four bytes each
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    gc.collect()  # vectors of earlier tests in this process give their memory back now
+    gc.collect()  # now, vectors of earlier tests in this process release their memory
     buffers._free.clear()
 
 
-def test_a_library_whose_code_was_let_go_of_works_on():
+def test_a_library_works_after_its_code_pages_were_dropped():
     def resident_bytes() -> int:
         lines = iter(Path("/proc/self/smaps").read_text().splitlines())
         rows = [next(line for line in lines if line.startswith("Rss:")) for at in lines if "r-xp" in at and LLVM in at]
@@ -34,15 +34,15 @@ def test_a_library_whose_code_was_let_go_of_works_on():
     before = resident_bytes()
     allocator.drop_code_pages(LLVM)
     assert resident_bytes() < before // 2
-    assert double(2.5) == 5.0, "compiled once more"
+    assert double(2.5) == 5.0, "the code must be loaded again"
 
 
-def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
+def test_a_vector_reuses_the_memory_of_a_deleted_one():
     first = buffers.empty(LENGTH)
     first.fill(7.0)
     place = first.ctypes.data
     del first
-    second = buffers.empty(LENGTH - 5)  # nearly as long
+    second = buffers.empty(LENGTH - 5)  # nearly as long as the released one
     assert second.ctypes.data == place
     assert len(second) == LENGTH - 5
     assert second[3] == 7.0
@@ -52,7 +52,7 @@ def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
     "look",
     [lambda v: v[5:9], lambda v: v[5:90][::3], lambda v: v.view(np.uint8).data, lambda v: v.reshape(2, -1)[1]],
 )
-def test_memory_that_is_looked_at_is_not_given_out(look):
+def test_memory_with_a_view_is_not_reused(look):
     vector = buffers.empty(LENGTH)
     vector.fill(1.0)
     seen = look(vector)
@@ -65,14 +65,14 @@ def test_memory_that_is_looked_at_is_not_given_out(look):
     assert bytes(seen) == before
 
 
-def test_no_more_is_kept_than_was_said():
+def test_kept_memory_stays_below_the_limit():
     vectors = [buffers.empty(LENGTH) for _ in range(buffers.MAX_KEPT + 3)]
     del vectors
     gc.collect()
     assert [len(blocks) for blocks in buffers._free.values()] == [buffers.MAX_KEPT]
 
 
-def test_of_very_large_ones_one_is_kept(monkeypatch):
+def test_one_very_large_vector_is_kept(monkeypatch):
     monkeypatch.setattr(buffers, "MAX_KEPT_BYTES", LENGTH)
     vectors = [buffers.empty(LENGTH) for _ in range(3)]
     del vectors
@@ -80,7 +80,7 @@ def test_of_very_large_ones_one_is_kept(monkeypatch):
     assert [len(blocks) for blocks in buffers._free.values()] == [1]
 
 
-def test_a_fork_has_memory_of_its_own():
+def test_a_fork_has_its_own_memory():
     vector = buffers.empty(LENGTH)
     vector[0] = 1.0
     child = os.fork()
@@ -109,5 +109,5 @@ def test_threads_never_share_a_vector():
     assert not wrong
 
 
-def test_small_vectors_are_left_to_the_allocator():
+def test_small_vectors_are_not_kept():
     assert buffers.empty(16).base is None

@@ -1,4 +1,4 @@
-"""Streaming calls end with their block, and count as open until they have ended."""
+"""Streaming calls end with their block, and count as open until then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class Call:
-    """A call that ends when its other side says so."""
+    """A call that ends when the test ends it."""
 
     def __init__(self) -> None:
         self.cancelled, self._told = False, []
@@ -42,14 +42,14 @@ def test_a_call_ends_with_its_block_and_counts_until_it_has_ended(error):
         if error:
             raise error
     assert call.cancelled
-    assert open_calls()["Report"] == before + 1, "gRPC has not said that it ended"
+    assert open_calls()["Report"] == before + 1, "the call must count until gRPC ends it"
     call.end()
     assert open_calls()["Report"] == before
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
 def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
-    """gRPC's own call hangs forever: a front's Push did when connections were abandoned during their dial."""
+    """gRPC's own call would hang forever, as a front's Push once did."""
 
     async def written(address: str) -> None:
         channel = grpc.aio.insecure_channel(address, OWN_CONNECTION)
@@ -71,7 +71,7 @@ def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
+def test_a_call_on_a_closed_connection_raises_link_lost(stream):
     async def main() -> None:
         connected, writers = asyncio.Event(), []
 
@@ -102,7 +102,7 @@ def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_task_that_is_cancelled_ends_as_cancelled_and_ends_its_call(stream):
+def test_a_cancelled_task_ends_as_cancelled_and_ends_its_call(stream):
     async def main() -> None:
         channel = grpc.aio.insecure_channel("127.0.0.1:1")
         calls = []

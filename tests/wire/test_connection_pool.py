@@ -1,4 +1,4 @@
-"""Shared connections: their number, their use by calls, and their closing."""
+"""A pool of shared connections: their number, their use by calls, and their closing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.clocks import SetClock
 
 
 class Channel:
-    """A channel that tells whether it is open."""
+    """A channel that knows whether it is open."""
 
     def __init__(self) -> None:
         self.open = True
@@ -25,7 +25,7 @@ class Channel:
 
 
 class Dial:
-    """Records the opened connections."""
+    """Opens connections, and records them."""
 
     def __init__(self) -> None:
         self.channels: list[Channel] = []
@@ -39,7 +39,7 @@ class Dial:
         return sum(each.open for each in self.channels)
 
 
-def test_a_connection_is_dialled_when_the_others_carry_their_share_and_the_last_ones_carry_more():
+def test_a_connection_is_opened_when_the_others_are_full_up_to_a_limit():
     pool = ConnectionPool(dial := Dial(), SYSTEM, share=2, most=3)
     assert dial.open == 0
     taken = [pool.take() for _ in range(6)]
@@ -48,7 +48,7 @@ def test_a_connection_is_dialled_when_the_others_carry_their_share_and_the_last_
     assert (dial.open, sum(each.busy for each in pool.connections)) == (3, 7)
     pool.give(taken[2])
     pool.give(taken[3])
-    assert pool.take() is taken[2], "the least busy"
+    assert pool.take() is taken[2], "the pool must choose the least busy connection"
 
 
 def test_long_idle_connections_close_except_the_fewest():
@@ -82,7 +82,7 @@ def test_a_pool_that_was_closed_dials_nothing():
     asyncio.run(main())
 
 
-def test_a_link_that_is_retired_ends_quick_calls_at_once_and_the_others_when_no_frame_moves(monkeypatch):
+def test_a_retired_link_ends_quick_calls_immediately_and_others_once_idle(monkeypatch):
     monkeypatch.setattr(links, "DEAD_S", 0.2)
 
     class Call:

@@ -1,4 +1,4 @@
-"""Locks of files end with the process that took them."""
+"""File locks end with the process that took them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_forked_child_neither_keeps_the_lock_nor_ends_it(tmp_path):
     ready, leave = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        lock.release()  # as a copied object might
+        lock.release()  # as a copied object may do
         os.write(ready[1], b".")
         os.read(leave[0], 1)
         os._exit(0)

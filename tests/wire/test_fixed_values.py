@@ -1,4 +1,4 @@
-"""A reader gets every byte of the model's file that training does not change, and the order of its tensors."""
+"""A reader gets all bytes of the model's file that training does not change, and the order of tensors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_frames_of_any_size_give_the_file_that_the_initial_parameters_give(frame
     assert fixed_values.frame_count(frames.size_bytes) == frames.count
     found = FixedValues.read(np.frombuffer(content, np.uint8))
     assert found.tensors == tuple(SPECS)
-    assert len(found.raw("table")) == 0, "a trained tensor has no values"
+    assert len(found.raw("table")) == 0, "a trained tensor must have no values"
     states = {each.index: State(3, np.arange(each.length, dtype=np.float32)) for each in LAYOUT.fragments}
     ours, theirs = io.BytesIO(), io.BytesIO()
     write_model(ours, LAYOUT, found, states, RunId("run", 1))

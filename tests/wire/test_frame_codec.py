@@ -1,4 +1,4 @@
-"""The codec: bit-identical to its reference, within its error bounds, and safe with any input."""
+"""The codec is bit-identical to its reference, within its error bounds, and safe with any input."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_decoding_is_bit_equal_to_the_reference_and_close_to_the_values(kind, fr
 
 @given(frame=frames())
 @settings(max_examples=40, deadline=None)
-def test_float32_travels_bit_by_bit(frame):
+def test_float32_is_coded_bit_by_bit(frame):
     span, values = frame
     values[0] = -0.0
     out = np.empty(span.length, np.float32)
@@ -126,7 +126,7 @@ def test_int4_of_gaussian_values_is_near_the_rate_distortion_bound():
     assert 8 * len(payload) / span.length - bound < 0.305
 
 
-def test_the_largest_value_of_a_block_keeps_most_of_itself_however_large_it_is():
+def test_a_blocks_largest_value_keeps_most_of_its_size():
     span, values = span_of(BLOCK), np.full(BLOCK, 1e-3, np.float32)
     values[17], out = 5.0, np.empty(BLOCK, np.float32)
     frame_codec.decode_frame(frame_codec.encode_frame(values, span, Codec.INT4), span, Codec.INT4, out)
@@ -135,7 +135,7 @@ def test_the_largest_value_of_a_block_keeps_most_of_itself_however_large_it_is()
 
 @pytest.mark.parametrize("kind", CODED)
 @pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1])
-def test_the_largest_values_that_there_are_can_be_coded(kind, length):
+def test_the_largest_float32_values_can_be_coded(kind, length):
     span, out = span_of(length), np.empty(length, np.float32)
     for largest in np.geomspace(1e37, np.finfo(np.float32).max, 200, dtype=np.float32):
         values = np.full(length, -min(largest, np.finfo(np.float32).max), np.float32)
@@ -183,12 +183,12 @@ def _with_scale(bits: int) -> bytes:
         (_with_scale(0xBF80), "scale"),  # negative
         (_with_scale(0x8000), "scale"),  # negative zero
         (_with_scale(0x0001), "scale"),  # subnormal
-        (_with_scale(0x7F7F), "scale"),  # seven times this is beyond float32
+        (_with_scale(0x7F7F), "scale"),  # times 7, this exceeds float32
         (_payload(b"\x08" + SOUND[1:]), "code"),  # -8 is never used
         (_payload(SOUND[: BLOCK // 2] + b"\x11" + SOUND[BLOCK // 2 + 1 :]), "code"),  # padding that is not zero
     ],
 )
-def test_a_payload_that_no_sound_encoder_makes_is_refused(payload, why):
+def test_a_payload_that_no_valid_encoder_makes_is_refused(payload, why):
     frame_codec.check_frame(_payload(SOUND), SPAN, Codec.INT4)
     with pytest.raises(FrameError, match=why):
         frame_codec.check_frame(payload, SPAN, Codec.INT4)
@@ -218,7 +218,7 @@ def test_int4_needs_about_three_and_a_half_bits_for_gaussian_values():
     assert 8 * len(frame_codec.encode_frame(vector, span, Codec.INT4)) / span.length < 3.45
 
 
-def test_the_digest_tells_frames_apart_and_their_order():
+def test_the_digest_depends_on_frames_and_their_order():
     assert frame_codec.frames_digest([(1, 2), (3, 4)]) != frame_codec.frames_digest([(3, 4), (1, 2)])
     assert len(frame_codec.frames_digest([(1, 2)])) == 32
 

@@ -1,4 +1,4 @@
-"""Frames written and read by hand match protobuf's encoding."""
+"""Frames that are written and parsed without protobuf match protobuf's encoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_frame_is_the_message_that_protobuf_makes(kind, read, index, crc, payl
     [found] = read(message)
     assert isinstance(found, WireFrame)
     assert (found.index, found.crc32c, bytes(found.payload)) == (index, crc, payload)
-    assert found.payload.obj is message, "a view on it, not a copy"
+    assert found.payload.obj is message, "the payload must be a view, not a copy"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_other_bytes_are_read_as_protobuf_reads_them(kind, read, message):
     try:
         found = read(message)
     except DecodeError as refused:
-        assert "frames" in str(refused), "more fields than any message has"
+        assert "frames" in str(refused), "only messages with too many fields may be refused"
         return
     if isinstance(found, list):
         found = kind(frames=[pb.Frame(index=f.index, crc32c=f.crc32c, payload=bytes(f.payload)) for f in found])
@@ -63,7 +63,7 @@ def test_other_bytes_are_read_as_protobuf_reads_them(kind, read, message):
 
 
 @given(cut=st.integers(0, 60), flips=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 7)), max_size=3))
-def test_a_frame_that_was_changed_on_its_way_is_still_what_protobuf_says_it_is(cut, flips):
+def test_a_changed_frame_is_read_as_protobuf_reads_it(cut, flips):
     changed = bytearray(frame_messages.encode(70_000, 12345, bytes(range(48)))[: 61 - cut if cut < 20 else None])
     for at, bit in flips:
         if at < len(changed):
@@ -83,7 +83,7 @@ def test_fields_in_another_order_are_read_by_protobuf():
 
 
 @pytest.mark.parametrize("count", range(1, frame_messages.FRAMES_PER_MESSAGE + 1))
-def test_frames_one_after_the_other_are_a_message(count):
+def test_concatenated_frames_are_a_message(count):
     made = [pb.Frame(index=n, crc32c=7 + n, payload=bytes([n]) * n) for n in range(1, count + 1)]
     message = b"".join(frame_messages.encode(frame.index, frame.crc32c, frame.payload) for frame in made)
     assert message == pb.PushRequest(frames=made).SerializeToString()

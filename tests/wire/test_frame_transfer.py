@@ -1,4 +1,4 @@
-"""Frames over several connections: a slow or failing connection does not delay the others."""
+"""Frames over several connections: a slow or failing connection does not delay frames of others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Core:
 
 
 class Call:
-    """One Push."""
+    """One Push call."""
 
     def __init__(self, core: Core, carrier: int | None) -> None:
         self.core, self.carrier = core, carrier
@@ -69,7 +69,7 @@ class Call:
         if isinstance(message, pb.PushRequest):
             self.replies.put_nowait(pb.PushReply(received=pb.ReceivedFrames(frames=sorted(self.core.received))))
             return
-        assert self.carrier is not None, "no frame goes where offers are made"
+        assert self.carrier is not None, "offers must carry no frames"
         if self.carrier in self.core.stuck:
             await asyncio.Event().wait()
         if self.carrier == self.core.swallows:
@@ -97,7 +97,7 @@ class Call:
         pass
 
     def add_done_callback(self, callback) -> None:
-        pass  # these are not counted
+        pass  # open calls are not counted
 
     def cancel(self) -> bool:
         self.replies.put_nowait(None)
@@ -125,7 +125,7 @@ def test_frames_on_a_stuck_connection_are_sent_again_over_another():
     assert (core.received, sorted(sent)) == (set(range(FRAMES)), list(range(FRAMES)))
 
 
-def test_all_that_a_connection_swallowed_is_sent_once_more():
+def test_frames_lost_on_a_connection_are_sent_once_more():
     receipt, _ = uploaded(core := Core(swallows=0))
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 
@@ -135,7 +135,7 @@ def test_one_dead_connection_of_two_delays_no_frame():
     assert (receipt.fate, core.received) == (pb.FATE_PENDING, set(range(FRAMES)))
 
 
-def test_when_every_connection_is_dead_before_a_frame_the_upload_ends_with_the_reason():
+def test_an_upload_ends_with_the_reason_if_every_connection_is_dead():
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         uploaded(Core(dead=(0, 1)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -147,7 +147,7 @@ def test_a_stream_that_fails_ends_the_upload_with_its_reason():
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_link_that_was_given_up_takes_no_upload():
+def test_a_failed_link_accepts_no_upload():
     core = Core()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The layout: it contains every parameter once, fragments are nearly equal, and both sides compute the same."""
+"""A layout contains every parameter once, its fragments are nearly equal, and all processes compute the same."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_parameter_lies_in_exactly_one_piece_and_one_frame(tensors, fragme
     assert layout.parameters == sum(seen)
 
 
-def test_embeddings_level_the_fragments_of_a_gpt():
+def test_embeddings_balance_the_fragments_of_a_gpt():
     layout = plan(gpt(), 24)
     mean = layout.parameters / 24
     assert max(fragment.length for fragment in layout.fragments) < 1.001 * mean
@@ -66,7 +66,7 @@ def test_embeddings_level_the_fragments_of_a_gpt():
 
 @given(tensors=models, fragments=st.integers(1, 6))
 @settings(max_examples=100, deadline=None)
-def test_embeddings_are_cut_at_rows_only(tensors, fragments):
+def test_embeddings_are_cut_only_at_rows(tensors, fragments):
     try:
         layout = plan(tensors, fragments)
     except LayoutError:
@@ -94,7 +94,7 @@ def test_default_is_24_fragments_or_what_the_tensors_allow():
     assert len(plan([TensorSpec("a", (3,), "float32", D), TensorSpec("b", (), "float32", D)], 0).fragments) == 4
 
 
-def test_too_many_fragments_say_how_many_would_do():
+def test_the_error_for_too_many_fragments_states_the_maximum():
     with pytest.raises(LayoutError, match="use --fragments 2, or omit the option"):
         plan([TensorSpec("a", (2, 50), "float32", A)], 7)
 
@@ -106,7 +106,7 @@ def test_the_fingerprint_is_the_same_in_another_process_and_differs_for_another_
     )
     ours = plan(gpt(2, 64, 300), 5).fingerprint.hex()
     assert other.stdout.strip() == ours
-    # Golden: a changed layout breaks existing runs, so a change must be deliberate (increment layout.FORMAT).
+    # Golden values: a changed layout breaks existing runs, so a change must be deliberate (increment layout.FORMAT).
     assert ours == "c7174e516860a781b251007b507c24b2117fd45d2d94e949e0bf8fc8f45a1071"
     assert plan(gpt(2, 64, 301), 5).fingerprint.hex() != ours
     assert plan(gpt(2, 64, 300), 4).fingerprint.hex() != ours

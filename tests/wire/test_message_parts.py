@@ -1,4 +1,4 @@
-"""Messages in pieces: they are joined without change, and the buffered bytes are limited."""
+"""Messages in pieces are joined without change, with limited buffered bytes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from google.protobuf.message import DecodeError
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES, 3 * PART_BYTES + 77])
-def test_a_message_comes_out_as_it_went_in(size):
+def test_a_message_is_joined_unchanged(size):
     message, pieces = bytes(range(256)) * (size // 256) + bytes(size % 256), MessageAssembler(4 * PART_BYTES)
     came = [pieces.take(sent) for sent in split(message)]
     assert came == [None] * (len(came) - 1) + [message]
     assert not pieces.waits
-    assert pieces.take(b"next") == b"next", "and the next one after it"
+    assert pieces.take(b"next") == b"next", "the next message must follow"
 
 
-def test_no_piece_is_larger_than_a_server_takes():
+def test_no_piece_exceeds_a_servers_limit():
     assert max(map(len, split(bytes(5 * PART_BYTES)))) <= MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("kind", [pb.JoinRequest, pb.PushRequest, pb.FetchReply])
-def test_a_piece_is_what_the_contract_says(kind):
+def test_a_piece_matches_the_contract(kind):
     whole = bytes(2 * PART_BYTES + 9)
     said = [kind.FromString(piece) for piece in split(whole)]
     assert b"".join(each.part for each in said) == whole
@@ -30,7 +30,7 @@ def test_a_piece_is_what_the_contract_says(kind):
     assert all(len(each.ListFields()) == (2 if each.more else 1) for each in said)
 
 
-def test_pieces_that_are_more_than_they_may_be_are_refused_as_they_come():
+def test_pieces_above_the_limit_are_refused_on_arrival():
     pieces, sent = MessageAssembler(2 * PART_BYTES), list(split(bytes(3 * PART_BYTES)))
     assert pieces.take(sent[0]) is None
     assert pieces.take(sent[1]) is None

@@ -36,12 +36,12 @@ def port(health):
     scraped.end()
 
 
-def test_metrics_and_nothing_else_are_there(port):
+def test_only_metrics_are_served(port):
     assert "atoll_things_total 3.0" in ask(port, "/metrics")[1]
     assert ask(port, "/passwords")[0] == 404
 
 
-def test_a_process_is_ready_once_it_waits_for_nothing(port, health):
+def test_a_process_is_ready_once_nothing_is_missing(port, health):
     assert ask(port, "/livez") == (200, "yes\n")
     assert ask(port, "/readyz") == (503, "starting\n")
     health.waits_for = ""
@@ -50,7 +50,7 @@ def test_a_process_is_ready_once_it_waits_for_nothing(port, health):
     assert ask(port, "/readyz") == (503, "stopping\n")
 
 
-def test_a_loop_that_does_not_turn_is_seen(port, health, monkeypatch):
+def test_a_blocked_loop_is_not_alive(port, health, monkeypatch):
     monkeypatch.setattr(metrics_server, "STUCK_S", 0.3)
     monkeypatch.setattr(metrics_server, "HEARTBEAT_S", 0.01)
     health.waits_for = ""
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_seen(port, health, monkeypatch):
         for _ in range(50):
             await asyncio.sleep(0.01)
         assert not health.not_ready()
-        while not health.not_alive():  # like a loop that is blocked
+        while not health.not_alive():  # blocks the loop
             pass
         assert [ask(port, path)[0] for path in ("/livez", "/readyz")] == [503, 503]
         beating.cancel()
@@ -70,7 +70,7 @@ def test_a_loop_that_does_not_turn_is_seen(port, health, monkeypatch):
     asyncio.run(turns_then_sticks())
 
 
-def test_ipv6_and_addresses_that_cannot_be():
+def test_ipv6_and_invalid_addresses():
     registry, yes = CollectorRegistry(), lambda: ""
     scraped = metrics_server.serve(registry, "[::1]:0", yes, yes)
     assert ask(scraped.port, "/livez", "[::1]") == (200, "yes\n")

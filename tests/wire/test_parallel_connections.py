@@ -1,4 +1,4 @@
-"""The number of connections that carry frames: it grows while more connections are faster."""
+"""The number of connections that carry frames grows while more connections are faster."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from atoll_wire.process.clock import SYSTEM
 
 from tests.clocks import SetClock
 
-NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
+NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips in seconds
 
 
 def window(width: ConnectionCount, rate: float, now: float) -> None:
-    """Simulates one measuring window at this rate."""
+    """Simulates one measuring window at this rate in bytes/s."""
     part_s = WINDOW_S / WINDOW_ARRIVALS * (1 + 1e-9)
     for _ in range(WINDOW_ARRIVALS):
         width.arrived(int(rate * part_s), part_s, now)
@@ -65,15 +65,15 @@ def settled(
             22e6,
             MAX_CONNECTIONS,
             MAX_CONNECTIONS,
-        ),  # bbr: one nearly fills the link, and more start faster after a pause
+        ),  # bbr: one connection nearly fills the link, and more start faster after a pause
     ],
 )
-def test_on_a_long_link_connections_grow_until_more_bring_less(alone, link, hurt_from, lanes_wanted):
+def test_on_a_long_link_connections_grow_while_throughput_grows(alone, link, hurt_from, lanes_wanted):
     width, _ = settled(lambda count: min(link, count * alone) * (0.4 if count > hurt_from else 1.0), windows=10)
     assert width.lanes == lanes_wanted
 
 
-def test_close_by_one_is_enough():
+def test_a_short_link_needs_one_connection():
     width, _ = settled(lambda count: count * 1e6, NEAR_S)
     assert width.lanes == MIN_CONNECTIONS
 
@@ -92,7 +92,7 @@ def test_a_link_that_proves_short_gets_the_fewest_connections_again():
     assert width.lanes == MIN_CONNECTIONS
 
 
-def test_a_route_that_has_become_long_is_given_some_at_once_and_again_after_a_pause():
+def test_a_link_that_became_long_gets_connections_at_once_and_after_a_pause():
     width = ConnectionCount()
     answered(width, NEAR_S)
     answered(width, LONG_S)
@@ -103,12 +103,12 @@ def test_a_route_that_has_become_long_is_given_some_at_once_and_again_after_a_pa
     assert width.lanes == FAR_CONNECTIONS
 
 
-def test_where_the_processor_limits_nothing_grows():
+def test_connections_do_not_grow_if_the_cpu_is_the_limit():
     width, _ = settled(lambda count: count * 400e6)
     assert width.lanes == FAR_CONNECTIONS
 
 
-def test_more_are_tried_again_after_a_while():
+def test_more_connections_are_tried_again_after_some_time():
     width, now = settled(lambda count: 5e6 / count, windows=10)
     assert width.lanes == FAR_CONNECTIONS
     window(width, 5e6, now + REST_S)
@@ -141,7 +141,7 @@ class Channel:
         Channel.opened -= 1
 
 
-def test_turns_are_bounded_and_given_in_the_order_of_asking():
+def test_turns_are_limited_and_granted_in_the_order_of_requests():
     async def main() -> None:
         Channel.opened = 0
         group = ParallelConnections(lambda: ("stub", Channel()), SYSTEM)
@@ -168,7 +168,7 @@ def test_turns_are_bounded_and_given_in_the_order_of_asking():
     asyncio.run(main())
 
 
-def test_growth_gives_turns_and_idleness_takes_connections_back():
+def test_growth_adds_turns_and_idleness_closes_connections():
     clock = SetClock(steady=1000.0)
 
     async def main() -> None:
@@ -178,7 +178,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         answered(group, LONG_S)
         assert (group.count, group.spare) == (FAR_CONNECTIONS, True)
         with group.carrying() as carried:
-            for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, idle connections give no rate
+            for _ in range(2 * WINDOW_ARRIVALS):  # idle connections without frames to send give no rate
                 clock.steady += WINDOW_S
                 carried.arrived(1_000_000)
             assert group.count == FAR_CONNECTIONS
@@ -192,7 +192,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
         for each in (carrier, *more):
             group.give(each)
         await group.rest()
-        assert Channel.opened == group.count, "it was busy just now"
+        assert Channel.opened == group.count, "busy connections must stay"
         clock.steady += parallel_connections.IDLE_S + 1
         await group.rest()
         await asyncio.sleep(0)
@@ -206,7 +206,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back():
     asyncio.run(main())
 
 
-def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
+def test_the_wait_for_a_frame_is_slightly_longer_than_usual():
     async def main() -> None:
         group = ParallelConnections(lambda: ("stub", Channel()), SYSTEM)
         with group.carrying() as carried:
@@ -217,10 +217,10 @@ def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
     asyncio.run(main())
 
 
-def test_frames_share_messages_close_by_only():
+def test_frames_share_messages_only_on_short_links():
     async def main() -> None:
         group = ParallelConnections(lambda: ("stub", Channel()), SYSTEM)
-        assert group.together == 1, "nothing is known"
+        assert group.together == 1, "without measurements, frames must go alone"
         with group.carrying() as carried:
             carried.arrived(1000, [0.01] * 50)
         assert group.together > 1

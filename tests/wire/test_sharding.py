@@ -17,7 +17,7 @@ def layout_of(rows: list[int], fragments: int) -> Layout:
 
 
 def uneven(lengths: list[int]) -> Any:
-    """Stands in for a layout with fragments of these lengths."""
+    """Returns an object that replaces a layout with fragments of these lengths."""
     return SimpleNamespace(fragments=[SimpleNamespace(index=n, length=each) for n, each in enumerate(lengths)])
 
 
@@ -40,12 +40,12 @@ def test_the_largest_shard_is_at_most_a_third_above_the_best(seed):
     rng = random.Random(seed)
     layout, shards = uneven([rng.randrange(1, 900) for _ in range(12)]), rng.randrange(2, 6)
     lengths = [each.length for each in layout.fragments]
-    least = max(*lengths, -(-sum(lengths) // shards))  # no division has a smaller largest shard
+    least = max(*lengths, -(-sum(lengths) // shards))  # a lower bound on the largest shard
     assert max(loads(layout, shards)) <= least * 4 / 3
     assert divide(layout, shards) == divide(uneven(lengths), shards)
 
 
-def test_equal_fragments_are_dealt_out_evenly():
+def test_equal_fragments_are_divided_evenly():
     layout = layout_of([64] * 8, 8)
     assert len({each.length for each in layout.fragments}) == 1
     assert [len(owned) for owned in divide(layout, 3)] == [3, 3, 2]

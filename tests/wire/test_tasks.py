@@ -28,7 +28,7 @@ def test_the_first_failed_task_in_order_gives_the_error():
     asyncio.run(both(_ends()))
 
 
-def test_without_an_error_it_waits_for_all_if_asked_to():
+def test_without_an_error_all_tasks_are_awaited_on_request():
     async def slow_and_quick() -> list[bool]:
         go = asyncio.Event()
         tasks = [asyncio.ensure_future(go.wait()), asyncio.ensure_future(_ends())]

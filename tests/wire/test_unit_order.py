@@ -31,5 +31,5 @@ def test_a_resumed_run_has_the_same_order(units, first):
     assert [unit_at(each, units, seed=7, epoch=2) for each in range(4)] == first
 
 
-def test_the_example_is_right():
+def test_the_example_is_correct():
     assert doctest.testmod(unit_order).failed == 0
