@@ -1,4 +1,4 @@
-"""Divides a stopped run's fragments among another number of shards.
+"""Divides a stopped run's fragments among a different number of shards.
 
 The new directories are written next to the old ones, compared with them, and take their final name at the end. Until
 then, the old directories stay complete. A crash at any point leaves either the old run, or a move that a second call
@@ -95,7 +95,7 @@ def reshard(
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
 ) -> Resharded:
-    """Writes a stopped run into new directories for another number of shards. Learners keep their outstanding work.
+    """Writes a stopped run into new directories for a different number of shards. Learners keep their outstanding work.
 
     directories: of all the run's processes, in any order. shards: how many shards hold fragments. out: the folder of
     the new directories, which must not exist. alone: whether the registrar gets no fragments. logs: pattern of the

@@ -1,4 +1,4 @@
-"""`atoll reshard`: divides a stopped run among another number of shards, and prints how to start it."""
+"""`atoll reshard`: divides a stopped run among a different number of shards, and prints how to start it."""
 
 from __future__ import annotations
 
