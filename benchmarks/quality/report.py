@@ -126,7 +126,7 @@ def table(group: Group, found: Sequence[Line]) -> str:
     rows = [
         f"### {group.title}",
         "",
-        f"| | loss | seeds | vs. {group.variants[0].name} | in a merge | staleness | bits up, down | commit |",
+        f"| | loss | seeds | vs. {group.variants[0].name} | contributions per merge | staleness | bits up, down | commit |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, found), ""])
