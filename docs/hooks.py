@@ -135,6 +135,8 @@ def default(option: TyperOption) -> str:
         return " Required."
     if (not value and value != 0) or value is False or callable(value):
         return ""
+    if value is True:
+        return " \\[on]"
     return f" \\[{' '.join(map(str, value)) if isinstance(value, list | tuple) else value}]"
 
 

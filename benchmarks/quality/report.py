@@ -123,10 +123,11 @@ def lines(group: Group, records: Records) -> list[Line]:
 
 def table(group: Group, found: Sequence[Line]) -> str:
     """Returns a group's lines as a Markdown table with a heading."""
+    base = group.variants[0].name
     rows = [
         f"### {group.title}",
         "",
-        f"| | loss | seeds | vs. {group.variants[0].name} | in a merge | staleness | bits up, down | commit |",
+        f"| | loss | seeds | vs. {base} | contributions per merge | staleness | bits up, down | commit |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, found), ""])

@@ -63,7 +63,7 @@ class RunSettings(Settings):
     ] = 25  # since early pseudo-gradients point in different directions
     outer_cool_down: Annotated[
         float,
-        Field(ge=0, le=1, description="Final fraction of --total-tokens, over which outer steps become plain means."),
+        Field(ge=0, le=1, description="Final fraction of --total-tokens over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
         int,
@@ -241,7 +241,7 @@ class Limits(ServerLimits):
         ),
     ] = 60.0
     units_silence_s: Annotated[
-        float, Field(gt=0, le=604_800, description="Seconds of silence after which a learner's data units return.")
+        float, Field(gt=0, le=604_800, description="Seconds of silence after which a learner loses its data units.")
     ] = 300.0
     lease_s: Annotated[
         float,
@@ -299,7 +299,7 @@ class CoreSettings(Serving):
         Path | None,
         Field(
             description="Initial parameters: a safetensors file of the model's state_dict, or a folder of such files "
-            "with an index. Without it, the first learner sends them."
+            "with an index. Without this option, the first learner sends its parameters."
         ),
     ] = None
     operator_tokens: Annotated[Path | None, Field(description="File of operator tokens (see atoll token).")] = None
@@ -322,7 +322,7 @@ class CoreSettings(Serving):
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory for the core (default: all). The core refuses a model that needs more."),
+        Field(gt=0, description="Memory in GiB (default: all). The core refuses a model that needs more."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     shard: Annotated[

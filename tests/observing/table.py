@@ -34,7 +34,7 @@ WORDS = {
     "front_refused": "calls", "limited": "calls", "steps": "steps", "tokens": "tokens",
     "contributions": "contributions", "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners",
     "merged": "contributions", "refused": "contributions", "calls": "calls", "pending": "contributions",
-    "reconnects": "times", "checkpoints": "checkpoints", "readers": "readers",
+    "reconnects": "times", "checkpoints": "checkpoints", "readers": "readers", "units": "units",
 }  # fmt: skip
 
 

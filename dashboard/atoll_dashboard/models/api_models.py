@@ -59,7 +59,7 @@ class Wire(BaseModel):
 
 
 class Cost(BaseModel):
-    """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: none is set.
+    """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: no budget.
 
     per_day, gb_per_month: at the rate of the last hour; null in the first minute after the dashboard's start.
     """
@@ -74,8 +74,8 @@ class Cost(BaseModel):
 class Units(BaseModel):
     """The data units of a dataset. Counts are of all epochs.
 
-    units: number in an epoch. epoch: of the next unit, from 0; `epochs` when all units were handed out. leased: with a
-    learner, not consumed yet. returned: waiting to be handed out again. repeated: merged work on units that were
+    units: number in an epoch. epoch: epoch of the next unit, from 0; equals `epochs` after the last unit. leased: with
+    a learner, not consumed yet. returned: waiting to be handed out again. repeated: merged work on units that were
     trained again, in units. lost: parts of consumed units that were not merged, in units.
     """
 
@@ -91,7 +91,7 @@ class Units(BaseModel):
 
 
 class Run(BaseModel):
-    """The state of the run at the time `at` of the core's clock.
+    """The state of the run at time `at` on the core's clock.
 
     reachable: whether the core answered the last poll. problem: why the last poll failed, in one line. age_s: age of
     the core's answer. paused: who paused the run and why; "": the run is not paused. actions: whether the core accepts

@@ -136,7 +136,7 @@ async def resume(action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
-    """Evicts a learner. The core refuses its pending work, and the learner stops. It can join again once readmitted."""
+    """Evicts a learner. The core refuses its pending work, and the learner stops. Readmission lets it join again."""
     late = await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
     return _done(f"{what.learner} was evicted", late)
 

@@ -153,7 +153,10 @@ async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, li
 
 @router.get("/live", response_class=StreamingResponse)
 async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
-    """A stream of server-sent events, with a Now message every second, even while the core does not answer."""
+    """A stream of server-sent events, one per second, even while the core does not answer.
+
+    Each is a JSON object with `run`, `regions`, `last_event`, and `rounds` that are open or merging, without answers.
+    """
     if feed.watchers >= MAX_STREAMS:
         raise HTTPException(503, f"{MAX_STREAMS} pages are already open: close one")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -97,7 +97,7 @@ def _why() -> list[Panel]:
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
         lines("Lost learner time, by cause", "Learner-seconds lost per second. A silent learner's time counts as "
-              "other, and as down once the learner is back.", "none", lost, stacked=True),
+              "other until the learner is back, and then as down.", "none", lost, stacked=True),
         lines("Where a round's time goes", "Mean time of each stage. The core learns of an adoption from the "
               "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "

@@ -83,7 +83,7 @@ def _fronts() -> list[Panel]:
         lines("Between fronts and core", "Payload bytes per second over the WAN, by kind.", "Bps",
               {"{{region}} {{direction}} {{kind}}": wan}),
         lines("Between fronts and learners",
-              "Payload bytes per second within regions. Fronts keep the difference off the WAN.",
+              "Payload bytes per second within regions. One copy of each update crosses the WAN.",
               "Bps", {"{{instance}} {{direction}}": learners}),
         lines("Refused calls", "Calls per second that a front refused, by status.", "none",
               {"{{status}}": "sum by (status) (rate(atoll_front_refused_total[$__rate_interval]))"}),

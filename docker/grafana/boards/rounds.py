@@ -40,7 +40,7 @@ def _numbers() -> list[Panel]:
               "max(atoll_token_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Pending contributions", "Contributions that are acknowledged but not merged yet.", "none",
               "sum(atoll_contributions_pending)", steps(GREEN, (1000, YELLOW))),
-        value("Oldest anchor", "Longest time since the last published update of a fragment.", "s",
+        value("Oldest fragment", "Longest time since a fragment's last published update.", "s",
               "max(atoll_fragment_age_seconds)", steps(GREEN, (900, YELLOW), (1800, RED))),
         value("Newest snapshot", "Age of the newest snapshot.", "s", "time() - max(atoll_snapshot_timestamp_seconds)",
               steps(GREEN, (600, YELLOW), (1800, RED))),
@@ -64,8 +64,8 @@ def _rounds() -> list[Panel]:
             "From the quorum until the round closes. Learners keep training during this time.",
             "grace_wait",
         ),
-        "Merge": ("From a round's close until its outer step is computed.", "merge"),
-        "Publish": ("From the outer step until the update is durable and can be fetched.", "publish"),
+        "Merge": ("From a round's close until its merge is computed.", "merge"),
+        "Publish": ("From the computed merge until the update is durable and can be fetched.", "publish"),
         "Adopt": ("From publication until a learner reports that it has adopted the update.", "adopt"),
     }
     return [
@@ -73,9 +73,9 @@ def _rounds() -> list[Panel]:
               "late: late work was merged without a round.", "none", closed, stacked=True),
         lines("Outcome of rounds", "Rounds per minute, by outcome. lapsed: the round had nothing to merge.", "none",
               outcome, stacked=True),
-        lines("Versions", "Published version per fragment. Versions should stay close together.", "none", versions),
+        lines("Versions", "Versions of fragments. They should stay close together.", "none", versions),
         *(lines(title, text, "s", quantiles(f"atoll_{name}_seconds")) for title, (text, name) in stages.items()),
-        lines("Age of anchors", "Time since the last published update of a fragment, for the five oldest.", "s",
+        lines("Age of fragments", "Time since the last published update, of the five oldest fragments.", "s",
               {"fragment {{fragment}}": "topk(5, max by (fragment) (atoll_fragment_age_seconds))"}),
     ]  # fmt: skip
 
@@ -91,7 +91,7 @@ def _contributions() -> list[Panel]:
               {"pending": "sum(atoll_contributions_pending)"}),
         lines("Staleness", "Outer steps between the base version of a contribution and its merge.", "none",
               quantiles("atoll_staleness_outer_steps")),
-        lines("Weights", "Weight of a contribution in its outer step. Late contributions have a lower weight.",
+        lines("Weights", "Weight of a contribution, as a fraction of an outer step. Late work has a lower weight.",
               "percentunit",
               quantiles("atoll_contribution_weight"), most=1),
         lines("Tokens per second", "Trained tokens and merged tokens per second.", "none",

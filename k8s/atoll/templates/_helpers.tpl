@@ -128,12 +128,12 @@ spec:
   externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs use
   {{- end }}
   {{- if eq (last .) "front" }}
-  sessionAffinity: ClientIP  # all connections of a learner go to the same front, so that its cache is used
+  sessionAffinity: ClientIP  # all connections of a learner go to the same front, which has the updates in its cache
   {{- end }}
   selector:
     {{- include "atoll.selector" $who | nindent 4 }}
     {{- if and (eq (last .) "core") (gt (int (first .).Values.core.shards) 1) }}
-    statefulset.kubernetes.io/pod-name: {{ include "atoll.name" $who }}-0  # the registrar, which tells the other shards' names
+    statefulset.kubernetes.io/pod-name: {{ include "atoll.name" $who }}-0  # the registrar, which knows the other shards' addresses
     {{- end }}
   ports:
     - {name: grpc, port: {{ index . 1 }}, targetPort: grpc, protocol: TCP}
@@ -158,13 +158,13 @@ localhost
 {{- end }}
 {{- end }}
 
-{{/* The domain of the shards' names, which are POD.DOMAIN. A wildcard certificate needs two dots in it. */}}
+{{/* The domain of the shards' names, which are POD.DOMAIN. A wildcard certificate needs two dots in the domain. */}}
 {{- define "atoll.shardDomain" -}}
 {{- $own := printf "%s-pods.%s.svc" (include "atoll.name" (list . "core")) .Release.Namespace -}}
 {{- .Values.core.shardDomain | default $own -}}
 {{- end }}
 
-{{/* The run's settings as arguments of `atoll core`, as a JSON array. The schema allows no characters that a shell changes. */}}
+{{/* The run's settings as arguments of `atoll core`, as a JSON array. The schema allows no characters that a shell interprets. */}}
 {{- define "atoll.runSettings" -}}
 {{- $found := list -}}
 {{- range $name, $value := .Values.core.settings -}}

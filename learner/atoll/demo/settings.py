@@ -32,8 +32,8 @@ class DemoSettings(Settings):
         Field(
             ge=1,
             le=8,
-            description="Number of shards, each a process. With 2 or more, the learners use a front. "
-            "Then a shard, the registrar, a learner and the front are killed.",
+            description="Number of shards, each a process. With 2 or more, the learners use a front, "
+            "and the demo kills a shard, the registrar, a learner and the front.",
         ),
     ] = 1
     steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700

@@ -95,7 +95,7 @@ def reshard(
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
 ) -> Resharded:
-    """Writes a stopped run into new directories for a new number of shards. Learners keep their outstanding work.
+    """Writes a stopped run into new directories for a different number of shards. Learners keep their outstanding work.
 
     directories: of all the run's processes, in any order. shards: how many shards hold fragments. out: the folder of
     the new directories, which must not exist. alone: whether the registrar gets no fragments. logs: pattern of the

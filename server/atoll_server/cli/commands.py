@@ -371,10 +371,10 @@ def reshard_command(
         bool, typer.Option("--registrar-only", help="Give the registrar a directory without fragments.")
     ] = False,
 ) -> None:
-    """Divide a stopped run among another number of shards. Nothing acknowledged is lost, and no parameter changes.
+    """Divide a stopped run among a different number of shards. Nothing acknowledged is lost, and no parameter changes.
 
     The command needs memory for one old shard, and disk space for the new directories: 12 bytes per parameter, the
-    initial parameters, and waiting contributions. It compares the new directories with the old ones. The old
+    initial parameters, and pending contributions. It compares the new directories with the old ones. The old
     directories stay as they are, with their older checkpoints, but no core starts from them.
     """
     need("reshard", "server", *KEEPING)
