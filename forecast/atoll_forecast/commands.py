@@ -37,10 +37,15 @@ def register(app: typer.Typer) -> None:
 def goodput_command(
     chips: Annotated[
         int | None,
-        typer.Option(min=1, max=100_000_000, help="Chips of one fleet [Table 1: 150,000 to 2,400,000]."),
+        typer.Option(
+            min=1,
+            max=100_000_000,
+            help="Chips of one fleet. Default: the fleets of Table 1, with 150,000 to 2,400,000.",
+        ),
     ] = None,
     learners: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal shares [8].")
+        int | None,
+        typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal shares. Default: 8."),
     ] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip per year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
@@ -54,7 +59,9 @@ def goodput_command(
     repair_shape: Annotated[
         float, typer.Option(min=0.2, max=10, help="Weibull shape of repairs; 1: exponential.")
     ] = 1.0,
-    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Restart time of an inelastic job, in s.")] = 76.0,
+    restart_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Restart time of an inelastic job, in seconds.")
+    ] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
@@ -135,10 +142,12 @@ def plan_command(
     core_mbit: Annotated[
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
-    fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0 means 24.")] = 0,
     shard_memory_gib: Annotated[
         float,
-        typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Decides the number of shards."),
+        typer.Option(
+            min=1, max=1e6, help="Memory of each shard's machine, in GiB. It determines the number of shards."
+        ),
     ] = 512.0,
     values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[
@@ -148,8 +157,8 @@ def plan_command(
 ) -> None:
     """Plan a run: settings, expected link load, cost, goodput and memory, and the effect of losing a region.
 
-    A REGION is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]. MBIT is the rate of its link to the core, each way. PRICE is
-    per gigabyte.
+    A REGION is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]. MBIT is the rate of the region's link to the core in Mbit/s,
+    each way. PRICE is per gigabyte, in any currency.
     """
     import math
 

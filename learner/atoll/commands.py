@@ -85,7 +85,7 @@ def pull_command(
 ) -> None:
     """Write the published model as a safetensors file, with the same bytes as `atoll checkpoint export`.
 
-    Updates come through fronts, so that each of them crosses the WAN once for all readers of a region.
+    With fronts, each update crosses the WAN once for all readers of a region.
     """
     need("pull", "numerics", "numba", "zstandard")
     from atoll_wire.process.clock import SYSTEM

@@ -168,7 +168,7 @@ def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
     words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
     code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
     assert code == 1
-    assert "slow: needs 252% of its link" in said
+    assert "region slow needs 252% of its link" in said
     assert "goodput" not in said, "an infeasible plan promises nothing"
     assert error == "error: the plan is infeasible: the warnings above say what to change\n"
     assert not values.exists()

@@ -32,15 +32,17 @@ class DemoSettings(Settings):
         Field(
             ge=1,
             le=8,
-            description="Number of shards, each a process. With 2 or more, the learners use a front. "
-            "Then a shard, the registrar, a learner and the front are killed.",
+            description="Number of shards, each a process. With 2 or more, the learners use a front, and "
+            "the demo kills a shard, the registrar, a learner and the front.",
         ),
     ] = 1
     steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700
     kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
     solo: Annotated[
         bool,
-        Field(description="Afterwards, train without Atoll on as many tokens as the busiest learner, and compare."),
+        Field(
+            description="Afterwards, train without Atoll on the busiest learner's number of tokens, and compare losses."
+        ),
     ] = False
     seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     data: Annotated[

@@ -281,8 +281,8 @@ def checkpoint_export(
 ) -> None:
     """Write the published model as a file that load_state_dict() accepts, or as a folder of files.
 
-    A folder follows the format of Hugging Face's libraries: files and an index. It replaces an earlier
-    export with the same path.
+    A folder follows the format of Hugging Face's libraries: files and an index. The command
+    replaces an earlier export with the same path.
     """
     from atoll_server.cli.export_target import file_size
     from atoll_server.cli.operator_client import export_checkpoint
@@ -336,7 +336,7 @@ def replay_command(
         )
     if changes:
         print(
-            f"{done.merges:,} merges repeated with {', '.join(changes)}: the parameters differ from the recorded ones by {100 * done.apart:.3g} % of their recorded change"
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the final parameters differ from the recorded ones by {100 * done.apart:.3g} % of the run's change"
         )
         if out is None:
             print("to evaluate the result, write the model with --out PATH")
@@ -357,7 +357,7 @@ def reshard_command(
         list[Path],
         typer.Argument(
             metavar="DIRECTORY...",
-            help="Directory of the core; for a run with several shards, those of all cores, or the folder that holds them.",
+            help="Directory of the core. With several shards: the directories of all cores, or the folder that holds them.",
         ),
     ],
     shards: Annotated[int, typer.Option(help="New number of shards, at most one per fragment.", min=1)],
@@ -371,7 +371,7 @@ def reshard_command(
         bool, typer.Option("--registrar-only", help="Give the registrar a directory without fragments.")
     ] = False,
 ) -> None:
-    """Divide a stopped run among another number of shards. Nothing acknowledged is lost, and no parameter changes.
+    """Divide a stopped run among a different number of shards. Nothing acknowledged is lost, and no parameter changes.
 
     The command needs memory for one old shard, and disk space for the new directories: 12 bytes per parameter, the
     initial parameters, and waiting contributions. It compares the new directories with the old ones. The old
