@@ -266,7 +266,7 @@ def main() -> None:
         "--minutes",
         type=float,
         default=20.0,
-        help="minutes of DistributedDataParallel's training at the first rate, which measures its loss",
+        help="minutes for which DistributedDataParallel trains at the first rate, to measure its loss",
     )
     parser.add_argument("--atoll-steps", type=int, default=480)
     parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates in Gbit/s at which only Atoll trains")

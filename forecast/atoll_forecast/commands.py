@@ -37,15 +37,10 @@ def register(app: typer.Typer) -> None:
 def goodput_command(
     chips: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=100_000_000,
-            help="Chips of one fleet. Default: the fleets of Table 1, with 150,000 to 2,400,000.",
-        ),
+        typer.Option(min=1, max=100_000_000, help="Chips of one fleet. Default: the fleets of Table 1."),
     ] = None,
     learners: Annotated[
-        int | None,
-        typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal shares. Default: 8."),
+        int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of equal learners. Default: 8.")
     ] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip per year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
@@ -59,9 +54,7 @@ def goodput_command(
     repair_shape: Annotated[
         float, typer.Option(min=0.2, max=10, help="Weibull shape of repairs; 1: exponential.")
     ] = 1.0,
-    restart_s: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Restart time of an inelastic job, in seconds.")
-    ] = 76.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to restart an inelastic job.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
@@ -145,9 +138,7 @@ def plan_command(
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0 means 24.")] = 0,
     shard_memory_gib: Annotated[
         float,
-        typer.Option(
-            min=1, max=1e6, help="Memory of each shard's machine, in GiB. It determines the number of shards."
-        ),
+        typer.Option(min=1, max=1e6, help="GiB of memory of each shard's machine; determines the number of shards."),
     ] = 512.0,
     values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[

@@ -256,7 +256,7 @@ class LearnerMetrics(Collector):
             ("atoll_local_tokens", "Tokens trained", c.tokens),
             ("atoll_local_stepping_seconds", "Seconds in inner steps", c.stepping_s),
             ("atoll_local_blocked_seconds", "Seconds inside Learner.step()", c.blocked_s),
-            ("atoll_local_paused_seconds", "Seconds in Learner.pause(), or while the run was paused", c.paused_s),
+            ("atoll_local_paused_seconds", "Seconds in Learner.pause() or while the run is paused", c.paused_s),
             ("atoll_local_merged", "Contributions merged", c.merged),
             ("atoll_local_refused", "Contributions refused", c.refused),
             ("atoll_local_reconnects", "Lost connections to the core", c.reconnects),
@@ -267,7 +267,7 @@ class LearnerMetrics(Collector):
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter(
             "atoll_local_payload_bytes",
-            "Payload bytes sent (up), received (down) and in whole fragments (whole)",
+            "Payload bytes sent, received, or in whole fragments",
             directions,
         )
         streams = GaugeMetricFamily("atoll_local_open_calls", "Open streams to the core", labels=["learner", "method"])

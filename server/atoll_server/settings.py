@@ -70,7 +70,7 @@ class RunSettings(Settings):
         Field(
             ge=0,
             le=1 << 60,
-            description="Number of training tokens in the whole run, for all learners together. 0: unknown.",
+            description="Training tokens of the whole run, for all learners together. 0: unknown.",
         ),
     ] = 0
     norm_limit: Annotated[

@@ -345,7 +345,7 @@ def replay_command(
             f"{done.merges:,} merges repeated, all with the ledger's checksums; the final parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
         if not done.snapshot:
-            print("no snapshot could be read, so the merges were compared only with the checksums in the ledger")
+            print("no snapshot could be read, so the merges were compared only with the ledger's checksums")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states, None if changes else run_id(directory, generation))
     if not changes and not done.identical:
