@@ -74,7 +74,7 @@ def test_the_cores_own_link_carries_what_all_regions_do():
     assert held.core.share <= LINK_SHARE
     slow = plan(Job(7e9, 2.0, regions, core_bits_s=1e8))
     assert not slow.works
-    assert any("all, at the core: " in warning for warning in slow.warnings)
+    assert any("the core needs " in warning for warning in slow.warnings)
 
 
 @pytest.mark.parametrize("mbit", [20, 60, 400])

@@ -156,10 +156,7 @@ class Metrics(Collector):
             "atoll_adopt_seconds", "Time from publication to a learner's adoption, excluding skipped versions", r
         )
         self.staleness = Histogram(
-            "atoll_staleness_outer_steps",
-            "Staleness of merged contributions",
-            registry=r,
-            buckets=(0, 0.5, 1, 2, 3, 4, 8, 16),
+            "atoll_staleness_outer_steps", "Staleness at merge", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
             "atoll_contribution_weight",
