@@ -90,7 +90,9 @@ def cost(many: int) -> Cost:
                 follower.wait(version=max(newest), timeout_s=1.0)
                 while follower.versions != newest:
                     if not follower.wait(timeout_s=60.0):
-                        raise SystemExit(f"a follower stays at {follower.versions}, and the core is at {newest}")
+                        raise SystemExit(
+                            f"a follower stays at versions {follower.versions}, but the core is at {newest}"
+                        )
             if not all(same(models[0], each) for each in models):
                 raise SystemExit("followers of the same versions have different values")
             found = [region(1, fronts["one"]), region(many, fronts["many"])]

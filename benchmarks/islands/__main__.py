@@ -35,7 +35,7 @@ def main() -> int:
     """Runs all measurements, and prints a table. Returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=24, help="of the model whose memory is measured")
+    parser.add_argument("--layers", type=int, default=24, help="number of layers of the model whose memory is measured")
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()

@@ -266,10 +266,10 @@ def main() -> None:
         "--minutes",
         type=float,
         default=20.0,
-        help="minutes that DistributedDataParallel trains at the first rate, for its loss",
+        help="minutes for which DistributedDataParallel trains at the first rate, to measure its loss",
     )
     parser.add_argument("--atoll-steps", type=int, default=480)
-    parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates at which only Atoll trains")
+    parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates in Gbit/s at which only Atoll trains")
     parser.add_argument("--json", type=Path, dest="json_path", required=True)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()

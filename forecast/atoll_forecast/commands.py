@@ -135,7 +135,7 @@ def plan_command(
     core_mbit: Annotated[
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s. 0: unlimited.")
     ] = 0.0,
-    fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0 means 24.")] = 0,
     shard_memory_gib: Annotated[
         float,
         typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Sets the number of shards."),

@@ -62,7 +62,7 @@ NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll; import atoll first, or start the "
     f"process with {forking.SETTING}=0"
 )
-LEFT = "the learner has left the run: call step() before the block ends or close(), or create a new Learner"
+LEFT = "the learner has left the run: call step() before close() or the end of the block, or create a new Learner"
 OTHER_THREAD = (
     "step() was called in thread {}, but thread {} started the learner: call step() in the thread that called start()"
 )
@@ -451,7 +451,7 @@ class Learner:
         """
         check_single(self._mine(self._ranks).size)
         if name in self._units:
-            raise LearnerError(f'dataset "{name}" is already in use: keep what units() returned, or use another name')
+            raise LearnerError(f'dataset "{name}" is already in use: reuse the result of units(), or use another name')
         declared = declaration(source, name, seed, epochs)
         leased = LeasedUnits(declared, self._mine(self._agent), self._unit_log, lag, self._agent_failure)
         self._units[name] = Units(source, leased, declared)

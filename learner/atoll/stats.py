@@ -253,7 +253,7 @@ class LearnerMetrics(Collector):
             ("atoll_local_tokens", "Tokens trained", c.tokens),
             ("atoll_local_stepping_seconds", "Seconds in inner steps", c.stepping_s),
             ("atoll_local_blocked_seconds", "Seconds inside Learner.step()", c.blocked_s),
-            ("atoll_local_paused_seconds", "Seconds in deliberate pauses", c.paused_s),
+            ("atoll_local_paused_seconds", "Seconds in Learner.pause() or while the run is paused", c.paused_s),
             ("atoll_local_merged", "Contributions merged", c.merged),
             ("atoll_local_refused", "Contributions refused", c.refused),
             ("atoll_local_reconnects", "Lost connections to the core", c.reconnects),
@@ -262,14 +262,18 @@ class LearnerMetrics(Collector):
         ):
             yield self._counter(name, text, {"": value})
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
-        yield self._counter("atoll_local_payload_bytes", "Payload bytes", directions)
+        yield self._counter(
+            "atoll_local_payload_bytes",
+            "Payload bytes sent, received, or in whole fragments",
+            directions,
+        )
         streams = GaugeMetricFamily("atoll_local_open_calls", "Open streams to the core", labels=["learner", "method"])
         for method, count in sorted(calls.open_calls().items()):
             streams.add_metric([self._name, method], count)
         yield streams
         for name, text, value in (
             ("atoll_local_loss", "Latest training loss", c.loss),
-            ("atoll_local_step_seconds", "Smoothed step time", c.step_time_s),
+            ("atoll_local_step_seconds", "Smoothed duration of an inner step", c.step_time_s),
             ("atoll_local_pending", "Contributions in flight", c.pending),
             ("atoll_local_connected", "1 if connected to the core, else 0", float(c.connected)),
         ):

@@ -47,8 +47,10 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""
-    where = "but --memory-gib gives" if memory_bytes else "but this machine has"
+    where, fix = (
+        ("--memory-gib gives", "raise --memory-gib") if memory_bytes else ("this machine has", "a larger machine")
+    )
     return (
-        f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, {where} "
-        f"{given / 2**30:.1f}: use more shards or a larger machine"
+        f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, but {where} "
+        f"{given / 2**30:.1f}: use more shards, or {fix}"
     )

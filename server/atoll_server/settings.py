@@ -70,7 +70,7 @@ class RunSettings(Settings):
         Field(
             ge=0,
             le=1 << 60,
-            description="Number of training tokens in the whole run, for all learners together. 0: unknown.",
+            description="Training tokens of the whole run, for all learners together. 0: unknown.",
         ),
     ] = 0
     norm_limit: Annotated[
@@ -92,7 +92,7 @@ class RunSettings(Settings):
         Field(
             ge=1,
             le=1e6,
-            description="Largest multiple of the other learners' median weight that a learner's weight may reach.",
+            description="Limit on a learner's weight, as a multiple of the other learners' median weight.",
         ),
     ] = 10.0  # islands of one run differ in size; 1 gives no learner more influence than the others
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
@@ -216,7 +216,7 @@ class Limits(ServerLimits):
     receipts: int = 10_000  # limit on the receipts in one reply to an operator
     contents_bytes: Annotated[
         Bytes,
-        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions; merges read the others from disk."),
+        Field(ge=0, le=1 << 50, description="Memory for decompressed contributions. Merges read the rest from disk."),
     ] = 32 << 20
     update_cache_bytes: Annotated[
         Bytes,
@@ -322,7 +322,7 @@ class CoreSettings(Serving):
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory in GiB (default: all). The core refuses a model that needs more."),
+        Field(gt=0, description="Memory for the core, in GiB (default: all). The core refuses larger models."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     shard: Annotated[

@@ -68,7 +68,7 @@ def test_a_wrong_core_certificate_is_not_reported_as_a_missing_core(tmp_path):
     directory = issue(tmp_path, Role.CORE, "home", ["127.0.0.1"], 1)
     done = atoll("status", "--server", f"127.0.0.1:{free_port()}", "--tls", str(directory))
     assert done.returncode == 1
-    said = f"--tls {directory} has the certificate of core/home, which is no operator's"
+    said = f"--tls {directory} has the certificate of core/home, not of an operator"
     assert done.stderr == f"error: {said}: use an operator's certificate (atoll certs issue operator NAME)\n"
 
 

@@ -74,7 +74,7 @@ def test_the_cores_link_carries_the_traffic_of_all_regions():
     assert held.core.share <= LINK_SHARE
     slow = plan(Job(7e9, 2.0, regions, core_bits_s=1e8))
     assert not slow.works
-    assert any("all, at the core: " in warning for warning in slow.warnings)
+    assert any("the core needs " in warning for warning in slow.warnings)
 
 
 @pytest.mark.parametrize("mbit", [20, 60, 400])
@@ -168,7 +168,7 @@ def test_an_infeasible_plan_writes_no_files(tmp_path):
     words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
     code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
     assert code == 1
-    assert "slow: needs 252% of its link" in said
+    assert "region slow needs 252% of its link" in said
     assert "goodput" not in said, "an infeasible plan must not promise goodput"
     assert error == "error: the plan is infeasible: the warnings above say what to change\n"
     assert not values.exists()

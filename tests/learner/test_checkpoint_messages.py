@@ -94,7 +94,7 @@ ODD = {
     "whole": (Path("x"), " is of type pathlib.PosixPath" + REFUSED),
     "generator": ({"a": [(each for each in ())]}, '["a"][0] is of type generator, which cannot be copied'),
     "endless": (endless(), " contains itself, or is nested too deeply"),
-    "meta": ({"a": torch.empty(2, device="meta")}, '["a"] is a tensor on the device meta, which has no values'),
+    "meta": ({"a": torch.empty(2, device="meta")}, '["a"] is a tensor on the meta device, which has no values'),
 }
 
 

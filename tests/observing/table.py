@@ -29,6 +29,7 @@ UNITS = {
     "weight": "ratio",
     "merges": "merges",
     "epoch": "starts",
+    "units": "units",
 }
 WORDS = {
     "front_refused": "calls", "limited": "calls", "steps": "steps", "tokens": "tokens",

@@ -55,7 +55,7 @@ export const readmit = (learner) => ({
 export const checkpoint = () => ({
   action: "checkpoint",
   title: "Take a checkpoint?",
-  words: ["The core writes a checkpoint to its disk. Training continues. The oldest checkpoint may be deleted."],
+  words: ["The core writes a checkpoint to its disk. Training continues. The core may delete the oldest checkpoint."],
   yes: "Yes, take it",
   body: () => ({}),
 });

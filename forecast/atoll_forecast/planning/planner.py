@@ -149,17 +149,20 @@ def _warnings(
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
-            remedy = "use" if each.region.name == HOME else "leave the region out, or use"
+            home = each.region.name == HOME
+            who, remedy = (
+                ("the core", "use") if home else (f"region {each.region.name}", "leave the region out, or use")
+            )
             yield (
-                f"{each.region.name}: needs {each.share:.0%} of its link, even with {DILOCO_INNER_STEPS} inner steps: "
-                f"{remedy} fewer learners there, longer steps, or a faster link"
+                f"{who} needs {each.share:.0%} of its link, even with {DILOCO_INNER_STEPS} inner steps: "
+                f"{remedy} fewer learners{'' if home else ' there'}, longer steps, or a faster link"
             )
     if trial.rounds < MIN_MERGED:
         yield (
             f"only {trial.rounds:.0%} of the rounds reach a merge in time: use longer steps, or faster or shorter links"
         )
     elif trial.contributions < MIN_MERGED:
-        yield f"only {trial.contributions:.0%} of the learners are in each merge: use faster or shorter links"
+        yield f"merges have the work of only {trial.contributions:.0%} of the learners: use faster or shorter links"
     if _blocked(job) / MAX_BLOCKED > DILOCO_INNER_STEPS:
         yield (
             f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: use longer steps, or smaller "
@@ -175,7 +178,7 @@ def _warnings(
     each_s = divided.share * job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MAX_CONTRIBUTIONS_S:
         yield (
-            f"a core receives {each_s:.0f} contributions per second, more than has ever been measured: "
+            f"a core receives {each_s:.0f} contributions per second, more than any benchmark measured: "
             "use fewer --fragments"
         )
     if divided.memory_bytes > shard_bytes:

@@ -16,13 +16,12 @@ from atoll.model.optimizer_hooks import OptimizersOf, listeners
 from atoll.model.samples import Block, ParameterSamples, Row
 
 FOUND = {
-    Movement.WRITTEN: "something other than the optimizer wrote the parameters, such as load_state_dict: load weights "
+    Movement.WRITTEN: "something other than the optimizer, such as load_state_dict, wrote the parameters: load weights "
     "outside the learner's block, or replace them temporarily between two steps",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
-    "the parameters: name copies with Learner(copies=...) if this recurs",
+    "the parameters: if this recurs, pass the copies with Learner(copies=...)",
     Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters "
-    "(float32 master weights or averaged weights): pass the copies with "
-    "Learner(copies=lambda: [(parameter, copy), ...])",
+    "such as float32 master weights: pass the copies with Learner(copies=lambda: [(parameter, copy), ...])",
 }
 
 AT_ONCE = 32  # number of movements that are judged together while no pseudo-gradient is taken

@@ -91,7 +91,7 @@ class DirectoryLock:
             if error.errno not in NO_LOCKS:
                 raise unusable(self._folder, error) from error
             log.warning(
-                "cannot lock checkpoint_dir: make sure that no other learner uses it, or mount it with locks",
+                "cannot lock checkpoint_dir: make sure that no other learner uses it, or use a file system with locks",
                 folder=str(self._folder),
                 error=error.strerror,
             )
@@ -117,7 +117,9 @@ class DirectoryLock:
 
 def unusable(folder: Path, error: OSError) -> LearnerError:
     """Returns the error for a folder that cannot be used."""
-    return LearnerError(f"checkpoint_dir: {folder} cannot be used ({error.strerror}): give a directory that can")
+    return LearnerError(
+        f"checkpoint_dir: {folder} cannot be used ({error.strerror}): give a directory that you may write to"
+    )
 
 
 def _this_process() -> str:

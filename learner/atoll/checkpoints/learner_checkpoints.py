@@ -237,7 +237,7 @@ class LearnerCheckpoints:
         """Warns about saves that leaving does not wait for. A running save continues until the process exits."""
         if self._running is not None and self._ranks.is_leader:
             log.warning(
-                "the learner left while a checkpoint is being written: keep the process running until it is saved",
+                "the learner left while a checkpoint was being written: keep the process running until the write ends",
                 learner=self._learner,
             )
         if self._requested:

@@ -230,7 +230,9 @@ class LearnerState:
                 missing.append(name)
         if missing:
             log.warning(
-                "the checkpoint lacks some buffers or unshared parameters", first=missing[0], count=len(missing)
+                "the checkpoint lacks some buffers or unshared parameters: they keep their current values",
+                first=missing[0],
+                count=len(missing),
             )
 
     # ------------------------------------------------------------------------------ both

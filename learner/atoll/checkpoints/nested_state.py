@@ -70,7 +70,7 @@ def take_apart(
         if not isinstance(value, torch.Tensor):
             return _copy(value, what, path)
         if local_tensor(value).is_meta:
-            raise StateError(f"{_place(what, path)} is a tensor on the device meta, which has no values: {CURE}")
+            raise StateError(f"{_place(what, path)} is a tensor on the meta device, which has no values: {CURE}")
         scalar = not value.dim() and not isinstance(value, DTensor)
         if scalar or not _is_plain(local_tensor(value)):
             return local_tensor(value).to("cpu", copy=True)

@@ -51,7 +51,11 @@ class RandomState:
             state: The result of `state_dict`.
         """
         if state["ranks"] != _ranks():
-            log.warning("the random generators are not restored", saved_ranks=state["ranks"], ranks=_ranks())
+            log.warning(
+                "the random generators are not restored: the number of ranks has changed",
+                saved_ranks=state["ranks"],
+                ranks=_ranks(),
+            )
             return
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])

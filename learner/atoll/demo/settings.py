@@ -40,7 +40,9 @@ class DemoSettings(Settings):
     kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
     solo: Annotated[
         bool,
-        Field(description="Afterwards, train without Atoll on as many tokens as the busiest learner, and compare."),
+        Field(
+            description="Afterwards, train without Atoll on the busiest learner's number of tokens, and compare losses."
+        ),
     ] = False
     seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     data: Annotated[

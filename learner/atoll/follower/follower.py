@@ -18,8 +18,8 @@ from atoll.follower.model_tensors import ModelTensors
 
 NOT_ENTERED = "the Follower is not in a `with` block: use it as `with atoll.Follower(...) as follower`"
 NO_FORKS = (
-    "this process cannot fork while it follows a run: grpc was imported before atoll, so gRPC's fork handlers would "
-    f"crash the process or its children; import atoll before grpc, or start the process with {forking.SETTING}=0"
+    "this process cannot fork while it follows a run: grpc was imported before atoll; import atoll first, or start the "
+    f"process with {forking.SETTING}=0"
 )
 
 

@@ -82,7 +82,7 @@ def check(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
             raise FollowerError(f'the model has "{name}", which the run does not have: {fix}')
         if isinstance(tensor, DTensor) or tensor.is_meta:
             kind = "divided among ranks" if isinstance(tensor, DTensor) else "on the meta device"
-            raise FollowerError(f'"{name}" is {kind}: give a model whose tensors are whole and have memory')
+            raise FollowerError(f'"{name}" is {kind}: give a model whose tensors are whole and on a real device')
 
 
 def write_fixed(state: Mapping[str, torch.Tensor], cut: Cut) -> None:

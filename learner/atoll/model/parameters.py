@@ -27,8 +27,8 @@ from atoll.ranks.placements import counts_tokens, local_tensor, part_of, reshard
 log = structlog.get_logger()
 
 AVERAGES = (
-    "BatchNorm's running averages are not shared, so an exported model has the initial ones: recompute them there with "
-    "torch.optim.swa_utils.update_bn(loader, model)"
+    "BatchNorm's running averages are not shared, so an exported model has the initial ones: recompute them in "
+    "that model with torch.optim.swa_utils.update_bn(loader, model)"
 )
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 CHANGED = (

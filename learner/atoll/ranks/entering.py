@@ -36,8 +36,8 @@ def gathered_parts(
     different = [rank for rank, (other, _) in enumerate(said) if other != said[0][0]]
     if different:
         raise LearnerError(
-            f"the trainable tensors of rank {different[0]} differ from those of rank 0 (pipeline parallelism does not "
-            "work): build the same model on all ranks"
+            f"the trainable tensors of rank {different[0]} differ from those of rank 0 (pipeline parallelism is not "
+            "supported): build the same model on all ranks"
         )
     found = [
         [TensorPart(tensor.shape, _tuples(ranges)) for tensor, ranges in zip(tensors, parts, strict=True)]

@@ -337,4 +337,4 @@ def _decoded(numbers: Sequence[int]) -> Decision:
 def stopped_by(failed: Sequence[int]) -> LearnerError:
     """Returns the error that stops this rank because other ranks failed. failed: numbers of these ranks."""
     ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-    return LearnerError(f"{ranks} stopped: fix the error in the log there, then restart all ranks of this learner")
+    return LearnerError(f"{ranks} stopped: fix the error that was logged there, then restart all ranks of this learner")

@@ -82,7 +82,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add its authority's certificate"
+            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add the key's certificate"
         )
     authority = own[0]
     key, subject = (

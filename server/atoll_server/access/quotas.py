@@ -66,16 +66,16 @@ class Quotas(Settings):
     frame_bytes: int = (2 << 20) + (64 << 10)  # largest message with frames that may arrive in pieces
     joining_bytes: Annotated[
         Bytes,
-        Field(ge=64 << 10, le=1 << 30, description="Largest Join. Its size grows with the number of tensors."),
+        Field(ge=64 << 10, le=1 << 30, description="Largest Join message. Its size grows with the number of tensors."),
     ] = 10 << 20  # a peer may send only one Join in pieces at a time
     assembling: int = 4  # messages that a learner or peer may send in pieces at the same time
-    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second per peer.")] = 300.0
-    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a peer may make in a burst.")] = 600.0
+    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second per caller.")] = 300.0
+    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls that a caller may make in a burst.")] = 600.0
     joins_per_s: Annotated[
-        float, Field(gt=0, le=1e6, description="Large Joins (sent in pieces) per second per peer.")
+        float, Field(gt=0, le=1e6, description="Large Joins (sent in pieces) per second per caller.")
     ] = 0.5  # the cost of a Join grows with its number of tensors
     joins_burst: Annotated[
-        float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a peer may send in a burst.")
+        float, Field(ge=1, le=1e6, description="Large Joins (sent in pieces) that a caller may send in a burst.")
     ] = 6.0
     spoilt_per_s: float = 0.5  # calls per second per learner or peer that end because of a wrong checksum
     spoilt_burst: float = 5.0
@@ -99,7 +99,7 @@ class Quotas(Settings):
         Field(
             ge=0,
             le=3600,
-            description="Longest wait of a call above a rate, in seconds. A call that would wait longer is refused.",
+            description="Longest wait of a call that exceeds a rate, in seconds. Calls with a longer wait are refused.",
         ),
     ] = 10.0
     stalled_s: Annotated[

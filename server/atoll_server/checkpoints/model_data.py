@@ -127,7 +127,7 @@ class PartWriter:
             raise PartError(f"the part of fragment {self._fragment.index} is invalid: {error}") from error
         found = [(name, each.dtype, each.shape) for name, each in header.entries.items()]
         if found != part_heads(self._layout, self._fragment) or not header.metadata.get(VERSIONS, "").isdecimal():
-            raise PartError(f"the part of fragment {self._fragment.index} has different pieces than this run's")
+            raise PartError(f"the pieces of fragment {self._fragment.index} differ from this run's")
         self._header = header
         data, self._head = self._head[stop:], b""
         return data

@@ -84,7 +84,9 @@ def registrar_of(sources: Sequence[StoppedShard], out: Path) -> StoppedShard:
     """Returns the registrar's directory. Raises SettingsError unless these are exactly the directories of one run."""
     for source in sources:
         if "fingerprint" not in source.meta:
-            raise SettingsError(f"the run in {source.directory} has no parameters yet: start it with --shard instead")
+            raise SettingsError(
+                f"the run in {source.directory} has no parameters yet: start its cores with --shard instead"
+            )
         if (moved := source.meta.get(run_ledger.MOVED)) and moved != str(out.resolve()):
             raise SettingsError(f"the run in {source.directory} was moved to {moved}: give the directories there")
     registrars = [source for source in sources if source.registrar]

@@ -281,8 +281,8 @@ def checkpoint_export(
 ) -> None:
     """Write the published model as a file that load_state_dict() accepts, or as a folder of files.
 
-    A folder follows the format of Hugging Face's libraries: files and an index. It replaces an earlier
-    export with the same path.
+    A folder follows the format of Hugging Face's libraries: files and an index. The command
+    replaces an earlier export with the same path.
     """
     from atoll_server.cli.export_target import file_size
     from atoll_server.cli.operator_client import export_checkpoint
@@ -336,7 +336,7 @@ def replay_command(
         )
     if changes:
         print(
-            f"{done.merges:,} merges repeated with {', '.join(changes)}: the parameters differ from the recorded ones by {100 * done.apart:.3g} % of their recorded change"
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the final parameters differ from the recorded ones by {100 * done.apart:.3g} % of the run's change"
         )
         if out is None:
             print("to evaluate the result, write the model with --out PATH")
@@ -345,7 +345,7 @@ def replay_command(
             f"{done.merges:,} merges repeated, all with the ledger's checksums; the final parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
         if not done.snapshot:
-            print("no snapshot could be read, so the merges were compared only with the checksums in the ledger")
+            print("no snapshot could be read, so the merges were compared only with the ledger's checksums")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states, None if changes else run_id(directory, generation))
     if not changes and not done.identical:
@@ -357,7 +357,7 @@ def reshard_command(
         list[Path],
         typer.Argument(
             metavar="DIRECTORY...",
-            help="Directory of the core; for a run with several shards, those of all cores, or the folder that holds them.",
+            help="Directory of the core. With several shards: the directories of all cores, or the folder that holds them.",
         ),
     ],
     shards: Annotated[int, typer.Option(help="New number of shards, at most one per fragment.", min=1)],

@@ -71,7 +71,7 @@ def _check_caller(tls: Path | None) -> None:
     """Raises OperatorError for a core's certificate, since a core would refuse the operator's calls."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
-        text = f"--tls {tls} has the certificate of {identity}, which is no operator's"
+        text = f"--tls {tls} has the certificate of {identity}, not of an operator"
         raise OperatorError(f"{text}: use an operator's certificate (atoll certs issue operator NAME)")
 
 

@@ -85,6 +85,6 @@ def check_counts(sources: Sequence[sqlite3.Connection], targets: Sequence[sqlite
     before, after = (tuple(map(sum, zip(*map(count_rows, group), strict=True))) for group in (sources, targets))
     if before != after:
         raise LedgerError(
-            f"contributions, pending contributions and merges: the new ledgers have {', '.join(map(str, after))}, but "
-            f"the old ledgers have {', '.join(map(str, before))}: check the disk, and run the command again"
+            f"the new ledgers have {', '.join(map(str, after))} rows (contributions, pending, merges), but the old "
+            f"ledgers have {', '.join(map(str, before))}: check the disk, and run the command again"
         )

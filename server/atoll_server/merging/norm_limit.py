@@ -120,8 +120,7 @@ class NormLimiter:
         if self._norm_limit and times > self._norm_limit:
             return NormVerdict(
                 refusal=f"its norm {norm:.3g} is {times:.3g} times the usual norm of {steps} steps "
-                f"(limit {self._norm_limit:g}): the learner drops this work; if this recurs, lower its inner learning "
-                "rate"
+                f"(limit {self._norm_limit:g}): the learner drops this work; if this recurs, lower its learning rate"
             )
         if self._clip_norm and times > self._clip_norm:
             return NormVerdict(scale=self._clip_norm / times)

@@ -66,7 +66,7 @@ async def _fetch(calls: ShardCalls, number: int, fragment: FragmentLayout, model
                     await asyncio.to_thread(part.take, reply.chunk)
         part.finish()
     except PartError as error:
-        raise Refused(Status.UNAVAILABLE, f"shard {number} sent a wrong export ({error}): try again") from error
+        raise Refused(Status.UNAVAILABLE, f"shard {number} sent an invalid export ({error}): try again") from error
 
 
 async def export_part(shard: Shard, fragment: int, directory: Path) -> AsyncGenerator[bytes]:

@@ -69,7 +69,9 @@ class RunCheckpoints:
             if missing := attached.missing():
                 names = ", ".join(map(str, missing))
                 names = f"shard {names} is" if len(missing) == 1 else f"shards {names} are"
-                text = f"{names} not attached, and a checkpoint needs all shards: start the others, then try again"
+                text = (
+                    f"{names} not attached, and a checkpoint needs all shards: start the missing shards, then try again"
+                )
                 raise Refused(Status.UNAVAILABLE, text)
             request, datasets = pb.TakeCheckpointRequest(), self._core.dataset_accounts()  # before any snapshot
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}

@@ -120,7 +120,7 @@ class Core(CoreProcess):
             count = stored["count"]
             started = "--registrar-only" if stored["alone"] else f"--shard 0/{count}" if count > 1 else "one shard"
             raise SettingsError(
-                f"the run was started with {started}, not with these options: use the same ones, "
+                f"the run was started with {started}, not with these options: use the same options, "
                 "or stop all cores and run atoll reshard"
             )
 

@@ -72,8 +72,8 @@ def check_startable(meta: dict[str, Any]) -> None:
     """
     if moved := meta.get(run_ledger.MOVED):
         raise SettingsError(
-            f"the run was moved to {moved} by atoll reshard: start the directories there (if {moved} does not exist, "
-            "repeat the command, which was interrupted)"
+            f"the run was moved to {moved} by atoll reshard: start cores from the directories there (if {moved} does "
+            "not exist, repeat the interrupted command)"
         )
     if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
         raise SettingsError(

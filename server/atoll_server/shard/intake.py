@@ -33,7 +33,7 @@ from atoll_server.telemetry import entries
 from atoll_server.uploads.upload_state import UploadState
 from atoll_server.uploads.uploads import Upload
 
-DIVERGED = "this learner's training has diverged"
+DIVERGED = "this learner's training has diverged; lower its learning rate"
 
 
 class Intake:

@@ -82,7 +82,12 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
         ("dataset",),
         "Merged work on units that were trained again, in units",
     ),
-    ("atoll_data_lost_units", GaugeMetricFamily, ("dataset",), "Parts of consumed units not merged, in units"),
+    (
+        "atoll_data_lost_units",
+        GaugeMetricFamily,
+        ("dataset",),
+        "Parts of consumed units that were not merged, in units",
+    ),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
@@ -139,7 +144,7 @@ class Metrics(Collector):
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
-            "Rounds by cause of closing: all_answered, grace, deadline, all_silent, left; late: merged without a round",
+            "Rounds by closing cause: all_answered, grace, deadline, all_silent, left, late (merged without a round)",
             ["cause"],
             registry=r,
         )

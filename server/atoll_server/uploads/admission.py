@@ -37,8 +37,8 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
     if len(leases) < len(header.units) or len(leases) > MAX_RANGES or not all(map(_is_range, header.units)):
         raise _malformed(
             header,
-            f"declares {len(header.units)} ranges of data units that are not valid: send at most {MAX_RANGES}, and one "
-            "per lease",
+            f"declares an invalid list of {len(header.units)} ranges of data units: send at most {MAX_RANGES}, one per "
+            "lease",
         )
 
 
@@ -54,8 +54,8 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is based on version {header.base_version}, but the newest is "
-            f"{version} (perhaps from a backup): fetch the whole fragment and drop the work",
+            f"contribution {_name(header)} is based on version {header.base_version}, but the core is at "
+            f"{version}, perhaps after a restore: fetch the whole fragment and drop the work",
         )
     if staleness > max_staleness:
         raise Refused(

@@ -25,7 +25,7 @@ export function checkpointsView(section, actions) {
   });
   const take = actions.button("Take a checkpoint", dialogs.checkpoint);
   const download = actions.button("Download the model", dialogs.model);
-  const hint = "A checkpoint is a snapshot of the run on the core's disk. The model contains only the published parameters.";
+  const hint = "A checkpoint is a saved state of the run on the core's disk. The model contains only the published parameters.";
   section.append(
     h("div", { class: "bar" }, h("p", { class: "hint" }, hint), h("p", { class: "choices" }, take, download)),
     actions.problemLine(), table.node,
