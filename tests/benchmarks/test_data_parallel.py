@@ -141,7 +141,8 @@ def test_a_killed_job_continues_from_its_checkpoint_and_its_figures_add_up(tmp_p
     assert resumed > 0
     assert resumed % 10 == 0
     assert found["steps"] > resumed
-    assert found["tokens_kept"] == found["steps"] * 2 * STEP_TOKENS
+    unrecorded = found["steps"] * 2 * STEP_TOKENS - found["tokens_kept"]
+    assert unrecorded in {0, STEP_TOKENS}, "a rank may be killed after a saved step, and before it records the step"
     assert found["tokens_lost"] == found["tokens_trained"] - found["tokens_kept"]
     assert 0 <= found["tokens_lost"] <= 10 * 2 * STEP_TOKENS
     assert found["useful_s"] + sum(found["lost_s"].values()) == pytest.approx(found["provisioned_s"])
