@@ -114,8 +114,8 @@ class _Given:
     """A watched adoption. change: float32 (values,), 0 in other fragments.
 
     places, values: bool, True in adopted fragments. size: norm of the change. usual: norm of a usual step in these
-    places. rounded: norm that rounding may cause. judged: whether the change is large enough to judge. age: steps since
-    the adoption.
+    places. rounded: norm that rounding may cause. judged: whether the change is large enough to judge. part: whether
+    it is a part of another watched change. age: steps since the adoption.
     """
 
     change: F32
@@ -125,6 +125,7 @@ class _Given:
     usual: float
     rounded: float
     judged: bool
+    part: bool
     age: int = 0
 
 
@@ -137,6 +138,7 @@ class MovementDetector:
 
     def __init__(self, edges: NDArray[np.int64], fragments: NDArray[np.int64], rounding: F32) -> None:
         self._edges = edges
+        self._lengths = np.zeros(0, np.int64)  # number of values of each place
         self._fragments = fragments
         self._rounding = rounding
         self._sizes = np.zeros((HISTORY, len(edges)), np.float32)
@@ -155,6 +157,7 @@ class MovementDetector:
 
     def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
         self._learn()
+        self._lengths = np.diff(self._edges, append=rows.shape[1])
         cycles = [each for each in happened if isinstance(each, BoundaryRows)]
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
@@ -171,6 +174,7 @@ class MovementDetector:
                 continue
             verdict, step = self._beside(rows, each) if beside[number] else (Movement.FINE, moved[number])
             if verdict is Movement.FINE and self._watched:
+                self._combine(whole[number], rows[each.start])
                 verdict, step = self._undone(moved[number], whole[number], step, later=large[number])
             if verdict < Movement.UNDONE and not each.leaving:
                 self._count(step)
@@ -188,7 +192,7 @@ class MovementDetector:
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
             written |= self._written(late, end, usual)
-        step = np.where(self._of(own > 0, start), after - before, end - after)
+        step = np.where(self._of(own > 0), after - before, end - after)
         return Movement.WRITTEN if written else Movement.FINE, step
 
     def _norms(self, values: F32) -> F32:
@@ -219,35 +223,40 @@ class MovementDetector:
 
     def _adopted(self, before: F32, after: F32, fragments: tuple[int, ...]) -> None:
         places = np.isin(self._fragments, fragments)
-        change = (after - before) * self._of(places, after)
-        fresh = [given for given in self._watched if given.age == 0]
-        self._watched = [given for given in self._watched if given.age > 0]
-        # An optimizer with copies reverses all adoptions since its last step together.
-        for given in fresh:
-            self._watch(given.change + change, given.places | places, after)
+        change = (after - before) * self._of(places)
         self._slack = self._norms(change)
         self._watch(change, places, after)
 
+    def _combine(self, whole: F32, start: F32) -> None:
+        """Also watches the sum of the adoptions since the last step, because an optimizer with copies reverses it.
+
+        whole: norm of the next step per place. start: the row before that step.
+        """
+        fresh = [given for given in self._watched if given.age == 0 and not given.part and whole[given.places].any()]
+        if len(fresh) > 1:
+            places = np.any([given.places for given in fresh], axis=0)
+            self._watch(np.sum([given.change for given in fresh], axis=0, dtype=np.float32), places, start)
+
     def _watch(self, change: F32, places: NDArray[np.bool_], after: F32, *, part: bool = False) -> None:
         """Watches a change. part: whether the change is a part of another watched change."""
-        values = self._of(places, after)
+        values = self._of(places)
         size = _norm(change)
         usual = _norm(self._usual[places])
         whole = _norm(after[values])
         rounded = ROUNDINGS * EPSILON * whole
         least = JUDGED_STEPS * (usual + rounded) if self._steps else JUDGED_PART * whole
         judged = size > least and bool(np.count_nonzero(change) >= JUDGED_VALUES)
-        adopted = np.unique(self._fragments[places])
         if size and (judged or not part):
-            self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
-        if not judged and len(adopted) > 1:  # one fragment may have moved far and the others little
-            for fragment in adopted:
+            self._watched.append(_Given(change, places, values, size, usual, rounded, judged, part))
+        if not judged and not part:  # one fragment may have moved far and the others little
+            adopted = np.unique(self._fragments[places])
+            for fragment in adopted if len(adopted) > 1 else ():
                 own = self._fragments == fragment
-                self._watch(np.where(self._of(own, after), change, np.float32(0.0)), own, after, part=True)
+                self._watch(np.where(self._of(own), change, np.float32(0.0)), own, after, part=True)
 
-    def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
+    def _of(self, places: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns a mask of a row's values at these places, bool (values,)."""
-        return np.repeat(places, np.diff(self._edges, append=len(row)))
+        return np.repeat(places, self._lengths)
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
         """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
