@@ -16,6 +16,7 @@ from atoll.boundary.movement import RELIABLE, Movement
 from atoll.boundary.movement_watch import FOUND
 
 from tests.simulation.island import Island
+from tests.simulation.late_rows import STRANGE
 from tests.simulation.training import Masters
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Weights:
         self.strange = self._rng.choice(list(Strange)) if drawn < MOVED else None
         self.watched = drawn < WATCHED
         self._name = self._rng.choice(world.names)
+        late = world.late_rows
+        if self.strange is None and late.wanted and late.rng.random() < STRANGE:
+            self.strange, self.watched = late.rng.choice(list(Strange)), True
         self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
 
     def begin(self, storm_s: float) -> None:
@@ -87,7 +91,7 @@ class Weights:
         self._world.checks.note(f"{island.process.name}: {self.strange}")
         counts[f"weights: {self.strange.name.lower()}" if self.strange is not None else ""] += 1
         if self.strange is Strange.BEST:
-            island.model.load(values)
+            island.load(values)
             self._world.leave(island, drains=True)
             self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, self._name)
         else:

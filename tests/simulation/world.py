@@ -31,6 +31,7 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known, may_come
 from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
+from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.rank_faults import RankFaults
@@ -89,6 +90,7 @@ class World:
         elif not self.harmed and random.Random(f"{seed} hostile and early").random() < MORE_EARLY:
             self.harm = Lie.EARLY
         self.caller: Caller | None = None
+        self.late_rows = LateRows(seed, loop.clock, lambda: self.stormy, self.counts)
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
@@ -334,7 +336,7 @@ class World:
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
             "payloads changed": network.changes, "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
-            **self.data.counts,
+            **self.data.counts, **self.late_rows.sums(),
         }  # fmt: skip
 
     @property
@@ -456,12 +458,13 @@ class World:
         self.lives[name] += 1
         seed = self.rng.getrandbits(32)
         masters, watched = self.weights.masters(name), self.weights.watched
+        lateness = self.late_rows.of(name, life)
         several = random.Random(f"{seed} several").choice((1, 1, 1, 2, 3))
-        size = several if masters is Masters.NONE and not watched else 1
+        size = several if masters is Masters.NONE and (lateness is not None or not watched) else 1
         slow = self.rank_faults.slow_rank(size)
         island = Island(
             self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters,
-            watched=watched, size=size, slow=slow, data=self.data,
+            watched=watched or lateness is not None, size=size, slow=slow, data=self.data, lateness=lateness,
         )  # fmt: skip
         self.counts["islands of several ranks"] += size > 1
         self.counts["islands with a slow rank"] += slow is not None
@@ -494,6 +497,7 @@ class World:
         An early liar leaves with the last honest learner, because alone it would be the run.
         """
         island.leaving = True
+        drains = drains or (island.lateness is not None and island.lateness.drains)
         island.process.start(island.leave(drains=drains))
         all_leave = all(each.leaving or not each.process.alive for each in self.islands.values())
         if self.hostile is not None and self.hostile.lie is Lie.EARLY and all_leave:
