@@ -21,7 +21,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
 from tests.devices import DEVICES
-from tests.learner.conftest import LateBlock
+from tests.learner.late_block import LateBlock
 from tests.learner.watched import Watched, mlp
 
 
