@@ -322,10 +322,14 @@ class Island:
         self._check_anchors()
         for fragment, number in self._new:
             self._checks.taken(self, self._name_of(fragment, number))
+            self._count("contributions kept back", not self._takes[fragment, number].handed_over)
+        before = {key for key in self._takes if key not in self._new}
         self._new.clear()
         for rank in self.ranks:
             for taken in rank.submitted:
                 self._submit(rank, taken)
+                late = rank.number == 0 and (taken.fragment, taken.outstanding.number) in before
+                self._count("kept back, and sent", late)
         for rank in self.ranks:
             rank.submitted.clear()
 
@@ -417,8 +421,11 @@ class Island:
         """Records that a contribution that was kept back is not sent."""
         self.accounts[fragment].ended(None)
         self._forget_takes(fragment)
+        self._count("kept back, and withdrawn", 1)
+
+    def _count(self, what: str, times: int) -> None:
         if self.lateness is not None:
-            self.lateness.counts["kept back, and withdrawn"] += 1
+            self.lateness.counts[what] += times
 
     def _forget_takes(self, fragment: int) -> None:
         """Forgets what was taken of a fragment, so that it is a violation to hand it over."""
@@ -532,8 +539,7 @@ class Island:
         boundary = self.ranks[0].boundary
         assert boundary is not None, "it trains"
         self.training = False
-        if self.lateness is not None:
-            self.lateness.counts["kept back at a drain"] += len(boundary._rounds.kept_back)
+        self._count("kept back until the learner left", len(boundary._rounds.kept_back))
         boundary.drain(0.0)
         self._drained = True
         self._submit_all()

@@ -23,7 +23,7 @@ from tests.simulation.bookkeeping import Violation
 SEEDS = 0.2  # share of seeds that have such learners
 PROCESSES = 0.75  # share of the processes in these seeds
 STRANGE = 0.5  # share of these seeds in which a learner's parameters are overwritten (see `weights`)
-DRAINS = 0.5  # share of these processes that send their remaining work when they leave
+DRAINS = 0.75  # share of these processes that send their remaining work when they leave
 PROMPT = 0.3  # share of blocks of rows that arrive at once
 MOST_BOUNDARIES, LONGEST_S = 6, 1.5  # limits on the delay of a block
 MOST_KEPT = 12  # number of blocks after which a block is lost
@@ -72,6 +72,10 @@ class LateRows:
             return None
         self._counts["islands with late rows"] += 1
         return Lateness(rng, self._clock, self._stormy, self._counts)
+
+    def leaves(self, storm_s: float) -> list[float]:
+        """Returns the times at which further learners leave in this seed, and come back later."""
+        return [self.rng.uniform(0.8, storm_s) for _ in range(self.rng.choice((0, 1, 2)))] if self.wanted else []
 
     def sums(self) -> dict[str, int]:
         """Returns 1 for each situation that the world had."""
