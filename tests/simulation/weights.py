@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOVED = 0.06  # share of the seeds with such a learner
 WATCHED = 0.12  # ... or with detection, but no such learner
+LOADS = 3  # loads in a seed with late rows, because few of them are in work that is kept back
 AGAIN_S = 0.5  # seconds until an ended learner restarts with named masters
 
 
@@ -52,9 +53,10 @@ class Weights:
         self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
 
     def begin(self, storm_s: float) -> None:
-        """Schedules movements that happen once."""
+        """Schedules movements that happen once, or several times if rows are late."""
         if self.strange in {Strange.LOADED, Strange.LOADED_LATE, Strange.BEST}:
-            self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
+            for _ in range(LOADS if self._world.late_rows.wanted else 1):
+                self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
 
     def masters(self, name: str) -> Masters:
         """Returns the masters of a learner's next process."""
