@@ -62,12 +62,12 @@ class LateRows:
 
     def __init__(self, seed: int, clock: Clock, stormy: Callable[[], bool], counts: Counter[str]) -> None:
         self._seed, self._clock, self._stormy, self._counts = seed, clock, stormy, counts
-        self.rng = random.Random(f"{seed} late rows")
+        self.rng = random.Random(f"{seed} late blocks")
         self.wanted = self.rng.random() < SEEDS
 
     def of(self, name: str, life: int) -> Lateness | None:
         """Returns how late the rows of a learner's next process are; None if they arrive at once."""
-        rng = random.Random(f"{self._seed} late rows of {name} {life}")
+        rng = random.Random(f"{self._seed} late blocks of {name} {life}")
         if not self.wanted or rng.random() >= PROCESSES:
             return None
         self._counts["islands with late rows"] += 1
