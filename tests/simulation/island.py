@@ -161,6 +161,7 @@ class Island:
         self.error: Exception | None = None
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
+        self._restored_at = 0  # number of the boundary that last reset the parameters
         self._drained = False  # whether it has taken its last step boundary
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
         self.late = False  # ... after the optimizer's part of the step
@@ -413,6 +414,7 @@ class Island:
 
     def all_given_up(self) -> None:
         """Records that all outstanding work is dropped."""
+        self._restored_at = self._watch.boundary if self._watch is not None else 0
         for fragment, account in enumerate(self.accounts):
             account.all_given_up(flying=self.tracks[fragment].flying is not None)
             self._forget_takes(fragment)
@@ -573,6 +575,18 @@ class Island:
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
         if held:
             raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
+
+    def has_work_on_its_way(self, *, kept: bool) -> bool:
+        """Returns whether its next boundary answers a round. kept: whether it keeps a contribution back instead."""
+        boundary = self.ranks[0].boundary
+        return bool(boundary is not None and boundary._rounds.kept_back if kept else self._exchange._due)
+
+    def just_restored(self) -> bool:
+        """Returns whether no step has followed the last restore.
+
+        The watch then takes a load of the same size for a projection back, so it is not detected.
+        """
+        return self._watch is not None and self._watch.boundary <= self._restored_at
 
     def idle(self) -> bool:
         """Returns whether it knows of no work on its way, and keeps none back."""

@@ -89,6 +89,10 @@ class Weights:
         if not island.tracks or not island.counters.steps or island.strayed:  # the load is no large step then
             self._world.loop.after(0.1, self._load)
             return
+        kept, late = self.strange is Strange.BEST, self._world.late_rows.wanted
+        if late and (island.just_restored() or not island.has_work_on_its_way(kept=kept)):
+            self._world.loop.after(0.02, self._load)
+            return
         values = np.random.default_rng(self._rng.getrandbits(32))
         self._world.checks.note(f"{island.process.name}: {self.strange}")
         counts[f"weights: {self.strange.name.lower()}" if self.strange is not None else ""] += 1

@@ -50,6 +50,7 @@ EARLY = 0.5  # share of those that inflate their reports
 MORE_EARLY = 0.01  # share of all others, because tokens would otherwise rarely be held back
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
+LATE_STORM_S = 6.0  # with late rows, so that weights are loaded while learners have much work
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
@@ -117,7 +118,8 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
-        self.weights.begin(STRANGE_STORM_S)
+        late = self.late_rows.wanted and self.weights.strange is not None
+        self.weights.begin(LATE_STORM_S if late else STRANGE_STORM_S)
         if self.harmed:
             self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES), self._harm)
         elif isinstance(self.harm, Lie):
@@ -126,7 +128,8 @@ class World:
             at = 0.0 if self.harm in FROM_THE_START else self._later.uniform(0.5, 1.5)
             self.loop.after(at, self._caller_comes, self.harm)
         long = self.rotting or self.harmed or isinstance(self.harm, Lie)
-        storm_s = ROTTING_STORM_S if long else STRANGE_STORM_S if self.weights.strange is not None else STORM_S
+        strange_s = LATE_STORM_S if late else STRANGE_STORM_S
+        storm_s = ROTTING_STORM_S if long else strange_s if self.weights.strange is not None else STORM_S
         await self._watch(lambda: self.loop.now >= storm_s and not self.rank_faults.awaited())
         await self._peace()
 
