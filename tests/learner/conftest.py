@@ -8,9 +8,9 @@ import pytest
 import structlog
 from atoll.boundary import movement_watch
 from atoll.checkpoints import storage
-from atoll.model import samples
 
 from tests.learner.fake_core import fake_core
+from tests.learner.late_block import LateBlock
 
 
 @pytest.fixture
@@ -37,25 +37,6 @@ def gate(monkeypatch):
     monkeypatch.setattr(storage._Writer, "write_data", waiting)
     yield event
     event.set()
-
-
-class LateBlock(samples.Block):
-    """Rows that arrive only at the third look, like those of a GPU that lags by some steps."""
-
-    waits = 0  # number of waits for rows
-
-    def __init__(self, rows):
-        super().__init__(rows)
-        self._looks = 0
-
-    @property
-    def there(self):
-        self._looks += 1
-        return self._looks > 2
-
-    def rows(self):
-        LateBlock.waits += self._looks <= 2
-        return super().rows()
 
 
 @pytest.fixture(params=["at once", "late"])

@@ -16,12 +16,12 @@ from atoll.boundary.movement_watch import MovementWatch
 from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import undivided
-from atoll.ranks.rank_group import SingleRank
+from atoll.ranks.rank_group import Agreed, SingleRank, _agreed
 from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
 from tests.devices import DEVICES
-from tests.learner.conftest import LateBlock
+from tests.learner.late_block import LateBlock
 from tests.learner.watched import Watched, mlp
 
 
@@ -128,12 +128,22 @@ def test_work_that_is_dropped_while_it_waits_for_a_verdict_is_not_sent(rows):
 
 
 class TwoRanks(SingleRank):
-    """The first of two ranks, which decides alone and owns everything."""
+    """The first of two ranks, which owns everything. It carries out each decision one step later."""
 
     size = 2
+    _running: Agreed | None = None
+
+    def step(self, tokens, steps, decide, carry_out, flags):
+        self.finish(carry_out)
+        self._running = _agreed(tokens, steps, decide(), [flags()])
+
+    def finish(self, carry_out):
+        if self._running is not None:
+            carry_out(self._running)
+            self._running = None
 
 
-def test_ranks_take_nothing_before_the_verdict_on_earlier_movements(said, rows):
+def test_ranks_send_nothing_before_the_verdict_on_earlier_movements(said, rows):
     model = mlp()
     optimizer = adamw(model)
     with Watched(model, optimizer, ranks=TwoRanks()) as it:
@@ -152,6 +162,22 @@ def test_ranks_take_nothing_before_the_verdict_on_earlier_movements(said, rows):
         it.turn(8)
         assert len(it.agent.taken) == 2
         assert LateBlock.waits == 0
+
+
+def test_ranks_send_nothing_that_is_overwritten_after_they_agreed_to_answer_a_round(said, rows):
+    model = mlp()
+    with Watched(model, adamw(model), ranks=TwoRanks()) as it:
+        it.rounds(20)
+        it.settle()
+        it.agent.taken.clear()
+        it.ask()
+        for _ in range(8):
+            it.turn()
+            write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
+        it.settle()
+        assert not it.agent.taken
+        assert said
+    assert not it.agent.taken, "leaving sends none of it either"
 
 
 def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said, rows):
@@ -180,6 +206,25 @@ def test_an_interrupted_restore_happens_at_the_next_step(said, monkeypatch, rows
         it.learner.step(tokens=10)
         assert it.distance() == 0.0
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_work_that_is_kept_back_is_not_sent_if_the_restoring_is_interrupted_before_it_began(
+    leaves, said, monkeypatch, rows
+):
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        it.turn(10)
+        write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
+        it.ask()
+        with monkeypatch.context() as patched, contextlib.suppress(InterruptedError):
+            patched.setattr(it.learner._boundary, "_restore", raising)
+            it.turn(8)
+        if not leaves:
+            it.learner.step(tokens=10)
+            assert it.distance() == 0.0
+    assert not it.agent.taken
+    assert len(said) == 1 + leaves
 
 
 def raising() -> None:

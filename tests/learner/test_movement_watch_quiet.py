@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 from tests.devices import DEVICES, GPU
 from tests.end_to_end.world import small_model, task
-from tests.learner.conftest import LateBlock
+from tests.learner.late_block import LateBlock
 from tests.learner.merging import Kind, Merging
 from tests.learner.watched import Watched, mlp
 

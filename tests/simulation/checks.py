@@ -188,9 +188,12 @@ class Checks:
             raise Violation(4, f"{island.process.name} adopted other bytes of {fragment}/{version} than published")
         self.anchors[island, fragment] = (version, found)
 
-    def taken(self, island: Island, name: Name, digest: bytes) -> None:
-        """Records that a learner sends its work since the last adoption. digest: of the frames from all its ranks."""
+    def taken(self, island: Island, name: Name) -> None:
+        """Records that a learner takes its work since the adopted anchor."""
         self.took[name] = self.anchors[island, name[2]]
+
+    def sent(self, name: Name, digest: bytes) -> None:
+        """Records that a learner sends what it took. digest: of the frames of all its ranks."""
         self.coded[name] = digest
 
     def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:

@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 import grpc.aio
 import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
-from atoll.boundary import movement, movement_watch
+from atoll.boundary import movement, movement_watch, round_answers, step_boundary
 from atoll.fragments import adoption, segments
 from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
@@ -1028,6 +1029,64 @@ def loaded_weights_are_work() -> Iterator[None]:
 def weights_loaded_before_leaving_are_work() -> Iterator[None]:
     """A leaving learner sends loaded parameters as training."""
     with patch(movement_watch.MovementWatch, "leave", lambda _: movement.Movement.FINE):
+        yield
+
+
+@defect
+def overwritten_work_that_was_kept_back_is_sent() -> Iterator[None]:
+    """The rows of contributions show that weights were loaded. The parameters are reset, but the contributions are
+    sent."""
+    restore = step_boundary.StepBoundary._restore
+
+    def after_sending(self: step_boundary.StepBoundary) -> None:
+        self._rounds.hand_over(self._number)
+        restore(self)
+
+    with patch(step_boundary.StepBoundary, "_restore", after_sending):
+        yield
+
+
+@defect
+def dropped_work_that_was_kept_back_is_sent() -> Iterator[None]:
+    """A learner drops outstanding work, but not its contributions that wait for a verdict (this was a real defect)."""
+    with patch(step_boundary.StepBoundary, "_withdraw", lambda *_: None):
+        yield
+
+
+@defect
+def work_that_was_kept_back_is_forgotten_when_a_learner_joins_again() -> Iterator[None]:
+    """Contributions that wait for a verdict are not sent in a new session, and their fragments wait for their fate."""
+    joined, hand_over = run_session.RunSession._joined, round_answers.RoundAnswers.hand_over
+    again = WeakSet[Any]()
+
+    async def joining_again(self: run_session.RunSession, reply: pb.JoinReply) -> None:
+        await joined(self, reply)
+        again.add(self._exchange)
+
+    def forgetful(self: round_answers.RoundAnswers, judged: int = 0) -> None:
+        if self._exchange in again:
+            again.remove(self._exchange)
+            self.kept_back.clear()
+        hand_over(self, judged)
+
+    with (
+        patch(run_session.RunSession, "_joined", joining_again),
+        patch(round_answers.RoundAnswers, "hand_over", forgetful),
+    ):
+        yield
+
+
+@defect
+def ranks_send_what_no_verdict_covers() -> Iterator[None]:
+    """Rank 0's verdict ends where the ranks agree, but they take their work at a later boundary (this was a real
+    defect)."""
+    hand_over = round_answers.RoundAnswers.hand_over
+
+    def at_once(self: round_answers.RoundAnswers, judged: int = 0) -> None:
+        several = self._local._values._ranks.size > 1
+        hand_over(self, max(judged, *(boundary for boundary, _ in self.kept_back), 0) if several else judged)
+
+    with patch(round_answers.RoundAnswers, "hand_over", at_once):
         yield
 
 

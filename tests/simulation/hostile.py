@@ -11,10 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
-from atoll.boundary.round_answers import RoundAnswers
 from atoll.fragments.exchange import DueRound, Submission
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.plausibility import FASTER
@@ -25,9 +23,9 @@ from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.bookkeeping import Violation, shard_of, the_shard
 from tests.simulation.checks import Checks
-from tests.simulation.island import Island, Rank
+from tests.simulation.island import Answers, Island, Rank
 from tests.simulation.network import Network
-from tests.simulation.training import BATCH
+from tests.simulation.training import BATCH, Take
 
 NAME = "mallory"
 STRIDE = 1e6  # size of its inner steps: 1e8 times that of an honest learner
@@ -52,12 +50,10 @@ class Lie(StrEnum):
 LIES = (Lie.FLOOD, Lie.DECLINES)  # lies that are not about tokens
 
 
-class Answers(RoundAnswers):
-    """A hostile learner's answers: it answers every round, even without work."""
+class AnswersAlways(Answers):
+    """Answers every round, even without work."""
 
-    def __init__(self, island: Hostile, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._island = island
+    _island: Hostile
 
     def answer(self, boundary: int = 0) -> None:
         due = self._exchange.todo.due
@@ -68,10 +64,11 @@ class Answers(RoundAnswers):
 class Hostile(Island):
     """A hostile learner's process: the real agent with false data."""
 
+    answers = AnswersAlways
+
     def __init__(
         self, lie: Lie, network: Network, checks: Checks, addresses: Sequence[str], step_s: float, seed: int
     ) -> None:
-        self.answers = lambda *parts: Answers(self, *parts)
         super().__init__(network, checks, NAME, 0, addresses, step_s, seed)
         self.lie, self.stride = lie, STRIDE if lie is Lie.FLOOD else 0.01
         self.sent = 0
@@ -104,8 +101,8 @@ class Hostile(Island):
             taken.outstanding.tokens = taken.outstanding.steps = BOAST
         super()._submit(rank, taken)
 
-    def _check(self, taken: Submission) -> None:
-        """Does nothing: a hostile learner may send work that it did not train."""
+    def _check(self, take: Take, taken: Submission) -> None:
+        """Does nothing, so that it sends any work."""
 
 
 def is_usual_known(core: Core) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +25,13 @@ from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.step_boundary import StepBoundary
 from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
-from atoll.fragments.adoption import Track
+from atoll.fragments.adoption import PreparedAnchor, Track
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.fragments.segments import Coded
 from atoll.model.parameters import Parameters
 from atoll.model.samples import ParameterSamples
 from atoll.ranks.division import Division
-from atoll.ranks.rank_group import ALONE, RankGroup
+from atoll.ranks.rank_group import ALONE, RESTORE, Decision, RankGroup
 from atoll.stats import Counters
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
@@ -39,12 +39,13 @@ from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
 
 from tests.simulation.bookkeeping import Violation
-from tests.simulation.checks import Checks
+from tests.simulation.checks import Checks, Name
 from tests.simulation.data_units import DataTruth
+from tests.simulation.late_rows import Lateness, LateWatch
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
-from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of
-from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
+from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of, together
+from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model, Take
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
 SLOW_CALLS_S = 0.1  # additional delay of each message between a slow rank and the core
@@ -78,6 +79,11 @@ class Boundary(StepBoundary):
                 self.island.accounts[fragment].ended(None)
         super()._release(todo)
 
+    def _withdraw(self, fragment: int) -> None:
+        if self._ranks.is_leader and any(kept.fragment == fragment for _, kept in self._rounds.kept_back):
+            self.island.withdrawn(fragment)
+        super()._withdraw(fragment)
+
     def _finish_adoptions(self) -> None:
         fragments = self.local.begun
         if self._ranks.is_leader:
@@ -89,26 +95,48 @@ class Boundary(StepBoundary):
 
     def _restore(self) -> None:
         everything = range(len(self.local.tracks))
-        for fragment in everything:
-            self.island.accounts[fragment].all_given_up(flying=self.local.tracks[fragment].flying is not None)
+        if self._ranks.is_leader:
+            self.island.all_given_up()
         before = self.island.before(everything)
         super()._restore()
         self.island.moved(everything, before)
+
+    def _carry_out_last(self, decision: Decision) -> None:
+        if decision.request == RESTORE:
+            self.island.all_given_up()
+        for newer in self._exchange.todo.prepared:
+            self.island.settle_apart(newer)
+        super()._carry_out_last(decision)
+
+
+class Answers(RoundAnswers):
+    """The product's answers. Rank 0's record what was trained, at the moment when it is taken."""
+
+    def __init__(self, island: Island, number: int, *parts: Any) -> None:
+        """number: of the rank. parts: as for RoundAnswers."""
+        super().__init__(*parts)
+        self._island, self._is_leader = island, number == 0
+
+    def take(self, due: DueRound, boundary: int = 0) -> None:
+        """See RoundAnswers."""
+        if self._is_leader:
+            self._island.takes(due.fragment)
+        super().take(due, boundary)
 
 
 class Island:
     """One start of a learner, with one or more processes. process, counters, session, tracks: of rank 0.
 
     error: why it ended, if it failed. watched: whether it uses the product's `MovementWatch`. size: number of ranks.
-    slow: number of the rank whose messages are all late, if any.
+    slow: number of the rank whose messages are all late, if any. lateness: of its rows, None if they arrive at once.
     """
 
-    answers: Callable[..., RoundAnswers] = RoundAnswers  # how its ranks answer rounds
+    answers: type[Answers] = Answers  # how its ranks answer rounds
 
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
         seed: int, masters: Masters = Masters.NONE, *, watched: bool = False, size: int = 1,
-        slow: int | None = None, data: DataTruth | None = None,
+        slow: int | None = None, data: DataTruth | None = None, lateness: Lateness | None = None,
     ) -> None:  # fmt: skip
         self.name, self.life, self.network, self._checks, self._step_s = name, life, network, checks, step_s
         self._addresses = addresses
@@ -124,18 +152,23 @@ class Island:
         self.process, self.counters, self.model, self._exchange = (
             first.process, first.counters, first.model, first.exchange
         )  # fmt: skip
-        self._watched = watched
+        self._watched, self.lateness = watched, lateness
         self._watch: MovementWatch | None = None
         self.accounts: list[Account] = []
+        self._takes: dict[tuple[int, int], Take] = {}  # what it has not sent yet, by fragment and number
+        self._new: list[tuple[int, int]] = []  # those that it took at this boundary
         self.layout: Layout | None = None
         self.error: Exception | None = None
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
-        self.overwrites: np.random.Generator | None = None  # draws the weights that the next step loads
-        self.late = False  # whether the load comes after the optimizer's part of the step
+        self._restored_at = 0  # number of the boundary that last reset the parameters
+        self._drained = False  # whether it has taken its last step boundary
+        self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
+        self.late = False  # ... after the optimizer's part of the step
         self.strayed = False  # whether its steps were much larger for a while
-        self._widest = self.stride  # largest stride so far, which may hide an undone adoption
-        self._undone = 0  # adoptions that the next step undid, and that are large enough to be detected
+        self._widest = self.stride  # largest stride so far: an undone adoption is not found next to such large steps
+        # Boundaries with adoptions that the next step undid, and that are large enough to be detected.
+        self._undone: list[int] = []
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
         self._tokens = 0  # trained so far; with several ranks, counters lag behind
         self.due_again = False  # whether another start of this learner waits for its end
@@ -205,7 +238,8 @@ class Island:
         """Does on all ranks what `Learner._take_over` does on one."""
         first, divisions = self._exchange.first(), divisions_of(layout, self._parts)
         if self._watched:
-            self._watch = MovementWatch(ParameterSamples(self.model.values, divisions[0]))
+            samples, late = ParameterSamples(self.model.values, divisions[0]), self.lateness
+            self._watch = MovementWatch(samples) if late is None else LateWatch(samples, late)
         self.accounts = [Account(fragment.length) for fragment in layout.fragments]
         anchors = [rank.exchange.take_first(first) for rank in self.ranks]
         locals_: list[LocalParameters | None] = [None] * len(self.ranks)
@@ -216,12 +250,7 @@ class Island:
                 ranks=rank.ranks,
             )  # fmt: skip
 
-        threads = [threading.Thread(target=enter, args=(rank,)) for rank in self.ranks[1:]]
-        for thread in threads:
-            thread.start()
-        enter(self.ranks[0])
-        for thread in threads:
-            thread.join()
+        together([partial(enter, rank) for rank in self.ranks])
         for rank, local, mine in zip(self.ranks, locals_, divisions, strict=True):
             assert local is not None, "entered"
             self._enter(rank, layout, local, mine)
@@ -231,7 +260,8 @@ class Island:
 
     def _enter(self, rank: Rank, layout: Layout, local: LocalParameters, divisions: Sequence[Division]) -> None:
         log = UnitLog() if self.feed is None else self.feed.log
-        rounds = self.answers(local, rank.exchange, rank.counters, rank.submitted.append, log)
+        submit = partial(self._handed_over, rank)
+        rounds = self.answers(self, rank.number, local, rank.exchange, rank.counters, submit, log)
         watch = self._watch if rank.number == 0 else None
         rank.boundary = Boundary(
             self.name, layout, cast("Parameters", rank.model), local, rounds, watch, rank.exchange, rank.counters,
@@ -260,7 +290,7 @@ class Island:
     def _step(self) -> None:
         counters = self.counters
         counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._exchange.paused)
-        if counters.paused or self._exchange.paused:
+        if counters.paused or self._exchange.paused or self._drained:
             return
         if self.training:
             self._train()
@@ -268,21 +298,40 @@ class Island:
         try:
             if self.feed is not None and self.training:
                 self.feed.step(counters.steps + 1)
-            for rank in self.ranks:
-                boundary = rank.boundary
-                assert boundary is not None, "the learner has joined"
-                rank.counters.step_time_s = self._step_s
-                if self.training or len(self.ranks) > 1:
-                    boundary.step(BATCH if self.training else 0)
-                else:
-                    boundary._carry_out(ALONE.agree(boundary._decide, boundary._failed))
+            if self._hub.agreed_to_restore():
+                together([partial(self._pass_boundary, rank) for rank in self.ranks])
+            else:
+                for rank in self.ranks:
+                    self._pass_boundary(rank)
+            self._hub.end_turn()
         except LearnerError as error:
             self._stop(error)
             return
+        self._submit_all()
+
+    def _pass_boundary(self, rank: Rank) -> None:
+        boundary = rank.boundary
+        assert boundary is not None, "it trains"
+        rank.counters.step_time_s = self._step_s
+        if self.training or len(self.ranks) > 1:
+            boundary.step(BATCH if self.training else 0)
+        else:
+            boundary._carry_out(ALONE.agree(boundary._decide, boundary._failed))
+
+    def _submit_all(self) -> None:
+        """Passes what the ranks' boundaries handed over to the agents."""
         self._check_anchors()
+        for fragment, number in self._new:
+            self._checks.taken(self, self._name_of(fragment, number))
+            self._count("contributions kept back", not self._takes[fragment, number].handed_over)
+        before = {key for key in self._takes if key not in self._new}
+        self._new.clear()
         for rank in self.ranks:
             for taken in rank.submitted:
                 self._submit(rank, taken)
+                late = rank.number == 0 and (taken.fragment, taken.outstanding.number) in before
+                self._count("kept back, and sent", late)
+        for rank in self.ranks:
             rank.submitted.clear()
 
     def _train(self) -> None:
@@ -306,9 +355,15 @@ class Island:
         self._checks.trained[self.name, self.session.core.session.incarnation] = self._tokens
 
     def _load(self) -> None:
-        assert self.overwrites is not None, "a load is due"
-        self.model.load(self.overwrites)
+        assert self.overwrites is not None, "asked to"
+        self.load(self.overwrites)
         self.overwrites = None
+
+    def load(self, random: np.random.Generator) -> None:
+        """Loads weights that were not trained, on all ranks."""
+        values = [random.standard_normal(len(account.moved), np.float32) for account in self.accounts]
+        for rank in self.ranks:
+            rank.model.load(values)
 
     def values(self, fragment: int) -> np.ndarray:
         """Returns a fragment's current values from all ranks. Copies of a value must be equal."""
@@ -336,16 +391,47 @@ class Island:
 
     def settle(self, fragment: int) -> None:
         """Records an adoption in the account, before the values change."""
-        account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
         begun = [rank.boundary.local._begun[fragment].newer for rank in self.ranks if rank.boundary is not None]
-        if begun[0].fate.drop:  # the adoption drops unmerged work
-            account.told += self.anchor(fragment) - self.values(fragment)
+        self._settle(fragment, begun, self.values)
+
+    def settle_apart(self, newer: PreparedAnchor) -> None:
+        """Records the adoption of a leaving learner, before the values change."""
+        assert self.ranks[0].boundary is not None, "it trained"
+        apart = self.ranks[0].boundary.local._apart
+        self._settle(newer.fragment, [newer], lambda fragment: apart.get(fragment, self.values(fragment)))
+
+    def _settle(self, fragment: int, begun: Sequence[PreparedAnchor], values: Callable[[int], np.ndarray]) -> None:
+        account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
+        if begun[0].fate.drop:  # unmerged work is dropped
+            account.told += self.anchor(fragment) - values(fragment)
             account.ended(None)
+            self._forget_takes(fragment)
         elif begun[0].fate.q is not None:
             for rank, newer in zip(self.ranks, begun, strict=True):
                 run = self._run(rank, fragment)
                 q[run.offset : run.offset + run.length] = self._decoded(rank, fragment, newer.fate.q)
             account.ended(q)
+
+    def all_given_up(self) -> None:
+        """Records that all outstanding work is dropped."""
+        self._restored_at = self._watch.boundary if self._watch is not None else 0
+        for fragment, account in enumerate(self.accounts):
+            account.all_given_up(flying=self.tracks[fragment].flying is not None)
+            self._forget_takes(fragment)
+
+    def withdrawn(self, fragment: int) -> None:
+        """Records that a contribution that was kept back is not sent."""
+        self.accounts[fragment].ended(None)
+        self._forget_takes(fragment)
+        self._count("kept back, and withdrawn", 1)
+
+    def _count(self, what: str, times: int) -> None:
+        if self.lateness is not None:
+            self.lateness.counts[what] += times
+
+    def _forget_takes(self, fragment: int) -> None:
+        """Forgets what was taken of a fragment, so that it is a violation to hand it over."""
+        self._takes = {key: take for key, take in self._takes.items() if key[0] != fragment or take.handed_over}
 
     def _decoded(self, rank: Rank, fragment: int, coded: Coded | None) -> np.ndarray:
         assert coded is not None, "all ranks adopt the same version"
@@ -365,9 +451,12 @@ class Island:
             return
         sizes = [np.linalg.norm(self.values(n) - old) for n, old in zip(fragments, before, strict=True)]
         large = [self.accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
-        self._undone += any(large)
-        if self._undone > MAX_UNDONE:
-            raise Violation(12, f"{self.process.name} undid {self._undone} adoptions without detection")
+        assert self._watch is not None, "it is watched"
+        if any(large):
+            self._undone.append(self._watch.boundary)
+        judged = sum(boundary < self._watch.judged for boundary in self._undone)
+        if judged > MAX_UNDONE:
+            raise Violation(12, f"{self.process.name} undid {judged} adoptions, and goes on")
 
     def _check_anchors(self) -> None:
         """Checks that all ranks have the same versions, with the published bytes."""
@@ -384,20 +473,41 @@ class Island:
         if self._watch is not None:
             self._watch.adopted(fragments)
 
+    def takes(self, fragment: int) -> None:
+        """Records what rank 0 is about to take."""
+        track = self.tracks[fragment]
+        key = fragment, track.takes + 1
+        self._takes[key] = self.accounts[fragment].taken(track.steps_from, self.counters.steps)
+        self._new.append(key)
+
+    def _name_of(self, fragment: int, number: int) -> Name:
+        assert self.session is not None, "a round comes through it"
+        return self.name, self.session.core.session.incarnation, fragment, number
+
+    def _handed_over(self, rank: Rank, taken: Submission) -> None:
+        """Called when a rank's boundary submits a contribution."""
+        rank.submitted.append(taken)
+        take = self._takes.get((taken.fragment, taken.outstanding.number))
+        if take is not None and rank.number == 0:
+            take.handed_over = True
+
     def _submit(self, rank: Rank, taken: Submission) -> None:
-        assert rank.session is not None, "rounds arrive in a session"
+        assert rank.session is not None, "a round comes through it"
+        take = self._takes.get((taken.fragment, taken.outstanding.number))
+        if take is None:
+            raise Violation(12, f"{self.process.name} sends work on {taken.fragment} that it dropped earlier")
         if rank.number == 0:
-            self._check(taken)
+            self._check(take, taken)
         rank.exchange.submitted(taken)
         rank.session.submit(taken)
-        core = rank.session.core
-        in_flight = core.tracks[taken.fragment].in_flight
+        in_flight = rank.session.core.tracks[taken.fragment].in_flight
         if rank.number == 0 and in_flight is not None and in_flight.taken is taken:
-            name = (self.name, core.session.incarnation, taken.fragment, in_flight.seq)
-            self._checks.taken(self, name, self._digest(taken.fragment))
+            name = self._name_of(taken.fragment, in_flight.seq)
+            self._checks.sent(name, self._digest(taken.fragment))
             if self.feed is not None:
-                after = self.tracks[taken.fragment].steps_from
-                self.feed.sent(taken, name, after, after + taken.outstanding.steps)
+                self.feed.sent(taken, name, take.after, take.upto)
+        if rank is self.ranks[-1]:
+            del self._takes[taken.fragment, taken.outstanding.number]
 
     def _digest(self, fragment: int) -> bytes:
         """Returns the digest of the payloads that all ranks send together, in the order of their frames."""
@@ -408,16 +518,15 @@ class Island:
             contents += [(span.index, frame_codec.compress(content)) for span, content in coded]
         return frame_codec.frames_digest([(len(payload), crc32c(payload)) for _, payload in sorted(contents)])
 
-    def _check(self, taken: Submission) -> None:
-        """Checks that a contribution contains only trained work. All ranks must have taken their parts."""
-        account = self.accounts[taken.fragment]
-        sent = np.zeros(len(account.moved), np.float32)
+    def _check(self, take: Take, taken: Submission) -> None:
+        """Checks that a contribution is what was trained when it was taken. All ranks have submitted their parts."""
+        sent = np.zeros(len(take.work), np.float32)
         for rank in self.ranks:
             run = self._run(rank, taken.fragment)
             (mine,) = [each for each in rank.submitted if each.fragment == taken.fragment]
             sent[run.offset : run.offset + run.length] = self._decoded(rank, taken.fragment, mine.outstanding.coded)
-        if strange := account.strange(sent):
-            raise Violation(12, f"{self.process.name} sends work on {taken.fragment} that it did not train: {strange}")
+        if strange := take.strange(sent):
+            raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
 
     async def leave(self, *, drains: bool = False) -> None:
         """Leaves the run and ends. drains: whether to send the remaining work first."""
@@ -428,20 +537,14 @@ class Island:
         self.process.kill()
 
     async def _drain(self) -> None:
-        """Does the same as `StepBoundary.drain`, without adoptions."""
-        counters, self.training = self.counters, False
-        rank = self.ranks[0]
-        assert rank.boundary is not None, "the learner has joined"
-        if self._watch is not None and self._watch.leave() is not Movement.FINE:
-            for account, track in zip(self.accounts, self.tracks, strict=True):
-                account.all_given_up(flying=track.flying is not None)
-                track.give_up(counters.tokens, counters.steps)
-        for fragment, track in enumerate(self.tracks):
-            if track.flying is None and track.steps_from < counters.steps:
-                rank.boundary._rounds.take(DueRound(fragment, 0, 0.0))
-        for taken in rank.submitted:
-            self._submit(rank, taken)
-        rank.submitted.clear()
+        """Takes and sends the last work, and waits for its acknowledgements on the virtual clock."""
+        boundary = self.ranks[0].boundary
+        assert boundary is not None, "it trains"
+        self.training = False
+        self._count("kept back until the learner left", len(boundary._rounds.kept_back))
+        boundary.drain(0.0)
+        self._drained = True
+        self._submit_all()
         for _ in range(DRAIN_LOOKS):
             if self._exchange.unsettled:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
@@ -449,9 +552,8 @@ class Island:
     def check_conservation(self) -> None:
         """Checks that trained movement = merged or dropped work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
-            assert self.ranks[0].boundary is not None, "the learner has joined"
-            # No work was due since the weights were loaded, so nothing detected them.
-            self.ranks[0].boundary._restore()
+            # No work was due since the weights were loaded, so that nothing has detected them.
+            together([rank.boundary._restore for rank in self.ranks if rank.boundary is not None])
         for fragment, account in enumerate(self.accounts):
             left = account.moved - account.told - (self.anchor(fragment) - self.values(fragment))
             if np.abs(left).max() > 1e-3:
@@ -474,6 +576,21 @@ class Island:
         if held:
             raise Violation(13, f"{self.process.name} waits forever for the fate of its work on fragments {held}")
 
+    def has_work_on_its_way(self, *, kept: bool) -> bool:
+        """Returns whether its next boundary answers a round. kept: whether it keeps a contribution back instead."""
+        boundary = self.ranks[0].boundary
+        return bool(boundary is not None and boundary._rounds.kept_back if kept else self._exchange._due)
+
+    def just_restored(self) -> bool:
+        """Returns whether no step has followed the last restore.
+
+        The watch then takes a load of the same size for a projection back, so it is not detected.
+        """
+        return self._watch is not None and self._watch.boundary <= self._restored_at
+
     def idle(self) -> bool:
-        """Returns whether the learner has no work in flight."""
-        return self.session is not None and all(track.in_flight is None for track in self.session.core.tracks.values())
+        """Returns whether it knows of no work on its way, and keeps none back."""
+        boundary = self.ranks[0].boundary
+        if self.session is None or (boundary is not None and boundary._rounds.kept_back):
+            return False
+        return all(track.in_flight is None for track in self.session.core.tracks.values())

@@ -1,8 +1,8 @@
 """The ranks of a simulated learner: their collective calls, their messages, and their parts of the model.
 
-All ranks run in one thread, one after another. A collective call that waits would never return. A call therefore leaves
-its values at the hub, and the product waits for them at a later step. At the start, the product waits immediately, so
-ranks are then threads.
+All ranks run in one thread, rank 0 first. A collective call that waits would never return. A call therefore leaves its
+values at the hub, and the product waits for them at a later step. Only at the start, and to reset the parameters, does
+the product wait immediately, so ranks are then threads (`together`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from atoll.ranks.division import Division, divide
-from atoll.ranks.rank_group import Agreed, CarryOut, Decide, Vector
+from atoll.ranks.rank_group import RESTORE, Agreed, CarryOut, Decide, Vector
 from atoll.ranks.tensor_part import TensorPart, chunk
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.layout.layout import Layout, TensorSpec
@@ -44,6 +45,14 @@ class Hub:
         """Returns whether the next boundary releases or adopts something."""
         return self.running is not None and bool(self.running.decision.released or self.running.decision.adopted)
 
+    def agreed_to_restore(self) -> bool:
+        """Returns whether the next boundary resets the parameters, for which ranks wait for each other."""
+        return self.running is not None and self.running.decision.request == RESTORE
+
+    def end_turn(self) -> None:
+        """Records that all ranks have taken a step."""
+        self.running = self.next
+
     def put(self, call: int, rank: int, given: np.ndarray, counts: Sequence[int]) -> None:
         with self._came:
             self._sent[call][rank] = np.split(given.copy(), np.cumsum(counts)[:-1])
@@ -58,7 +67,7 @@ class Hub:
 
 
 class SimulatedRanks:
-    """The `RankGroup` of one rank. A decision takes effect at the next step. Rank 0 steps first."""
+    """The `RankGroup` of one rank. A decision takes effect at the next step."""
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub, self._calls = hub, 0
@@ -71,8 +80,6 @@ class SimulatedRanks:
             carry_out(hub.running)
         if self.is_leader:
             hub.next = Agreed(tokens, hub.steps, decide(), (0,) if failed() else ())
-        if self.rank == self.size - 1:
-            hub.running = hub.next
 
     def finish(self, carry_out: CarryOut) -> None:
         """See RankGroup."""
@@ -143,6 +150,13 @@ class SimulatedMessages:
 
     def end(self) -> None:
         """See RankMessages."""
+
+
+def together(calls: Sequence[Callable[[], object]]) -> None:
+    """Makes the calls of all ranks at the same time. Raises the first rank's exception, if any."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for result in [pool.submit(call) for call in calls]:
+            result.result()
 
 
 def parts_of(tensors: Sequence[TensorSpec], size: int, rng: random.Random) -> list[list[TensorPart]]:

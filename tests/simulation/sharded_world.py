@@ -30,6 +30,7 @@ from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
 from tests.simulation.island import Island
+from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Stub, Weather
 from tests.simulation.seed import simulating
@@ -190,7 +191,8 @@ class ShardedWorld:
         self.over = False  # whether the last account has begun: learners no longer start
         self.problem: BaseException | None = None
         self.data = DataTruth(seed, DATA)
-        self._asked: Counter[str] = Counter()  # number of operators' requests, by learner
+        self.late_rows = LateRows(seed, loop.clock, lambda: self.stormy, self.counts)
+        self._asked: Counter[str] = Counter()  # operators' requests by learner
         self._pauses = 0
         self._resumed = True  # whether an operator received a confirmation of the newest resume
         self._let_in: set[str] = set()  # evicted learners whose readmission was answered
@@ -314,9 +316,11 @@ class ShardedWorld:
             return
         addresses = (*self.fronts, CORE) if self.rng.random() < 0.7 else (CORE,)
         life, self.lives[name] = self.lives[name], self.lives[name] + 1
+        lateness = self.late_rows.of(name, life)
         island = Island(
-            self.network, self.checks, name, life, addresses, self.pace[name], self.rng.getrandbits(32), data=self.data
-        )
+            self.network, self.checks, name, life, addresses, self.pace[name], self.rng.getrandbits(32),
+            watched=lateness is not None, data=self.data, lateness=lateness,
+        )  # fmt: skip
         island.process.on_death.append(lambda: self.hang_up(island.process))
         self.islands[name] = island
 
@@ -587,7 +591,7 @@ class ShardedWorld:
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
             "payloads changed": network.changes, "writes lost": sum(h.platter.lost_writes for h in self.homes),
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
-            **self.data.counts,
+            **self.data.counts, **self.late_rows.sums(),
         }  # fmt: skip
 
     @property

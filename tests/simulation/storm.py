@@ -55,6 +55,8 @@ class Storm:
             yield self._world.operators.uniform(0.3, STORM_S), self._pause_run
         for at in self._world.restoring.times(STORM_S):
             yield at, self._world.restoring.stop_and_restore
+        for at in self._world.late_rows.leaves(STORM_S):
+            yield at, self._leave
         gates = self._world.gates
         for front in self._world.fronts:
             for fault in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):

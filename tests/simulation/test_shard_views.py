@@ -60,7 +60,10 @@ class Seen:
     def note(self, _: str) -> None:
         """Does nothing."""
 
-    def taken(self, _: Island, name: Name, digest: bytes) -> None:
+    def taken(self, _: Island, name: Name) -> None:
+        """Does nothing."""
+
+    def sent(self, name: Name, digest: bytes) -> None:
         """Does nothing."""
 
 

@@ -27,7 +27,7 @@ class Transcript(Storm):
     def begin(self) -> None:
         self._world.rotting = self._world.harmed = False
         self._world.harm = self._world.weights.strange = None
-        self._world.weights.watched = False
+        self._world.weights.watched = self._world.late_rows.wanted = False
         self._world.rank_faults.plan_none()
         self._world.network.weather = Weather(0.005, 0.0, 0.0, 0.0, 0.0)
         super().begin()

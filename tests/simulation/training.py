@@ -7,6 +7,7 @@ detection of other movements (`MovementWatch`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -113,10 +114,14 @@ class Model:
                 self.optimizer.change.append((piece.tensor, piece.start, part))
         (self.optimizer.step if watched else self.optimizer.walk)()
 
-    def load(self, random: np.random.Generator) -> None:
-        """Loads untrained values, like load_state_dict."""
-        for values in (*self._flat, *self.optimizer._flat):
-            values[:] = random.standard_normal(len(values), np.float32)
+    def load(self, values: Sequence[np.ndarray]) -> None:
+        """Loads untrained values, like load_state_dict. values: of each fragment's vector."""
+        for whole, places, division in zip(values, self._places, self._divisions, strict=True):
+            mine = whole[places]
+            for piece in division.pieces:
+                part = mine[piece.offset : piece.offset + piece.length]
+                for flat in (self._flat, self.optimizer._flat):
+                    flat[piece.tensor][piece.start : piece.start + len(part)] = part
 
 
 class Account:
@@ -152,9 +157,27 @@ class Account:
         self.undone += 0.0 if large else size
         return large
 
+    def taken(self, after: int, upto: int) -> Take:
+        """Returns what a contribution contains that is taken now. after, upto: see Take."""
+        return Take(self.moved - self.told, self.undone, after, upto)
+
+
+@dataclass(slots=True)
+class Take:
+    """What a contribution must contain, recorded when it was taken.
+
+    work: float64, outstanding work of the fragment. undone: see Account. after, upto: it has the steps above `after` up
+    to `upto`. handed_over: whether the boundary has passed it to the agent.
+    """
+
+    work: np.ndarray
+    undone: float
+    after: int
+    upto: int
+    handed_over: bool = False
+
     def strange(self, sent: np.ndarray) -> str:
-        """Returns how far the sent values differ from trained work; empty within the codec's error."""
-        work = self.moved - self.told
-        off, size = float(np.linalg.norm(sent - work)), float(np.linalg.norm(work))
+        """Returns a description of sent values that were not trained, or an empty string if there are none."""
+        off, size = float(np.linalg.norm(sent - self.work)), float(np.linalg.norm(self.work))
         allowed = RELATIVE_ERROR * (size + self.undone) + self.undone + 1e-3
         return "" if off <= allowed else f"differs by norm {off:.3g} from work of norm {size:.3g}"

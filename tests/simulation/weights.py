@@ -16,13 +16,15 @@ from atoll.boundary.movement import RELIABLE, Movement
 from atoll.boundary.movement_watch import FOUND
 
 from tests.simulation.island import Island
+from tests.simulation.late_rows import STRANGE
 from tests.simulation.training import Masters
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 MOVED = 0.06  # share of the seeds with such a learner
-WATCHED = 0.12  # share of the seeds with detection, including MOVED
+WATCHED = 0.12  # ... or with detection, but no such learner
+LOADS = 3  # loads in a seed with late rows, because few of them are in work that is kept back
 AGAIN_S = 0.5  # seconds until an ended learner restarts with named masters
 
 
@@ -45,12 +47,16 @@ class Weights:
         self.strange = self._rng.choice(list(Strange)) if drawn < MOVED else None
         self.watched = drawn < WATCHED
         self._name = self._rng.choice(world.names)
+        late = world.late_rows
+        if self.strange is None and late.wanted and late.rng.random() < STRANGE:
+            self.strange, self.watched = late.rng.choice(list(Strange)), True
         self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
 
     def begin(self, storm_s: float) -> None:
-        """Schedules a movement that happens once."""
+        """Schedules movements that happen once, or several times if rows are late."""
         if self.strange in {Strange.LOADED, Strange.LOADED_LATE, Strange.BEST}:
-            self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
+            for _ in range(LOADS if self._world.late_rows.wanted else 1):
+                self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
 
     def masters(self, name: str) -> Masters:
         """Returns the masters of a learner's next process."""
@@ -83,11 +89,15 @@ class Weights:
         if not island.tracks or not island.counters.steps or island.strayed:  # large steps would hide the load
             self._world.loop.after(0.1, self._load)
             return
+        kept, late = self.strange is Strange.BEST, self._world.late_rows.wanted
+        if late and (island.just_restored() or not island.has_work_on_its_way(kept=kept)):
+            self._world.loop.after(0.02, self._load)
+            return
         values = np.random.default_rng(self._rng.getrandbits(32))
         self._world.checks.note(f"{island.process.name}: {self.strange}")
         counts[f"weights: {self.strange.name.lower()}" if self.strange is not None else ""] += 1
         if self.strange is Strange.BEST:
-            island.model.load(values)
+            island.load(values)
             self._world.leave(island, drains=True)
             self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, self._name)
         else:

@@ -31,6 +31,7 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known, may_come
 from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
+from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.rank_faults import RankFaults
@@ -49,6 +50,7 @@ EARLY = 0.5  # share of Lie.INFLATE that becomes Lie.EARLY
 MORE_EARLY = 0.01  # share of all others with Lie.EARLY, to hold tokens back more often
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
+LATE_STORM_S = 6.0  # with late rows, so that weights are loaded while learners have much work
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
@@ -89,6 +91,7 @@ class World:
         elif not self.harmed and random.Random(f"{seed} hostile and early").random() < MORE_EARLY:
             self.harm = Lie.EARLY
         self.caller: Caller | None = None
+        self.late_rows = LateRows(seed, loop.clock, lambda: self.stormy, self.counts)
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
@@ -116,7 +119,8 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
-        self.weights.begin(STRANGE_STORM_S)
+        late = self.late_rows.wanted and self.weights.strange is not None
+        self.weights.begin(LATE_STORM_S if late else STRANGE_STORM_S)
         if self.harmed:
             self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES), self._harm)
         elif isinstance(self.harm, Lie):
@@ -125,7 +129,8 @@ class World:
             at = 0.0 if self.harm in FROM_THE_START else self._later.uniform(0.5, 1.5)
             self.loop.after(at, self._caller_comes, self.harm)
         long = self.rotting or self.harmed or isinstance(self.harm, Lie)
-        storm_s = ROTTING_STORM_S if long else STRANGE_STORM_S if self.weights.strange is not None else STORM_S
+        strange_s = LATE_STORM_S if late else STRANGE_STORM_S
+        storm_s = ROTTING_STORM_S if long else strange_s if self.weights.strange is not None else STORM_S
         await self._watch(lambda: self.loop.now >= storm_s and not self.rank_faults.awaited())
         await self._peace()
 
@@ -336,7 +341,7 @@ class World:
             "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
             "payloads changed": network.changes, "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
             "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
-            **self.data.counts,
+            **self.data.counts, **self.late_rows.sums(),
         }  # fmt: skip
 
     @property
@@ -461,12 +466,13 @@ class World:
         self.lives[name] += 1
         seed = self.rng.getrandbits(32)
         masters, watched = self.weights.masters(name), self.weights.watched
+        lateness = self.late_rows.of(name, life)
         several = random.Random(f"{seed} several").choice((1, 1, 1, 2, 3))
-        size = several if masters is Masters.NONE and not watched else 1
+        size = several if masters is Masters.NONE and (lateness is not None or not watched) else 1
         slow = self.rank_faults.slow_rank(size)
         island = Island(
             self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters,
-            watched=watched, size=size, slow=slow, data=self.data,
+            watched=watched or lateness is not None, size=size, slow=slow, data=self.data, lateness=lateness,
         )  # fmt: skip
         self.counts["islands of several ranks"] += size > 1
         self.counts["islands with a slow rank"] += slow is not None
@@ -498,6 +504,7 @@ class World:
         An early liar leaves with the last honest learner, because alone it would be its own measure.
         """
         island.leaving = True
+        drains = drains or (island.lateness is not None and island.lateness.drains)
         island.process.start(island.leave(drains=drains))
         all_leave = all(each.leaving or not each.process.alive for each in self.islands.values())
         if self.hostile is not None and self.hostile.lie is Lie.EARLY and all_leave:

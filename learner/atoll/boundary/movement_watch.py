@@ -2,6 +2,7 @@
 
 The watch judges movements before work that contains them is sent. On a device, rows arrive some steps later. A step
 boundary does not wait for them, but keeps back the work that it takes until `judged` reaches the boundary's number.
+With several ranks, rank 0's decision is also carried out at a later boundary, which may contain new movements.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ class MovementWatch:
             before, self._start = self._start, self._read()
             self._happened.append(Adoption(before, self._start, fragments))
 
-    def step(self) -> None:
-        """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed."""
-        self.boundary += 1
+    def step(self, boundary: int) -> None:
+        """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed.
+
+        boundary: its number, from 1.
+        """
+        self.boundary = boundary
         with self._whole():
             if self._samples.settle():
                 self._begin()

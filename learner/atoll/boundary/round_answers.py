@@ -1,6 +1,7 @@
 """Answers rounds at a step boundary: takes a pseudo-gradient and submits it, or declines with a reason.
 
-A pseudo-gradient is kept back until the watch has judged the movements in it (see `movement_watch`).
+A pseudo-gradient is kept back until rank 0's watch has judged the movements in it (see `movement_watch`). All ranks
+submit their parts of it at the same boundary, which rank 0 decides.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RoundAnswers:
 
     kept_back: submissions that wait for a verdict, each with the number of its boundary, in order of boundaries.
 
-    A signal handler may raise at any line. The next boundary calls `hand_over`, which completes interrupted work.
+    A signal handler may raise at any line. The next boundary first calls `hand_over`, which completes interrupted work.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class RoundAnswers:
         self._log = log
         self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken
         self.kept_back = deque[tuple[int, Submission]]()
+        self._judged = 0  # number of the newest boundary whose pseudo-gradients may be submitted
 
-    def answer(self, boundary: int = 0) -> None:
+    def answer(self, boundary: int) -> None:
         """Answers all due rounds in order. boundary: see `take`."""
         due = self._exchange.todo.due
         while due:
@@ -74,11 +76,15 @@ class RoundAnswers:
             self.hand_over()
 
     def hand_over(self, judged: int = 0) -> None:
-        """Submits what was taken at boundaries up to `judged`, even if an exception interrupted an earlier attempt."""
+        """Submits what was taken at boundaries up to `judged`, even if an exception interrupted an earlier attempt.
+
+        Without a number, it only completes an earlier attempt. A verdict may have come since, which forbids the rest.
+        """
         if self._taking is not None and all(kept.fragment != self._taking for _, kept in self.kept_back):
             self._local.tracks[self._taking].refused()  # `take` was interrupted
         self._taking = None
-        while self.kept_back and self.kept_back[0][0] <= judged:
+        self._judged = max(self._judged, judged)
+        while self.kept_back and self.kept_back[0][0] <= self._judged:
             self._submit(self.kept_back[0][1])
             self.kept_back.popleft()
 

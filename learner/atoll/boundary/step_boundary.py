@@ -32,6 +32,7 @@ log = structlog.get_logger()
 # within this time. If all learners leave at the same time, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
+UNWATCHED = 1 << 62  # the number of a boundary after the last: without a watch, all contributions may be sent at once
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
 
 
@@ -80,7 +81,7 @@ class StepBoundary:
         self._saving = saving
         self._undone: LearnerError | None = None
         self._to_restore = False
-        self._work_since = 0  # number of the boundary that first saw the work to decide on; 0: none
+        self._number = 0  # number of the newest step boundary, which is the same on all ranks
         self._broken = False  # an error interrupted a boundary of several ranks, so their calls no longer match
         self._stood_s = 0.0
         self.run_tokens = 0
@@ -101,9 +102,10 @@ class StepBoundary:
         Raises LearnerError if the learner cannot continue.
         """
         self._parameters.check_unchanged()
+        self._number += 1
         if self._watch is not None:
-            self._watch.step()
-        self._rounds.hand_over(self._judged)
+            self._watch.step(self._number)
+        self._rounds.hand_over()
         self._stood_s = 0.0
         if self._broken:
             raise LearnerError(TORN)
@@ -134,9 +136,6 @@ class StepBoundary:
             return self._decision(found)
         if not (exchange.something or exchange.todo):
             return self._decision(GO_ON)
-        if self._ranks.size > 1 and not self._is_work_judged():
-            return self._decision(GO_ON)
-        self._work_since = 0
         todo = exchange.next(adopted_first=self._ranks.size > 1)  # with several ranks, an adoption takes two boundaries
         return self._decision(GO_ON, tuple((each.fragment, each.cycle) for each in todo.due), todo)
 
@@ -149,7 +148,8 @@ class StepBoundary:
             for new in (todo.prepared if todo is not None else ())
         )
         released = tuple(todo.released) if todo is not None else ()
-        return Decision(request, known, counters.total_tokens, released, adopted, due, counters.step_time_s)
+        step_s, total = counters.step_time_s, counters.total_tokens
+        return Decision(request, known, total, released, adopted, due, step_s, self._judged)
 
     def _judge(self) -> int:
         """Returns RESTORE if code other than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
@@ -165,16 +165,6 @@ class StepBoundary:
         log.warning(FOUND[verdict], learner=self._name, consequence="the parameters are reset to the run's values")
         self._to_restore = True  # stays set until the restore is complete, because a signal handler may raise earlier
         return RESTORE
-
-    def _is_work_judged(self) -> bool:
-        """Whether all movements up to the boundary at which rank 0 first saw this work are judged.
-
-        The ranks keep no contributions back. Rank 0 therefore decides about work only after a verdict.
-        """
-        if self._watch is None:
-            return True
-        self._work_since = self._work_since or self._watch.boundary
-        return self._watch.judged >= self._work_since
 
     def _carry_out(self, agreed: Agreed) -> None:
         """Carries out the decision that all ranks agreed on. While the run is paused, agrees again until the run
@@ -200,8 +190,8 @@ class StepBoundary:
             todo.prepared.clear()
         else:
             self._finish_adoptions()
-        self._rounds.answer(self._boundary)
-        self._rounds.hand_over(self._judged)
+        self._rounds.answer(self._number)
+        self._rounds.hand_over(agreed.decision.judged)
         self._save(agreed)
 
     def _save(self, agreed: Agreed) -> None:
@@ -272,14 +262,9 @@ class StepBoundary:
         self._abandon(fragment, self._rounds.withdraw(fragment, "the learner dropped its work"))
 
     @property
-    def _boundary(self) -> int:
-        """The number that the watch gave to this boundary; 0 if contributions are never kept back."""
-        return self._watch.boundary if self._watch is not None and self._ranks.size == 1 else 0
-
-    @property
     def _judged(self) -> int:
-        """The number of the newest boundary whose contributions may be sent."""
-        return self._watch.judged if self._watch is not None and self._ranks.size == 1 else 0
+        """The number of the newest boundary whose movements rank 0's watch has judged."""
+        return self._watch.judged if self._watch is not None else UNWATCHED
 
     def seen(self, fragments: Sequence[int]) -> None:
         """Tells the watch that the learner, and no other code, changed these fragments."""
@@ -298,18 +283,16 @@ class StepBoundary:
         drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because each owner adopts
         newer anchors in a copy of the values.
         """
-        self._rounds.hand_over(self._judged)
+        self._rounds.hand_over()
         self._ranks.finish(self._carry_out)
         self._finish_adoptions()
         now = self._clock.monotonic()
         deadline, late = now + drain_s, now + max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
-        strange = self._watch is not None and self._watch.leave() is not Movement.FINE
+        strange = self._watch is not None and (self._watch.leave() is not Movement.FINE or self._to_restore)
         if strange:
             log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
-            for fragment in range(len(self.local.tracks)):
-                self._withdraw(fragment)
-        self._rounds.hand_over(self._judged)
-        agreed = self._ranks.agree(lambda: Decision(RESTORE if strange else GO_ON), self._flags)
+        verdict = Decision(RESTORE if strange else GO_ON, judged=self._judged)
+        agreed = self._ranks.agree(lambda: verdict, self._flags)
         while not agreed.failed and agreed.decision.request != END:
             self._save(agreed)
             self._counters.trained(agreed.tokens, agreed.steps)
@@ -344,7 +327,9 @@ class StepBoundary:
     def _carry_out_last(self, decision: Decision) -> None:
         if decision.request == RESTORE:
             for fragment, track in enumerate(self.local.tracks):
+                self._withdraw(fragment)
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
+        self._rounds.hand_over(decision.judged)
         todo = self._todo(decision)
         self._release(todo)
         while todo.prepared:

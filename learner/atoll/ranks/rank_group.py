@@ -49,6 +49,7 @@ class Decision:
     All ranks use rank 0's values of both, so that their schedules are the same.
     released: fragments whose contribution was refused. adopted: anchors to adopt.
     due: fragment and cycle of each round to answer. step_s: rank 0's step time in seconds.
+    judged: number of the newest step boundary whose contributions may be sent, see `RoundAnswers`.
     """
 
     request: int = GO_ON
@@ -58,6 +59,7 @@ class Decision:
     adopted: tuple[Adopting, ...] = ()
     due: tuple[tuple[int, int], ...] = ()
     step_s: float = 0.0
+    judged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -
     return Agreed(tokens, steps, decision, failed, save)
 
 
-_LENGTH = 6 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
+_LENGTH = 7 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
 
 
 def _encoded(decision: Decision) -> list[int]:
@@ -310,6 +312,7 @@ def _encoded(decision: Decision) -> list[int]:
         decision.run_tokens,
         decision.total_tokens,
         round(decision.step_s * 1e9),
+        decision.judged,
         *filled([(fragment + 1,) for fragment in decision.released], 1),
         *filled([(a.fragment + 1, a.version, a.checksum, a.merged, a.drop, a.restores) for a in decision.adopted], 6),
         *filled([(fragment + 1, cycle) for fragment, cycle in decision.due], 2),
@@ -318,7 +321,7 @@ def _encoded(decision: Decision) -> list[int]:
 
 def _decoded(numbers: Sequence[int]) -> Decision:
     """Returns the decision that `_encoded` encoded."""
-    request, run_tokens, total_tokens, step_ns, *rest = numbers
+    request, run_tokens, total_tokens, step_ns, judged, *rest = numbers
 
     def rows(width: int) -> list[list[int]]:
         nonlocal rest
@@ -331,7 +334,7 @@ def _decoded(numbers: Sequence[int]) -> Decision:
         for fragment, version, checksum, merged, drop, restores in rows(6)
     )
     due = tuple((fragment - 1, cycle) for fragment, cycle in rows(2))
-    return Decision(request, run_tokens, total_tokens, released, adopted, due, step_ns * 1e-9)
+    return Decision(request, run_tokens, total_tokens, released, adopted, due, step_ns * 1e-9, judged)
 
 
 def stopped_by(failed: Sequence[int]) -> LearnerError:
