@@ -117,4 +117,5 @@ def test_a_learner_joins_over_connections_that_die_within_a_fragment(tmp_path: P
             first.done()
             late.done()
         assert link.spent > 1, "no connection may carry the whole fragment"
-        assert whole < 11_000_000, "received frames must not be fetched again after a lost connection"
+        # Two versions of 5.2 MB, and per version one frame that a lost connection interrupted.
+        assert whole < 13_000_000, "received frames must not be fetched again after a lost connection"

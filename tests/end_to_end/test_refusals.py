@@ -145,7 +145,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(digest=bytes(32)), INVALID, ["differ from the size or digest in its header"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run uses INT4"]),
         (_set(fragment=77), INVALID, ["fragment 77 does not exist"]),
-        (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["is based on version 1000000", "from a backup"]),
+        (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["is based on version 1000000", "after a restore"]),
         (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
         (_junk, INVALID, ["not a zstd frame"]),
         (_bomb, INVALID, ["declares 67108864 bytes"]),

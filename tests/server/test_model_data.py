@@ -84,7 +84,7 @@ def test_a_part_with_missing_or_extra_bytes_or_of_another_fragment_is_refused(mo
             writer.finish()
     for other, text, chunk in (
         (0, "too long", whole + b"x"),
-        (1, "different pieces", whole),
+        (1, "differ from this run", whole),
         (0, "invalid", b"\xff" * 9),
     ):
         with pytest.raises(PartError, match=text):

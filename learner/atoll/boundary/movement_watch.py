@@ -21,8 +21,9 @@ FOUND = {
     "outside the learner's block, or replace them temporarily between two steps",
     Movement.UNDONE: "an optimizer step undid an adopted update, perhaps because the optimizer keeps its own copies of "
     "the parameters: if this recurs, pass the copies with Learner(copies=...)",
-    Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters "
-    "such as float32 master weights: pass the copies with Learner(copies=lambda: [(parameter, copy), ...])",
+    Movement.COPIES: "the optimizer undoes adopted updates, because it updates its own copies of the parameters, "
+    "such as float32 master weights or averaged weights: pass the copies with "
+    "Learner(copies=lambda: [(parameter, copy), ...])",
 }
 
 AT_ONCE = 32  # number of movements that are judged together while no pseudo-gradient is taken
