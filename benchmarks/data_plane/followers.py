@@ -138,11 +138,13 @@ def main() -> None:
         print(f"{found.per_parameter(region):.3f} bytes per parameter and version (limit {MAX_BYTES})")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
-    one, beside = found.regions
+    one, many = found.regions
     if any(found.per_parameter(each) > MAX_BYTES for each in found.regions):
         raise SystemExit("an update has too many bytes: see the figures above")
-    if sum(beside.wan_bytes.values()) > MAX_MORE * sum(one.wan_bytes.values()):
-        raise SystemExit("more followers cost the link more: see the figures above")
+    if sum(many.wan_bytes.values()) > MAX_MORE * sum(one.wan_bytes.values()):
+        raise SystemExit(
+            f"{many.followers} followers moved over {MAX_MORE} times as many bytes as one: see the figures above"
+        )
 
 
 if __name__ == "__main__":

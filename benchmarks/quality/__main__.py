@@ -102,9 +102,10 @@ A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2
 [over-grpc.json](over-grpc.json) compares runs in separate processes with runs in virtual time
 (`python -m benchmarks.quality.over_grpc`).
 
-[explored.json](explored.json) has the runs that led to the default settings, with one seed each. The code changed
-between them, so compare them only with each other. Until 2026-11-22, learners with H = 6 and 12, and learners with
-outer rates of 0.9 and 0.5, answered one round per step. Later versions adopted or dropped these policies:
+[explored.json](explored.json) has the runs that led to the default settings. Nine configurations have two or three
+seeds, the others one. The code changed between the runs, so compare them only with each other. Until 2026-11-22,
+learners with H = 6 and 12, and learners with outer rates of 0.9 and 0.5, answered one round per step. Later versions
+adopted or dropped these policies:
 
 - `discounted` is today's weighting of merges.
 - `landing` and `ending:PART:1:1` are today's end of a run. It consists of a cool-down over the given part of the

@@ -193,7 +193,7 @@ class Checks:
         self.took[name] = self.anchors[island, name[2]]
 
     def sent(self, name: Name, digest: bytes) -> None:
-        """Records that a learner sends what it took. digest: of the frames of all its ranks."""
+        """Records that a learner sends what it took. digest: of the frames from all its ranks."""
         self.coded[name] = digest
 
     def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:

@@ -102,7 +102,7 @@ class Hostile(Island):
         super()._submit(rank, taken)
 
     def _check(self, take: Take, taken: Submission) -> None:
-        """Does nothing, so that it sends any work."""
+        """Does nothing: a hostile learner may send work that it did not train."""
 
 
 def is_usual_known(core: Core) -> bool:

@@ -163,10 +163,10 @@ class Island:
         self.training, self.leaving, self.paused_until = True, False, 0.0
         self._restored_at = 0  # number of the boundary that last reset the parameters
         self._drained = False  # whether it has taken its last step boundary
-        self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
-        self.late = False  # ... after the optimizer's part of the step
+        self.overwrites: np.random.Generator | None = None  # draws the weights that the next step loads
+        self.late = False  # whether the load comes after the optimizer's part of the step
         self.strayed = False  # whether its steps were much larger for a while
-        self._widest = self.stride  # largest stride so far: an undone adoption is not found next to such large steps
+        self._widest = self.stride  # largest stride so far, which may hide an undone adoption
         # Boundaries with adoptions that the next step undid, and that are large enough to be detected.
         self._undone: list[int] = []
         self._adopted: list[list[np.ndarray]] = []  # anchors that the checks know, by fragment and rank
@@ -311,7 +311,7 @@ class Island:
 
     def _pass_boundary(self, rank: Rank) -> None:
         boundary = rank.boundary
-        assert boundary is not None, "it trains"
+        assert boundary is not None, "the learner has joined"
         rank.counters.step_time_s = self._step_s
         if self.training or len(self.ranks) > 1:
             boundary.step(BATCH if self.training else 0)
@@ -355,7 +355,7 @@ class Island:
         self._checks.trained[self.name, self.session.core.session.incarnation] = self._tokens
 
     def _load(self) -> None:
-        assert self.overwrites is not None, "asked to"
+        assert self.overwrites is not None, "a load is due"
         self.load(self.overwrites)
         self.overwrites = None
 
@@ -396,13 +396,13 @@ class Island:
 
     def settle_apart(self, newer: PreparedAnchor) -> None:
         """Records the adoption of a leaving learner, before the values change."""
-        assert self.ranks[0].boundary is not None, "it trained"
+        assert self.ranks[0].boundary is not None, "the learner has joined"
         apart = self.ranks[0].boundary.local._apart
         self._settle(newer.fragment, [newer], lambda fragment: apart.get(fragment, self.values(fragment)))
 
     def _settle(self, fragment: int, begun: Sequence[PreparedAnchor], values: Callable[[int], np.ndarray]) -> None:
         account, q = self.accounts[fragment], np.zeros_like(self.accounts[fragment].moved)
-        if begun[0].fate.drop:  # unmerged work is dropped
+        if begun[0].fate.drop:  # the adoption drops unmerged work
             account.told += self.anchor(fragment) - values(fragment)
             account.ended(None)
             self._forget_takes(fragment)
@@ -456,7 +456,7 @@ class Island:
             self._undone.append(self._watch.boundary)
         judged = sum(boundary < self._watch.judged for boundary in self._undone)
         if judged > MAX_UNDONE:
-            raise Violation(12, f"{self.process.name} undid {judged} adoptions, and goes on")
+            raise Violation(12, f"{self.process.name} undid {judged} adoptions without detection")
 
     def _check_anchors(self) -> None:
         """Checks that all ranks have the same versions, with the published bytes."""
@@ -481,7 +481,7 @@ class Island:
         self._new.append(key)
 
     def _name_of(self, fragment: int, number: int) -> Name:
-        assert self.session is not None, "a round comes through it"
+        assert self.session is not None, "rounds arrive in a session"
         return self.name, self.session.core.session.incarnation, fragment, number
 
     def _handed_over(self, rank: Rank, taken: Submission) -> None:
@@ -492,7 +492,7 @@ class Island:
             take.handed_over = True
 
     def _submit(self, rank: Rank, taken: Submission) -> None:
-        assert rank.session is not None, "a round comes through it"
+        assert rank.session is not None, "rounds arrive in a session"
         take = self._takes.get((taken.fragment, taken.outstanding.number))
         if take is None:
             raise Violation(12, f"{self.process.name} sends work on {taken.fragment} that it dropped earlier")
@@ -539,7 +539,7 @@ class Island:
     async def _drain(self) -> None:
         """Takes and sends the last work, and waits for its acknowledgements on the virtual clock."""
         boundary = self.ranks[0].boundary
-        assert boundary is not None, "it trains"
+        assert boundary is not None, "the learner has joined"
         self.training = False
         self._count("kept back until the learner left", len(boundary._rounds.kept_back))
         boundary.drain(0.0)

@@ -30,7 +30,7 @@ MOST_KEPT = 12  # number of blocks after which a block is lost
 
 
 class Late(StrEnum):
-    """How the rows of a process are late."""
+    """The ways in which a process's rows can be late."""
 
     BOUNDARIES = "some boundaries"
     SECONDS = "some time"

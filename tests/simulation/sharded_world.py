@@ -25,7 +25,7 @@ from atoll_server.settings import CoreSettings, Limits, ShardNumber
 from atoll_wire.codec import frame_codec
 
 from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of
-from tests.simulation.data_units import DataTruth
+from tests.simulation.data_units import DataTruth, durable_accounts
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -557,8 +557,11 @@ class ShardedWorld:
                 raise Violation(2, f"{home.name}: {counts.accepted} accepted, {counts.merged}, {counts.refused}")
         if missing := [name for name in self.checks.acknowledged if name not in fates]:
             raise Violation(2, f"{missing} have no final fate")
-        self.data.last_account(self._asked_core(), fates)
-        before, datasets = self._checksums(), self._asked_core().datasets.as_data()
+        registrar = self._asked_core()
+        assert registrar is not None, "it runs at rest"
+        self.data.last_account(registrar, fates)
+        datasets = await durable_accounts(registrar)
+        before = self._checksums()
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()

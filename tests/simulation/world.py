@@ -24,7 +24,7 @@ from atoll_wire.errors import UserError
 from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
-from tests.simulation.data_units import DataTruth
+from tests.simulation.data_units import DataTruth, durable_accounts
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -299,7 +299,8 @@ class World:
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
         await core.datasets.look()  # this counts the newest merges
         self.data.last_account(core, fates)
-        before, datasets = checksums_of(shard), core.datasets.as_data()
+        datasets = await durable_accounts(core)
+        before = checksums_of(shard)
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()

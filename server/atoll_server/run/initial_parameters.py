@@ -206,7 +206,8 @@ def check_room(settings: CoreSettings, size_bytes: int, parameters: int, disk: D
     if not 0 < size_bytes <= most:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the initial parameters have {size_bytes} bytes: at most {most} are accepted (--limit-model-bytes)",
+            f"the initial parameters have {size_bytes} bytes instead of 1 to {most}: send a smaller model, or raise "
+            "--limit-model-bytes",
         )
     needed = size_bytes + 24 * parameters
     free = disk.free_bytes(directory)

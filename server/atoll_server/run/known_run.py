@@ -132,7 +132,7 @@ class KnownRun:
     def running(self) -> Shard:
         """Returns this process's shard. Raises Refused while the run has no parameters."""
         if (shard := self.shard) is None:
-            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
+            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: start a learner, or try again soon")
         return shard
 
     # ------------------------------------------------------------------------------ learners

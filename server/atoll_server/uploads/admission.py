@@ -18,7 +18,8 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
     """Raises Refused for a header that is invalid in this run."""
     most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
-        raise _malformed(header, f"uses codec {header.codec}, but the run uses {run_codec.name}: use the run's codec")
+        numbers = f"uses codec number {header.codec}, but the run uses {int(run_codec)} ({run_codec.name})"
+        raise _malformed(header, f"{numbers}: use the same version of Atoll on both sides")
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
         raise _malformed(
             header,
