@@ -287,7 +287,7 @@ class FollowSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the server. Raises LearnerError if TLS settings or the address are invalid."""
+        """Returns a link to an address from the server. Raises LearnerError if the address or TLS is invalid."""
         security = self._source.security
         return self._dial(checked_address(address, security), security, self._clock)
 
