@@ -33,6 +33,11 @@ def the_shard(core: Core) -> Shard:
     return core.run.shard
 
 
+def is_stored(core: Core) -> bool:
+    """Returns whether the ledger contains all changes of the run, such as leases that no learner has seen yet."""
+    return core.run.writer._writing is None and not core.run.writer._queued
+
+
 def sums(core: Core) -> None:
     """Checks that a core's counts match the ledger: sums, and values per learner."""
     shard = the_shard(core)

@@ -33,19 +33,6 @@ MOST_SAMPLES, MOST_AT_ONCE = 3, 8  # samples per unit, and per inner step
 Place = tuple[int, int]  # lease, ordinal
 
 
-async def durable_accounts(core: Core) -> list[Any]:
-    """Returns the datasets' accounts when the ledger contains them.
-
-    At rest, a learner may still lease units in advance. The accounts change before the ledger does, and the learner
-    sees the units afterwards.
-    """
-    while True:
-        accounts = core.datasets.as_data()
-        await core.run.writer.commit(lambda _: None)  # follows all earlier operations
-        if core.datasets.as_data() == accounts:
-            return accounts
-
-
 class DataTruth:
     """The dataset of one world, and what its learners did. silence_s: the core's limit on a learner's silence."""
 

@@ -24,8 +24,8 @@ from atoll_server.service.registry_service import RegistryService
 from atoll_server.settings import CoreSettings, Limits, ShardNumber
 from atoll_wire.codec import frame_codec
 
-from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of
-from tests.simulation.data_units import DataTruth, durable_accounts
+from tests.simulation.bookkeeping import DIRECTORY, Violation, is_stored, shard_of
+from tests.simulation.data_units import DataTruth
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -542,7 +542,7 @@ class ShardedWorld:
             if not self._at_rest():
                 return False
             core = self._asked_core()
-            return core is not None and len(set(self.data.counted(core, self._fates()))) == 1
+            return core is not None and is_stored(core) and len(set(self.data.counted(core, self._fates()))) == 1
 
         await self._guarded(self._at_rest, self.loop.now + PEACE_S, "come to rest")
         await self._guarded(complete, self.loop.now + PEACE_S, "count all merged units")
@@ -560,8 +560,7 @@ class ShardedWorld:
         registrar = self._asked_core()
         assert registrar is not None, "it runs at rest"
         self.data.last_account(registrar, fates)
-        datasets = await durable_accounts(registrar)
-        before = self._checksums()
+        before, datasets = self._checksums(), registrar.datasets.as_data()
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()

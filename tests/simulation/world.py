@@ -21,10 +21,10 @@ from atoll_server.shard.shard import Shard
 from atoll_wire.codec import frame_codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of, sums, the_shard
+from tests.simulation.bookkeeping import DIRECTORY, Violation, is_stored, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
-from tests.simulation.data_units import DataTruth, durable_accounts
+from tests.simulation.data_units import DataTruth
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -232,9 +232,14 @@ class World:
                     for index, version in shard.versions().items()
                 )
                 and not self._leaks()
+                and is_stored(self.core)
             )
 
-        await self._guarded(at_rest)
+        while True:
+            await self._guarded(at_rest)
+            await self.core.datasets.look()  # this counts the newest merges
+            if at_rest():
+                break
         await self._last_account()
 
     async def _guarded(self, done: Callable[[], bool]) -> None:
@@ -297,10 +302,8 @@ class World:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
-        await core.datasets.look()  # this counts the newest merges
         self.data.last_account(core, fates)
-        datasets = await durable_accounts(core)
-        before = checksums_of(shard)
+        before, datasets = checksums_of(shard), core.datasets.as_data()
         for island in self.islands.values():
             island.check_conservation()
             island.check_held()
