@@ -90,8 +90,8 @@ TITLE = "# Quality records\n"
 
 HEAD = """
 `make quality` writes this report. The folder `runs` has a file for each table, with the runs that no earlier table
-uses. [budgets.json](runs/budgets.json) has the runs that only the last table uses. Each run includes its settings and
-its commit.
+uses. [budgets.json](runs/budgets.json) has the runs that only the table of budgets uses. Each run includes its settings
+and its commit.
 
 Loss is the published model's validation loss in nats per byte, after all learners have left. Each cell has the mean
 over seeds and its standard error. Comparisons pair the runs by seed: both runs start from the same parameters. If their
