@@ -76,8 +76,8 @@ class Learner:
     seconds for the core's acknowledgement, and leaves the run. After an exception, nothing is sent. `start` and `close`
     do the same without a block.
 
-    A parameter is trainable if it requires gradients and an optimizer updates it. Under torchrun, every rank creates a
-    Learner and calls `step`. Data loaders may fork at any time if the program imports atoll before grpc.
+    A parameter is trainable if it requires gradients and an optimizer updates it. With several ranks, every rank
+    creates a Learner and calls `step`. Data loaders may fork at any time if the program imports atoll before grpc.
 
     Args:
         model: The model, with any wrapper except FSDP1.
@@ -96,7 +96,7 @@ class Learner:
         same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
         checkpoint_dir: Directory for this learner's checkpoints, in a folder of its name. When it joins, the learner
             restores the optimizers and extra_state from this run's newest checkpoint. Joining raises LearnerError if
-            another learner of this name uses the directory. Under torchrun, all ranks need the same directory.
+            another learner of this name uses the directory. All ranks need the same directory.
         checkpoint_every_s: Seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: More objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
@@ -385,7 +385,7 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Takes pseudo-gradients that are due, and adopts newer versions. Call this after each optimizer step.
 
-        `step` does not wait for the core, except while an operator has paused the run. Under torchrun, ranks agree on
+        `step` does not wait for the core, except while an operator has paused the run. Several ranks agree on
         the next actions with a small all-reduce, which runs while the model trains. If no optimizer took a step since
         the last call, for example because a gradient scaler skipped it, the call counts no step. Its tokens count with
         the next step. For a fused optimizer with a scaler, the call waits for the GPU.
@@ -490,8 +490,8 @@ class Learner:
     def save_checkpoint(self) -> None:
         """Asks for a checkpoint at the end of the next `step`, or of a later one if another is being written.
 
-        That step copies the state. A background thread then writes it. Under torchrun, one rank's call is enough, and
-        the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.
+        That step copies the state. A background thread then writes it. With several ranks, one rank's call is enough,
+        and the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.
 
         Raises:
             LearnerError: If the learner has left the run, or has no `checkpoint_dir`.

@@ -1,8 +1,8 @@
 """The collective calls of a learner's ranks, which agree on the next actions and exchange values.
 
-Under torchrun, every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce
-sums the ranks' tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary
-and ends at a later one, where all ranks carry out the decision. A single-process learner makes no collective calls.
+Every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce sums the ranks'
+tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary and ends at a
+later one, where all ranks carry out the decision. A single-process learner makes no collective calls.
 
 Agreements use a gloo group. Values are exchanged over gloo in host memory, or over another group on their device.
 """
