@@ -108,8 +108,9 @@ def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
     except Refused as refused:
         if refused.status is not Status.PERMISSION_DENIED:
             raise
-        text = "this call is for readers: use a reader's certificate (atoll certs issue reader NAME)"
-        raise Refused(Status.PERMISSION_DENIED, text) from refused
+        fix = "use a reader's certificate (atoll certs issue reader NAME)"
+        fix = fix if caller.role is not None else "give an operator's token (atoll token NAME)"
+        raise Refused(Status.PERMISSION_DENIED, f"this call is for readers: {fix}") from refused
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:

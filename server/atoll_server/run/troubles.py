@@ -44,9 +44,8 @@ def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
     if missing := _never_merged(run, now):
         yield _lasting(
             f"no work from {named(missing)} is being merged: {'its' if len(missing) == 1 else 'their'} contributions "
-            "arrive too late or are refused. "
-            "`atoll receipts --learner NAME` says why. If they are late, raise --overlap or --max-staleness, or use a "
-            "faster link"
+            "do not arrive in time, or are refused. `atoll receipts --learner NAME` says why. If they arrive late, "
+            "raise --overlap or --max-staleness, or use a faster link"
         )
 
 
