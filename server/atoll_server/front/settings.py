@@ -17,7 +17,7 @@ class FrontSettings(Serving):
 
     command: ClassVar[str] = "front"
 
-    core: Annotated[Address, Field(description="Address of the core.")]
+    core: Annotated[Address, Field(description="Address of the core. With several shards: address of the registrar.")]
     listen: Annotated[
         tuple[str, ...],
         Field(description="Addresses to listen on. Port 0: any free port."),
