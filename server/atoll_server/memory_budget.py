@@ -48,7 +48,9 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
     if needed <= given or not parameters:
         return ""
     where, fix = (
-        ("--memory-gib gives", "raise --memory-gib") if memory_bytes else ("this machine has", "a larger machine")
+        ("--memory-gib gives", "raise --memory-gib")
+        if memory_bytes
+        else ("this machine or container has", "give the core more memory")
     )
     return (
         f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, but {where} "

@@ -256,7 +256,7 @@ class Limits(ServerLimits):
         Field(
             gt=0,
             le=1e6,
-            description="Seconds to send all initial parameters, if another learner waits to send them.",
+            description="Seconds for the chosen learner to send all initial parameters while another learner waits.",
         ),
     ] = 600.0  # doubles each time the same learner is chosen
     notifications: int = 4096  # limit on those kept for Follow calls; learners further behind get the full state

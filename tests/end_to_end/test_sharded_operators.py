@@ -395,8 +395,8 @@ def test_offline_commands_read_a_shards_part_or_say_that_they_need_the_whole_run
                 refused = atoll(*arguments)
                 assert refused.returncode == 1
                 assert refused.stderr == (
-                    f"error: {place} holds 2 of the run's 4 fragments, but this needs all of them: "
-                    "use `atoll checkpoint export OUT --server` with the registrar's address\n"
+                    f"error: {place} holds 2 of the run's 4 fragments, but a model file needs all "
+                    "of them: use `atoll checkpoint export OUT --server` with the registrar's address\n"
                 )
         listed = atoll("checkpoint", "list", "--dir", str(run.registrar.directory)).stdout
         assert f" {sum(taken.versions.values())} " in listed

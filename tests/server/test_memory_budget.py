@@ -18,7 +18,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_needed_memory():
     assert "12000000000 trainable parameters" in reason
     assert "needs 139.2 GiB" in reason
     assert "--memory-gib gives 16.0" in reason
-    assert "this machine has" in memory_budget.too_much(1 << 50, None)
+    assert "this machine or container has" in memory_budget.too_much(1 << 50, None)
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):

@@ -234,7 +234,7 @@ def test_a_stream_of_a_dropped_upload_gets_an_error(tmp_path):
         world = World(tmp_path)
         upload = world.offer()
         world.uploads.expire(1e9)
-        with pytest.raises(Refused, match=r"was cancelled: send it again.* kbit/s; .*--codec int4") as refused:
+        with pytest.raises(Refused, match=r"was cancelled: send it again.* kbit/s; .*--limit-upload-idle-s") as refused:
             await world.take(upload)
         assert refused.value.status is Status.UNAVAILABLE
         await world.take(world.offer())

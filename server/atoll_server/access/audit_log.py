@@ -70,7 +70,7 @@ class AuditLog:
             handler = _Lines(self._path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
         except OSError as error:
             raise SettingsError(
-                f"the audit log {self._path} cannot be written ({error.strerror}): give a path that you may write to"
+                f"the audit log {self._path} cannot be written ({error.strerror}): let this process write there"
             ) from error
         self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
         self._thread.start()

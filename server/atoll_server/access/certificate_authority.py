@@ -76,13 +76,13 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"--dir {directory} has no readable certificate authority: create one with `atoll certs init`"
+            f"--dir {directory} has no readable certificate authority: correct --dir, or use `atoll certs init`"
         ) from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "made by init"
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add the key's certificate"
+            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add the key's certificate to that file"
         )
     authority = own[0]
     key, subject = (

@@ -50,7 +50,7 @@ class ReaderLimits:
         stay = list(dict.fromkeys(reader.version for reader in mine))[-MAX_OF_ONE:]
         for reader in mine:
             if reader.version not in stay:
-                reader.end(_old("the same learner reads newer versions"))
+                reader.end(_old("the same caller reads newer versions"))
         self._trim()
         try:
             yield

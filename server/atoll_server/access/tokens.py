@@ -43,7 +43,7 @@ class OperatorTokens:
             except SettingsError as error:
                 self._stamp = now
                 log.error(
-                    "the file of operator tokens is invalid, so the previous tokens stay valid: correct the file",
+                    "the file of operator tokens cannot be used, so the previous tokens stay valid: correct the file",
                     error=str(error),
                 )
         found = hashlib.sha256(token.encode()).hexdigest()
@@ -62,11 +62,15 @@ class OperatorTokens:
         try:
             lines = [line.split() for line in self._path.read_text().splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
-            text = f"--operator-tokens {self._path} cannot be read ({error}): create it with `atoll token NAME`"
+            text = (
+                f"--operator-tokens {self._path} cannot be read ({error}): make the file readable, or create it with "
+                f"`atoll token NAME --file {self._path}`"
+            )
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(
-                f"--operator-tokens {self._path} has a line without a name and SHA-256 sum: use `atoll token NAME`"
+                f"--operator-tokens {self._path} has a line without a name and SHA-256 sum: delete the line, and "
+                "create tokens with `atoll token NAME`"
             )
         return stamp, {line[0]: line[1] for line in lines}
 
@@ -104,8 +108,9 @@ def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
     except Refused as refused:
         if refused.status is not Status.PERMISSION_DENIED:
             raise
-        text = "this call is for readers: use a reader's certificate (atoll certs issue reader NAME)"
-        raise Refused(Status.PERMISSION_DENIED, text) from refused
+        fix = "use a reader's certificate (atoll certs issue reader NAME)"
+        fix = fix if caller.role is not None else "give an operator's token (atoll token NAME)"
+        raise Refused(Status.PERMISSION_DENIED, f"this call is for readers: {fix}") from refused
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -118,7 +123,8 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
         if name is None:
             raise Refused(
-                Status.UNAUTHENTICATED, "the core does not know this token: create one with `atoll token NAME`"
+                Status.UNAUTHENTICATED,
+                "the core does not know this token: create one with `atoll token NAME` in its --operator-tokens file",
             )
         return name
     if caller.role is Role.OPERATOR:

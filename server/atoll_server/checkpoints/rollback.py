@@ -134,12 +134,18 @@ class _Rollback:
         """Returns a snapshot's row after reading its file. Raises SettingsError if it is missing or damaged."""
         rows = shard_ledger.snapshots(self._db)
         row = next((each for each in rows if each.id == snapshot), None)
+        part = "owned" in self._meta  # then the snapshot is only this shard's part of a checkpoint
+        fix = "restore the directory from a backup, or the run to another checkpoint"
         if row is None:
+            if part:
+                raise SettingsError(f"{self._directory} lacks snapshot {snapshot} of this shard: {fix}")
             raise SettingsError(f"there is no checkpoint {snapshot} in {self._directory}: {_listed(rows)}")
         try:
             fragments = Origin.of(self._meta).fragments()
             load_snapshot(snapshot_path(self._directory, row.id), fragments, row, self._disk)
         except SnapshotError as error:
+            if part:
+                raise SettingsError(f"snapshot {snapshot} of this shard is damaged ({error}): {fix}") from error
             others = [each for each in rows if each.id != snapshot]
             raise SettingsError(f"checkpoint {snapshot} is damaged ({error}): {_listed(others)}") from error
         crash_points.point("rollback.checked")

@@ -84,4 +84,4 @@ def read_header(path: Path, file: ReadableFile) -> TensorHeader:
         length = header_length(file.read_at(0, LENGTH_BYTES), file.size)
         return parse_header(file.read_at(LENGTH_BYTES, length), file.size)
     except ValueError as error:
-        raise TensorFileError(f"{path} is not a safetensors file: {error}; use another file") from error
+        raise TensorFileError(f"{path} is not a safetensors file ({error}): replace it with an intact file") from error

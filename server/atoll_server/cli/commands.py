@@ -364,7 +364,7 @@ def reshard_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write the new directories to. Default: DIRECTORY-N-shards, next to the first one."
+            help="Folder to write the new directories to. Default: DIRECTORY-N-shards, next to the first directory."
         ),
     ] = None,
     registrar_only: Annotated[

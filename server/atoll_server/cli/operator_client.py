@@ -116,7 +116,7 @@ def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None)
 def _print_unconfirmed(shards: Sequence[int]) -> None:
     """Prints which shards have not confirmed an action yet."""
     if shards:
-        print(f"not yet confirmed by {named_shards(shards)}, which will apply the change when attached again")
+        print(f"not yet confirmed by {named_shards(shards)}, which will apply the change later")
 
 
 def list_checkpoints(remote: OperatorTarget) -> None:

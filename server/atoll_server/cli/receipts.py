@@ -39,7 +39,10 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
             found += reply.receipts
             before = reply.next
     if missing:
-        print(f"warning: receipts are missing, because {named_shards(missing)} did not answer", file=sys.stderr)
+        print(
+            f"warning: receipts are missing, because {named_shards(missing)} did not answer: try again later",
+            file=sys.stderr,
+        )
     return found
 
 

@@ -67,8 +67,8 @@ def check_whole_model(directory: Path) -> None:
         meta = run_ledger.get_meta(db)
     if "owned" in meta:
         raise SettingsError(
-            f"{directory} holds {len(meta['owned'])} of the run's {meta['fragments']} fragments, but this needs all of "
-            "them: use `atoll checkpoint export OUT --server` with the registrar's address"
+            f"{directory} holds {len(meta['owned'])} of the run's {meta['fragments']} fragments, but a model file "
+            "needs all of them: use `atoll checkpoint export OUT --server` with the registrar's address"
         )
 
 
@@ -107,7 +107,7 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
         return
     print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {done.merges} merges")
     if done.shards:
-        print(f"start the registrar: its {done.shards} other shards restore their parts when they attach")
+        print(f"start the registrar: the other shards ({done.shards}) restore their parts when they attach")
     print("start the core: learners continue from the checkpoint and discard later work")
 
 

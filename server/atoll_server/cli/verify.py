@@ -79,7 +79,7 @@ class _Check:
         print(f"start: ok ({merges} merges repeated, {len(start.pending)} contributions wait for a merge)")
         self._payloads(start)
         self._rows()
-        survived = f", despite {self._warnings} warnings" if self._warnings else ""
+        survived = f" (warnings: {self._warnings})" if self._warnings else ""
         print(f"a core can start from {self._directory}{survived}")
 
     def _warn(self, text: str) -> None:
@@ -105,7 +105,7 @@ class _Check:
                 load_snapshot(snapshot_path(self._directory, row.id), fragments, row)
                 intact += 1
             except SnapshotError as error:
-                self._warn(f"checkpoint {row.id} is damaged ({error}) and cannot be restored: keep another backup")
+                self._warn(f"snapshot {row.id} is damaged ({error}), so no restore can use it: keep an intact backup")
         print(f"snapshots: {'ok' if intact == len(rows) else 'damaged'} ({intact} of {len(rows)} intact)")
 
     def _payloads(self, start: TrialStart) -> None:

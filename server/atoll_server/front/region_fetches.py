@@ -116,7 +116,7 @@ class RegionFetches:
             except CacheFullError as error:
                 if begun:
                     why = f"this front has no free memory for fragment {request.fragment}"
-                    text = f"{why}: try again later, or raise --cache-mib"
+                    text = f"{why}: try again later, or raise the front's --cache-mib"
                     raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                 break
         async for reply in self._relay(request, served):
@@ -156,7 +156,8 @@ class RegionFetches:
         fragment = (request.run, request.generation, request.fragment)
         if not request.whole:
             if not newest.version - UPDATES_KEPT < request.version <= newest.version:
-                text = f"update {request.version} of fragment {request.fragment} is not kept: fetch the whole fragment"
+                update = f"update {request.version} of fragment {request.fragment}"
+                text = f"{update} is not available: fetch the whole fragment"
                 raise Refused(Status.NOT_FOUND, text)
             return CacheKey(*fragment, False, request.version), newest.frames
         # A recent version is good enough: the reader adds the updates since then, which are cached too.

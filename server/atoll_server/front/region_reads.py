@@ -30,7 +30,7 @@ SILENT_S = 20.0  # seconds without a message after which a watch has lost its co
 REST_S = 60.0  # seconds without readers after which the front stops watching
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 ELSEWHERE = 3  # failures after which the shard may have another address
-AGAIN = "the run has a new generation or other shards: describe it again"
+AGAIN = "the run has a new generation or other shards: call Describe again"
 
 
 class RegionReads:

@@ -236,7 +236,8 @@ class FrontService(rpc.OuterServicer):
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
             mine = f'{who.role.value} "{who.name}"'
-            text = f"a front serves learners, but this certificate is for {mine}: use `atoll certs issue learner`"
+            fix = "use a learner's certificate (atoll certs issue learner NAME)"
+            text = f"a front serves learners, but this certificate is for {mine}: {fix}"
             raise Refused(Status.PERMISSION_DENIED, text)
         who.speaks_for(learner)
 
@@ -279,7 +280,8 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f"frame {frame.index} does not fit the header: send only the {header.frames} declared frames",
+                f"frame {frame.index} does not fit the header, which declares {header.frames} frames and "
+                f"{header.size_bytes} bytes: use the same version of Atoll on both sides",
             )
         if crc32c(frame.payload) != frame.crc32c:
             raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not match its checksum: send it again")

@@ -17,14 +17,14 @@ class FrontSettings(Serving):
 
     command: ClassVar[str] = "front"
 
-    core: Annotated[Address, Field(description="Address of the core.")]
+    core: Annotated[Address, Field(description="Address of the core. With several shards: address of the registrar.")]
     listen: Annotated[
         tuple[str, ...],
         Field(description="Addresses to listen on. Port 0: any free port."),
         Option(metavar="HOST:PORT"),
     ] = ("127.0.0.1:7071",)
     region: Annotated[str, Field(description="Name of the region, for metrics, logs and atoll doctor.")] = ""
-    audit_log: Annotated[Path | None, Field(description="File that records refusals as JSON lines.")] = None
+    audit_log: Annotated[Path | None, Field(description="File that records refused calls as JSON lines.")] = None
     cache_mib: Annotated[
         int,
         Field(ge=1, description="Memory for cached updates and whole fragments, in MiB. Larger items are not cached."),

@@ -390,7 +390,7 @@ def fenced(name: str) -> Refused:
 
 def evicted(entry: RegistryEntry) -> Refused:
     """Returns the refusal for a learner that an operator evicted."""
-    fix = f"`atoll evict {entry.name} --undo` lets it join again"
+    fix = f"an operator can readmit it with `atoll evict {entry.name} --undo`"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {fix}')
 
 

@@ -94,5 +94,5 @@ async def replies(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[pb.ExportChec
             async for chunk in chunks:
                 yield pb.ExportCheckpointReply(chunk=chunk)
     except OSError as error:
-        text = f"the export cannot be written ({error.strerror}): free space on the core's disk"
+        text = f"the export cannot be written ({error.strerror}): check the core's disk and its free space"
         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error

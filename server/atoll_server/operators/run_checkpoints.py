@@ -29,7 +29,7 @@ async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
     try:
         return checkpoint(await shard.snapshots.take(keep=keep))
     except OSError as error:
-        text = f"the snapshot cannot be written ({error}): free space on the core's disk"
+        text = f"the snapshot cannot be written ({error}): check the core's log, its disk and free space"
         raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
 

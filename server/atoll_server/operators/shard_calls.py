@@ -55,7 +55,7 @@ class ShardCalls:
                 yield stub
         except grpc.aio.AioRpcError as error:
             why = " ".join((error.details() or error.code().name).split())
-            raise Refused(Status.UNAVAILABLE, f"shard {number} at {shard.address} did not answer: {why}") from error
+            raise Refused(Status.UNAVAILABLE, f"a call to shard {number} at {shard.address} failed: {why}") from error
         except (LinkLost, TransportSecurityError) as error:
             raise Refused(Status.UNAVAILABLE, f"shard {number} at {shard.address} cannot be called: {error}") from error
 

@@ -193,7 +193,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
     if observed is None or observed.gone:
         return ""
     missing = [str(fragment) for fragment, names in answered.items() if entry.name not in names]
-    return f"its answer for fragment {named(missing)}" if missing else ""
+    return f"its answer for fragment{'s' * (len(missing) > 1)} {named(missing)}" if missing else ""
 
 
 def _answered(run: Registrar) -> Answered:

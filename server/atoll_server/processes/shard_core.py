@@ -71,10 +71,13 @@ class ShardCore(CoreProcess):
         assert self.settings.shard is not None
         place = [self.settings.shard.number, self.settings.shard.count]
         if "fingerprint" in meta and meta.get("shard") != place:
-            number, count = meta.get("shard", [0, 1])
+            held, fix = "the run's registrar", "omit --registrar"
+            if "shard" in meta:
+                number, count = meta["shard"]
+                held, fix = f"shard {number}/{count}", f"give --shard {number}/{count}"
             raise SettingsError(
-                f"--shard {self.settings.shard}: the directory holds shard {number}/{count}: give --shard "
-                f"{number}/{count} or another --dir, or stop all cores and use atoll reshard"
+                f"--shard {self.settings.shard}: the directory holds {held}: {fix} or give another --dir, or stop all "
+                "cores and use atoll reshard"
             )
         if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
             raise SettingsError(reason)

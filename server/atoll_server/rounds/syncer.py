@@ -196,18 +196,16 @@ class Syncer:
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
             return CloseNow(Cause.ALL_ANSWERED, "every live learner has answered")
-        deadline = self._deadline(fragment, missing, now)
+        deadline, names = self._deadline(fragment, missing, now), named(missing) or "any live learner"
         if now >= deadline:
-            return CloseNow(Cause.DEADLINE, f"the deadline passed without {named(missing) or 'any live learner'}")
+            return CloseNow(Cause.DEADLINE, f"the deadline passed without {names}")
         if rounds.quorum_at is not None:
             grace_ends = rounds.quorum_at + self.grace_s(present)
             if now >= grace_ends:
-                return CloseNow(
-                    Cause.GRACE, f"the quorum answered, and the grace window passed without {named(missing)}"
-                )
-            return StayOpen(f"in the grace window, waiting for {named(missing)}", min(grace_ends, deadline))
+                return CloseNow(Cause.GRACE, f"the quorum answered, and the grace window passed without {names}")
+            return StayOpen(f"in the grace window, waiting for {names}", min(grace_ends, deadline))
         fresh, needed = len(rounds.fresh()), self.quorum(present)
-        return StayOpen(f"{fresh} of {needed} contributions for the quorum, waiting for {named(missing)}", deadline)
+        return StayOpen(f"{fresh} of {needed} contributions for the quorum, waiting for {names}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
         """Returns a round's deadline in monotonic seconds. Each frame from a missing learner postpones the deadline."""

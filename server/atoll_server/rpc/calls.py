@@ -90,9 +90,7 @@ class InterruptibleWait:
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
         """Returns the first message of a stream. Raises Refused if the stream is empty. what: the stream's name."""
         if (request := await self.next(requests)) is None:
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty: send a header"
-            )
+            raise Refused(Status.INVALID_ARGUMENT, f"{what} ended before its first message: send at least one message")
         return request
 
     def _check(self) -> None:
@@ -130,8 +128,8 @@ def wanted_frames(request: pb.FetchRequest | pb.ReadRequest, count: int) -> Sequ
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
-        text = f"the call requests frames out of order, or beyond the {count} frames of fragment {request.fragment}"
-        raise Refused(Status.INVALID_ARGUMENT, f"{text}: request each frame once, in ascending order")
+        text = f"the call requests frames twice, out of order or beyond the {count} existing frames"
+        raise Refused(Status.INVALID_ARGUMENT, f"{text}: request each existing frame once, in ascending order")
     return list(request.frames)
 
 

@@ -316,7 +316,7 @@ class _Inward:
             return raw if read is None else read(raw)
         except DecodeError as error:
             name = self._method.name
-            large = ", or raise --quota-joining-bytes for a large model" if name == "Join" else ""
+            large = ", or raise the server's --quota-joining-bytes" if name == "Join" else ""
             text = f"the message is invalid for {name} ({error}): use the same version of Atoll on both sides{large}"
             raise Refused(Status.INVALID_ARGUMENT, text) from error
 

@@ -61,7 +61,10 @@ class RpcServer:
 
     def bind(self, address: str) -> str:
         """Binds HOST:PORT. Returns the address with the chosen port if PORT is 0. Raises SettingsError."""
-        text = f"--listen {address} cannot be bound: the port is in use or not permitted; give another address"
+        text = (
+            f"--listen {address} cannot be bound: the port is in use or not permitted, or the host is not local; "
+            "give another address"
+        )
         try:
             port = (
                 self.server.add_insecure_port(address)

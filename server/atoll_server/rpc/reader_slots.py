@@ -29,7 +29,9 @@ class ReaderSlots:
     def watching(self) -> Iterator[None]:
         """Context manager that occupies the slot of one reader that watches. Raises Refused if none is free."""
         if self._watches >= self._most_watches:
-            text = f"{self._most_watches} readers already watch this address (the limit): read through a front"
+            text = (
+                f"{self._most_watches} readers already watch this address: use another front, or raise --limit-readers"
+            )
             raise self._over("readers", text)
         self._watches += 1
         try:
@@ -44,7 +46,7 @@ class ReaderSlots:
             async with asyncio.timeout(self._max_wait_s):
                 await self._reads.acquire()
         except TimeoutError as error:
-            text = f"readers already fetch with {self._most_reads} streams (the limit): try later, or use a front"
+            text = f"readers already fetch with {self._most_reads} streams: try again later, or raise --limit-reads"
             raise self._over("reads", text) from error
         try:
             yield

@@ -124,7 +124,7 @@ class AttachedShards:
         for number in self.remote:
             shard = self.shards[number]
             if not shard.address:
-                text = f"shard {number} of the run has not been attached yet: start it, then join again"
+                text = f"shard {number} of the run has not been attached yet: start it, then try again"
                 raise Refused(Status.UNAVAILABLE, text)
             places[number] = pb.ShardPlace(address=shard.address, fragments=shard.fragments)
         return [places[number] for number in sorted(places)]

@@ -121,7 +121,7 @@ class Datasets:
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
                 request,
-                f"says that {received} of {lease.handed} units were received, but an earlier request reported more",
+                f"reports {received} of {lease.handed} units as received, which contradicts earlier requests",
             )
         return lease
 
@@ -227,7 +227,8 @@ def declared_dataset(message: pb.DatasetDeclaration) -> Declared:
     if not possible or message.units * message.epochs > MAX_POSITIONS or message.tokens > MAX_UNITS:
         text = (
             f'dataset "{message.name}" declares {message.units} units, {message.tokens} tokens per unit and '
-            f"{message.epochs} epochs: use 1 to {MAX_UNITS} units and 1 to {MAX_EPOCHS} epochs"
+            f"{message.epochs} epochs: use 1 to {MAX_UNITS} units, 1 to {MAX_EPOCHS} epochs, at most {MAX_POSITIONS} "
+            f"units in all epochs, and at most {MAX_UNITS} tokens per unit"
         )
         raise Refused(Status.INVALID_ARGUMENT, text)
     if len(message.fingerprint) > MAX_FINGERPRINT:

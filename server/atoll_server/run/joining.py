@@ -154,7 +154,7 @@ class Joining:
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         if missing := self._run.attached.waited_for():
-            text = f"the run begins when all shards are attached, but it lacks {missing}: start all shards"
+            text = f"the run cannot begin without {missing}: start each missing shard"
             raise Refused(Status.UNAVAILABLE, text)
         try:
             layout = plan(tensors, self._run.settings.fragments)
@@ -291,12 +291,14 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the model has {len(request.tensors)} tensors: 1 to {limits.tensors} are accepted (--limit-tensors)",
+            f"the model has {len(request.tensors)} trainable tensors instead of 1 to {limits.tensors} "
+            "(--limit-tensors): change which tensors require gradients",
         )
     if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the model has {tied} names of tied tensors: at most {limits.tensors} are accepted (--limit-tensors)",
+            f"the model has {tied} names of tied tensors, but at most {limits.tensors} are accepted "
+            "(--limit-tensors): tie fewer tensors",
         )
     for tensor in request.tensors:
         names = (tensor.name, *tensor.tied_names)
@@ -316,7 +318,7 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
     if parameters > limits.parameters:
         raise Refused(
             Status.INVALID_ARGUMENT,
-            f"the model has {parameters} trainable parameters: at most {limits.parameters} are accepted "
-            "(--limit-parameters)",
+            f"the model has {parameters} trainable parameters, but at most {limits.parameters} are accepted: "
+            "train fewer, or raise the core's --limit-parameters",
         )
     return tuple(map(tensor_spec, request.tensors))

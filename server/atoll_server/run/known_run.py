@@ -117,7 +117,7 @@ class KnownRun:
             return shard, found
         last = len(shard.layout.fragments) - 1
         if fragment <= last:
-            text = f"fragment {fragment} belongs to another shard of this run: join again, then call that shard"
+            text = f"fragment {fragment} belongs to another shard of this run: call Join or Describe for its address"
             raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"fragment {fragment} does not exist: the run has fragments 0 to {last}")
 

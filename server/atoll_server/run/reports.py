@@ -56,7 +56,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
     if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
-            "a learner reports more work than it could have done: check the learner, or evict it with --tokens",
+            "a learner reports more tokens than it could have trained: check step(tokens=...), or evict the learner",
             learner=entry.name,
             reported=seen.tokens,
             counted=spent.tokens,

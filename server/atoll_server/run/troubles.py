@@ -28,7 +28,8 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:
-        text = f"the run is at {trained:,} of {total:,} tokens, so outer steps are plain means: raise --total-tokens"
+        effect = ", so outer steps are plain means" if run.settings.outer_cool_down else ""
+        text = f"the run is at {trained:,} of {total:,} tokens{effect}: raise --total-tokens"
         yield Trouble("total tokens", text)
 
 
@@ -43,8 +44,8 @@ def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
     if missing := _never_merged(run, now):
         yield _lasting(
             f"no work from {named(missing)} is being merged: {'its' if len(missing) == 1 else 'their'} contributions "
-            "arrive too late or are refused. "
-            "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or use a faster link"
+            "do not arrive in time, or are refused. `atoll receipts --learner NAME` says why. If they arrive late, "
+            "raise --overlap or --max-staleness, or use a faster link"
         )
 
 

@@ -25,7 +25,7 @@ OnSent: TypeAlias = Callable[[int, int], None]  # called with the bytes and the 
 def published(shard: Shard, fragment: int, version: int) -> Publication:
     """Returns the update that leads to a version. Raises Refused if the shard no longer has the update."""
     if (publication := shard.cache.get(fragment, version)) is None:
-        text = f"update {version} of fragment {fragment} is not kept: fetch the whole fragment"
+        text = f"update {version} of fragment {fragment} is not available: fetch the whole fragment"
         raise Refused(Status.NOT_FOUND, text)
     return publication
 

@@ -87,7 +87,9 @@ class OuterService(rpc.OuterServicer):
             self._run.record(entries.InitialParametersRefused(refused.detail))
             await abort(context, refused)
         except OSError as error:
-            text = f"the initial parameters cannot be written ({error.strerror}): free space on the core's disk"
+            text = (
+                f"the initial parameters cannot be written ({error.strerror}): check the core's disk and its free space"
+            )
             self._run.record(entries.InitialParametersRefused(text, by_disk=True))
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:

@@ -219,6 +219,6 @@ class ReaderService(rpc.ReaderServicer):
         """Returns this process's shard. Raises Refused for another run or generation."""
         shard = self._run.running()
         if (run, generation) != (self._run.run_id, self._run.generation):
-            text = "the run has another generation, or this is another run: describe the run again"
+            text = "the run has another generation, or this is another run: call Describe again"
             raise Refused(Status.UNAUTHENTICATED, text)
         return shard

@@ -62,7 +62,8 @@ class Intake:
             raise upload.refused()
         for frame in frames:
             if frame.index >= upload.part.frames:
-                text = f"frame {frame.index} of {upload.key} does not exist: the upload has {upload.part.frames} frames"
+                fix = f"send only the {upload.part.frames} declared frames"
+                text = f"frame {frame.index} of {upload.key} does not exist: {fix}"
                 raise Refused(Status.INVALID_ARGUMENT, text)
         writing = asyncio.create_task(self._write(upload, frames, now))
         refused = await asyncio.shield(writing)  # the last frame is written even if its stream breaks now
@@ -81,7 +82,7 @@ class Intake:
         except FrameError as error:
             return uploads.drop(upload, Refused(Status.INVALID_ARGUMENT, str(error)))
         except OSError as error:
-            text = f"the spool cannot be written ({error.strerror}): free space on the core's disk"
+            text = f"the spool cannot be written ({error.strerror}): check the core's disk and its free space"
             return uploads.drop(upload, Refused(Status.RESOURCE_EXHAUSTED, text))
         else:
             whole = uploads.came(upload, now, new=new)

@@ -50,7 +50,7 @@ class Readers:
             async with asyncio.timeout(MAX_WAIT_S):
                 await fragment.lock.acquire()
         except TimeoutError as error:
-            text = f"fragment {fragment.index} is being merged, and the core's disk is slow: try again"
+            text = f"fragment {fragment.index} is busy with a merge or a snapshot: try again"
             raise Refused(Status.UNAVAILABLE, text) from error
         try:
             if self._work.failed:

@@ -32,7 +32,7 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds since the first Join, including downtime"),
     ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds that were not useful, by cause"),
     ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Merged tokens / trained tokens, as a mean over parameters"),
-    ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as reported"),
+    ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as counted by the core"),
     ("atoll_tokens_merged", CounterMetricFamily, (), "Tokens merged, as a mean over parameters"),
     ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
     ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Bytes as float32 / bytes as encoded"),

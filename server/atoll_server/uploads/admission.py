@@ -55,8 +55,8 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is based on version {header.base_version}, but the core is at "
-            f"{version}, perhaps after a restore: fetch the whole fragment and drop the work",
+            f"contribution {_name(header)} is based on version {header.base_version}, but the "
+            f"fragment is at version {version}, perhaps after a restore: fetch the whole fragment and drop the work",
         )
     if staleness > max_staleness:
         raise Refused(

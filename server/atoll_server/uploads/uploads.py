@@ -265,8 +265,8 @@ class Uploads:
                 kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
                     f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, so the upload was cancelled: send it "
-                    f"again. A frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, begin the run "
-                    "with --codec int4"
+                    f"again. A frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s; for a slower link, raise the "
+                    "core's --limit-upload-idle-s"
                 )
                 self.drop(upload, Refused(Status.UNAVAILABLE, text))
 
@@ -286,7 +286,7 @@ class Uploads:
             return newest
         if upload.state is UploadState.DURABLE:
             raise Refused(
-                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: request its receipt"
+                Status.UNAVAILABLE, f"contribution {key} is durable, but a newer one exists: request the newer receipt"
             )
         raise upload.refused()
 
