@@ -36,8 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="127.0.0.1:7070", help="HOST:PORT of a core or front")
     parser.add_argument("--name", required=True, help="this learner's name, unique in the run")
-    parser.add_argument("--rows", type=int, default=20_000, help="the same for all learners")
-    parser.add_argument("--epochs", type=int, default=2, help="the same for all learners")
+    parser.add_argument("--rows", type=int, default=20_000, help="number of rows, the same for all learners")
+    parser.add_argument("--epochs", type=int, default=2, help="number of epochs, the same for all learners")
     options = parser.parse_args()
 
     source = atoll.data.Rows(Polynomials(options.rows), unit=32)

@@ -55,7 +55,7 @@ def main() -> None:
     """Trains for --steps steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True, help="HOST:PORT of a core or front")
-    parser.add_argument("--name", required=True, help="this island's name, unique in the run")
+    parser.add_argument("--name", required=True, help="this learner's name, unique in the run")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--checkpoints", help="directory for the optimizer's state, the same for all ranks")
     parser.add_argument("--tls", help="directory of certificates from `atoll certs`")

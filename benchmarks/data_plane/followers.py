@@ -140,7 +140,7 @@ def main() -> None:
         arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
     one, many = found.regions
     if any(found.per_parameter(each) > MAX_BYTES for each in found.regions):
-        raise SystemExit("an update has too many bytes: see the figures above")
+        raise SystemExit(f"an update has more than {MAX_BYTES} bytes per parameter: see the figures above")
     if sum(many.wan_bytes.values()) > MAX_MORE * sum(one.wan_bytes.values()):
         raise SystemExit(
             f"{many.followers} followers moved over {MAX_MORE} times as many bytes as one: see the figures above"

@@ -167,8 +167,8 @@ def main() -> None:
         arguments.learners, arguments.size, arguments.syncs, behind=arguments.front, shards=arguments.shards
     )
     for sync in measured.syncs:
-        parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
-        print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s, of which {parts}")
+        parts = f"core {sync.core_cpu_s:.2f} s, front {sync.front_cpu_s:.2f} s"
+        print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s ({parts})")
     print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, CPU {measured.median(lambda s: s.cpu_s):.2f} s")
     print(f"{measured.bytes_per_parameter:.3f} bytes per parameter per learner, both ways")
     print(f"core's peak memory {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")

@@ -171,8 +171,8 @@ class Bench:
             Figure("blocked in step() to adopt all fragments", adopting_ms, "ms"),
             Figure("worker threads: encode all fragments", encoding_ms, "ms"),
             Figure("worker threads: prepare all adoptions", preparing_ms, "ms"),
-            Figure("more host memory, anchors included", host / share, "B/parameter of the rank"),
-            Figure("more device memory", device / share, "B/parameter of the rank"),
+            Figure("extra host memory, including anchors", host / share, "B/parameter of the rank"),
+            Figure("extra device memory", device / share, "B/parameter of the rank"),
         ]
 
     def _sync(self, local: LocalParameters, number: int) -> tuple[float, float, float, float]:

@@ -175,7 +175,7 @@ def main() -> int:
         ("share of time inside step()", found.blocked, max(longest), "; longest call, s"),
         ("call of step(): median, 99th percentile", longest[len(longest) // 2], longest[len(longest) * 99 // 100], "s"),
         ("contributions merged, updates adopted", found.merged, found.adopted, ""),
-        ("joining, first parameters included", found.joining_s, 0.0, "s"),
+        ("joining, including the first parameters", found.joining_s, 0.0, "s"),
         ("device memory: without, with", found.before.device_bytes / 1e9, found.learner.device_bytes / 1e9, "GB"),
         ("host memory, peak", found.host_bytes / 1e9, 0.0, "GB"),
     ]

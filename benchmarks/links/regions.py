@@ -211,7 +211,7 @@ def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[
             if done(status):
                 return settled(address)
             time.sleep(WATCH_S)
-    raise SystemExit(f"the run did not end within {MAX_RUN_S:.0f} s: see the logs of its processes")
+    raise SystemExit(f"the run did not end within {MAX_RUN_S:.0f} s: {learners[0].tail()}")
 
 
 def _loss(address: str, place: Path) -> float:

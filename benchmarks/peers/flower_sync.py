@@ -36,7 +36,7 @@ def await_listening(server: Child, port: int) -> None:
             time.sleep(0.02)
         else:
             return
-    raise SystemExit(f"Flower's server does not serve: {server.tail()}")
+    raise SystemExit(f"Flower's server does not listen: {server.tail()}")
 
 
 def measure(python: Path, clients: int, parameters: int, rounds: int) -> PeerSync:

@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=1.2e9)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--step-s", type=float, default=1.0, help="seconds per pretended inner step")
+    parser.add_argument("--step-s", type=float, default=1.0, help="seconds per simulated inner step")
     parser.add_argument("--place", type=Path, help="folder for all files; default: a temporary folder")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()

@@ -71,14 +71,14 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MAX_EVENTS:
-        raise UserError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): give fewer --hours")
+        raise UserError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): lower --hours")
     if chips is None and learners is not None:
-        raise UserError("--learners needs --chips: give the chips of the fleet")
+        raise UserError("--learners needs --chips: give the number of chips in the fleet")
     if chips is not None:
         parts = learners or 8
         if parts * slice_chips > chips:
             raise UserError(
-                f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips: give more --chips"
+                f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips each: raise --chips"
             )
         if plot is not None:
             raise UserError("--plot draws Table 1, not one fleet: omit --plot or --chips")
@@ -185,7 +185,7 @@ def plan_command(
 def _regions(texts: list[str]) -> tuple[Any, ...]:
     regions = tuple(map(_region, texts))
     if sum(each.learners for each in regions) > MAX_LEARNERS:
-        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
+        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: give fewer")
     if len({each.name for each in regions}) < len(regions):
         raise UserError("--region: two regions have the same name: give each region its own name")
     return regions
@@ -205,9 +205,9 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
     if not NAME.fullmatch(name):
         raise UserError(f'--region "{text}": use only letters, digits, - and _ in the name')
     if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
-        raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate above 0.001 Mbit/s')
+        raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate of 0.001 to 1e9 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
-        raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
+        raise UserError(f'--region "{text}": give a round trip of 0 to 3.6e6 ms, and a price of 0 to 1e6')
     return made
 
 

@@ -238,7 +238,9 @@ def check_disk(directory: Path) -> Iterator[Finding]:
     finally:
         with contextlib.suppress(OSError):  # the file may not exist
             file.unlink()
-    room = "a core needs 52 bytes per parameter (snapshots, initial parameters) and room for contributions: free space"
+    room = (
+        "a core needs 52 bytes per parameter (snapshots, initial parameters) and room for contributions: free up space"
+    )
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free in {directory}", room)
     quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"
     yield _judged(rate >= SLOW_DISK_MB, f"the disk writes and syncs {rate:.0f} MB/s", quick)
@@ -320,8 +322,8 @@ def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
     up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
     down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
     fix = (
-        "a sync sends about 3 bits per parameter each way, over several connections: raise --inner-steps, "
-        "or use a faster link"
+        "a sync sends about 3 bits per parameter each way, over several connections: raise the core's "
+        "--inner-steps, or use a faster link"
     )
     for way, requests in (("up", up), ("down", down)):
         began = time.monotonic()
@@ -355,7 +357,9 @@ def _run(told: pb.ProbeReply) -> str:
 
 def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
-        return "run atoll certs show: both certificates need the same authority, and the server's must name this host"
+        return (
+            "run atoll certs show: both certificates need one authority, and the server's must name the host you call"
+        )
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "check that a core or front listens at this address, and whether it requires certificates (--tls)"
     return "use the same version of Atoll on both sides"

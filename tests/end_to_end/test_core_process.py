@@ -131,7 +131,7 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         (["checkpoint", "export", "/proc", "--max-file-size", "5GiB"], 1, "error: /proc contains files that are not part of an export"),
         (["learner", "--name", "a", "--size", "huge"], 1, "error: --size huge: input should be 'tiny', '25m' or '124m'"),
         (["learner", "--name", "a", "--adoption", "x"], 1, "error: --adoption x: input should be 'rebase' or 'overwrite'"),
-        (["learner", "--name", "a", "--connect-timeout-s", "0.1", "--server", "127.0.0.1:1"], 1, "error: no core answered at 127.0.0.1:1"),
+        (["learner", "--name", "a", "--connect-timeout-s", "0.1", "--server", "127.0.0.1:1"], 1, "error: could not join the run at 127.0.0.1:1"),
         (["demo", "--data", "/nothing"], 1, "error: --data /nothing cannot be read"),
         (["demo", "--json", "/nothing/out.json"], 1, "error: --json /nothing/out.json cannot be written"),
         (["nonsense"], 2, "No such command 'nonsense'"),

@@ -151,7 +151,7 @@ def test_a_core_that_never_answers_gives_a_one_line_error(tmp_path):
         running.kill()
         alone = Trainee(running.address, "a", lambda _: True, connect_timeout_s=0.5)
         alone.start()
-        with pytest.raises(LearnerError, match=r"no core answered at .* within .* s .*start a core"):
+        with pytest.raises(LearnerError, match=r"could not join the run at .* within .* s .*start a core"):
             alone.done()
 
 

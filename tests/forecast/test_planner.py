@@ -324,7 +324,7 @@ def test_a_users_own_fleet_is_simulated(tmp_path):
     assert "goodput" in said
     code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
     assert code == 1
-    assert "give more --chips" in error
+    assert "raise --chips" in error
     for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
         code, _, error = atoll("simulate", "goodput", *words)
         assert code == 1

@@ -99,13 +99,13 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a codec that does not exist": ([{"core": {"settings": {"codec": "int2"}}}], "'int4', 'int8', 'float32'"),
     "text where a number belongs": ([{"front": {"replicas": "two"}}], "got string, want integer"),
     "a core without its port": ([{"front": {"core": "core.example.com"}}], "/front/core"),
-    "no core": (["values-remote.yaml", {"front": {"core": ""}}], "front.core is required without core.enabled"),
-    "no region": ([{"front": {"enabled": True}}], "region is required where a front or learner is enabled"),
+    "no core": (["values-remote.yaml", {"front": {"core": ""}}], "front.core is required if core.enabled is false"),
+    "no region": ([{"front": {"enabled": True}}], "region is required if a front or learner is enabled"),
     "nothing": ([{"core": {"enabled": False}}], "nothing is enabled: set core.enabled, front.enabled,"),
     "no issuer": ([{"tls": {"certManager": {"enabled": True}}}], "tls.certManager.issuerRef.name is required"),
     "a dashboard without a core": (
         [{"core": {"enabled": False}, "dashboard": {"enabled": True}}],
-        "dashboard.server is required without core.enabled",
+        "dashboard.server is required if core.enabled is false",
     ),
     "an ingress without a host": (
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True}}}],
@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "an address that ends in a slash": ([{"dashboard": {"url": "https://atoll.example.com/"}}], "/dashboard/url"),
     "a learner without servers": (
         [{"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True}}],
-        "learner.servers is required without front.enabled and core.enabled",
+        "learner.servers is required unless front.enabled or core.enabled is true",
     ),
 }
 

@@ -243,7 +243,7 @@ def test_the_loss_of_the_core_during_the_first_fetch_gives_one_line(core):
     entered.join(20.0)
     core.start()
     assert not entered.is_alive()
-    assert "no core answered at" in str(errors[0])
+    assert "could not join the run at" in str(errors[0])
 
 
 def test_a_learner_waits_for_a_name_that_is_still_taken_at_a_late_core(core, monkeypatch):

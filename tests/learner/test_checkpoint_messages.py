@@ -48,7 +48,7 @@ def test_any_positive_number_is_an_interval(value, tmp_path):
 
 def test_extra_state_must_be_a_dict_of_objects_with_state(tmp_path):
     optimizer = torch.optim.SGD(mlp().parameters(), 0.1)
-    with pytest.raises(LearnerError, match=r'extra_state\["step"\] is of type int, without state_dict'):
+    with pytest.raises(LearnerError, match=r'extra_state\["step"\] is of type int, which lacks state_dict'):
         learner(checkpoint_dir=tmp_path, extra_state={"step": 3})
     with pytest.raises(LearnerError, match=r"the key 5 of extra_state is of type int: use strings as keys"):
         learner(checkpoint_dir=tmp_path, extra_state={5: optimizer})
@@ -141,7 +141,7 @@ FACTS_TEXTS = {
     "deep": (lambda _: "[" * 100_000, DAMAGED),
     "wrong type": (wrong_type, DAMAGED),
     "no text": (lambda _: "\ud800", DAMAGED),
-    "later": (later, "it has format 2, but this version reads 1: use the version that wrote it"),
+    "later": (later, "it has format 2, but this version of Atoll reads 1: use the version that wrote it"),
 }
 
 

@@ -106,7 +106,7 @@ def test_a_learner_of_another_living_thread_is_not_closed(core):
 
 def test_after_a_failed_start_closing_does_nothing():
     loop = Loop("127.0.0.1:1", connect_timeout_s=0.1)
-    with pytest.raises(LearnerError, match="no core answered"):
+    with pytest.raises(LearnerError, match="could not join the run"):
         loop.learner.start()
     loop.learner.close()
 

@@ -95,7 +95,7 @@ def test_default_is_24_fragments_or_what_the_tensors_allow():
 
 
 def test_the_error_for_too_many_fragments_states_the_maximum():
-    with pytest.raises(LayoutError, match="use --fragments 2, or omit the option"):
+    with pytest.raises(LayoutError, match="with --fragments 2, or omit the option"):
         plan([TensorSpec("a", (2, 50), "float32", A)], 7)
 
 

@@ -136,7 +136,7 @@ class RunFeed:
 
     def _away(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("the core does not answer", problem=problem)
+            log.warning("a poll of the core failed", problem=problem)
         self.problem = problem
 
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`

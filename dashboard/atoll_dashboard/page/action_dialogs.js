@@ -36,7 +36,7 @@ export const evict = (learner) => ({
   title: `Evict ${learner}?`,
   words: [
     "The learner stops, and its pending work is refused. Its merged work stays in the model.",
-    "It cannot join again until an operator readmits it.",
+    "The learner cannot join again until an operator readmits it.",
   ],
   reason: true,
   danger: true,
@@ -47,7 +47,7 @@ export const evict = (learner) => ({
 export const readmit = (learner) => ({
   action: "readmit",
   title: `Readmit ${learner}?`,
-  words: ["The learner may join again. Its process has ended, so start it again on its machine."],
+  words: ["The learner may join again. If its process has ended, start the process again on its machine."],
   yes: "Yes, readmit",
   body: () => ({ learner }),
 });

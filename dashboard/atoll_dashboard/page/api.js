@@ -22,7 +22,7 @@ async function ask(url, options) {
     reply = await fetch(url, { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("the dashboard does not answer: check that it runs");
+    throw new Refused("the dashboard does not answer: check that it is running");
   }
   if (!reply.ok) throw new Refused(await complaint(reply));
   try {

@@ -13,7 +13,7 @@ export function oldness(feed) {
   const run = feed.now?.run;
   if (feed.brokenAt !== null) return `${feed.why}; the page reconnects automatically`;
   if (run === undefined) return feed.age() > OLD_S ? "the dashboard has sent nothing yet" : "";
-  if (!run.reachable) return `the core did not answer the last poll${run.problem ? `: ${run.problem}` : ""}`;
+  if (!run.reachable) return `the last poll of the core failed${run.problem ? `: ${run.problem}` : ""}`;
   return feed.age() > OLD_S ? "no newer data has arrived" : "";
 }
 
@@ -27,7 +27,7 @@ export function problems(feed) {
   const { run, regions } = feed.now;
   if (!run.reachable) {
     const since = clock(Date.now() / 1000 - feed.age());
-    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "core refuses this dashboard";
+    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "no data from the core";
     found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
@@ -38,7 +38,7 @@ export function problems(feed) {
   }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
     const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
-    const words = resting > 0 ? "all learners are paused" : "all learners have left";
+    const words = resting > 0 ? "all learners are paused" : "all learners have left or been evicted";
     const wrong = joining + mute > 0;
     found.push(problem(wrong ? "bad" : "warn", "none live", wrong ? "no learner is live" : words, "#learners"));
   }

@@ -159,10 +159,14 @@ def _warnings(
             )
     if trial.rounds < MIN_MERGED:
         yield (
-            f"only {trial.rounds:.0%} of the rounds reach a merge in time: use longer steps, or faster or shorter links"
+            f"only {trial.rounds:.0%} of the rounds reach a merge in time: "
+            "use longer steps, or links with a higher rate or a shorter round trip"
         )
     elif trial.contributions < MIN_MERGED:
-        yield f"merges have the work of only {trial.contributions:.0%} of the learners: use faster or shorter links"
+        yield (
+            f"merges contain the work of only {trial.contributions:.0%} of the learners: "
+            "use links with a higher rate or a shorter round trip"
+        )
     if _blocked(job) / MAX_BLOCKED > DILOCO_INNER_STEPS:
         yield (
             f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: use longer steps, or smaller "
@@ -179,12 +183,12 @@ def _warnings(
     if each_s > MAX_CONTRIBUTIONS_S:
         yield (
             f"a core receives {each_s:.0f} contributions per second, more than any benchmark measured: "
-            "use fewer --fragments"
+            "lower --fragments"
         )
     if divided.memory_bytes > shard_bytes:
         yield (
             f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory-gib is "
-            f"{shard_bytes / 2**30:,.0f}: use more --fragments, or larger machines"
+            f"{shard_bytes / 2**30:,.0f}: raise --fragments, or use larger machines"
         )
 
 

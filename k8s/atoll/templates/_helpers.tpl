@@ -181,13 +181,13 @@ localhost
 {{/* HOST:PORT of the core that fronts call. */}}
 {{- define "atoll.coreAddress" -}}
 {{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
-{{- .Values.front.core | default $own | required "front.core is required without core.enabled: give the core's HOST:PORT" -}}
+{{- .Values.front.core | default $own | required "front.core is required if core.enabled is false: give the core's HOST:PORT" -}}
 {{- end }}
 
 {{/* HOST:PORT of the core that the dashboard calls. */}}
 {{- define "atoll.dashboardServer" -}}
 {{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
-{{- $said := "dashboard.server is required without core.enabled: give the core's HOST:PORT" -}}
+{{- $said := "dashboard.server is required if core.enabled is false: give the core's HOST:PORT" -}}
 {{- .Values.dashboard.server | default $own | required $said -}}
 {{- end }}
 
@@ -204,7 +204,7 @@ localhost
 {{/* The component of this release that learners call: front, core, or none. */}}
 {{- define "atoll.learnersCall" -}}
 {{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
-{{- fail "learner.servers is required without front.enabled and core.enabled: give HOST:PORT of each front" -}}
+{{- fail "learner.servers is required unless front.enabled or core.enabled is true: give HOST:PORT of each front" -}}
 {{- end -}}
 {{- end }}
 

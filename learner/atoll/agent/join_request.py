@@ -171,7 +171,7 @@ def _sha256(path: Path) -> bytes:
 def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
     """Returns the run's layout. Raises LearnerError if the core's layout differs. codecs: the allowed codecs."""
     if reply.settings.codec not in codecs:
-        raise LearnerError(f"the core asks for codec {reply.settings.codec}, which this run does not use: {NONSENSE}")
+        raise LearnerError(f"the core asks for the unexpected codec {reply.settings.codec}: {NONSENSE}")
     try:
         layout = plan(tensors, reply.settings.fragments)
     except LayoutError as error:

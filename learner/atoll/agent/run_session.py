@@ -148,8 +148,8 @@ class RunSession:
             raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
-                f"no core answered at {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "start a core, or correct the server address"
+                f"could not join the run at {address} within {waited_s:.0f} s ({one_line(error)}): "
+                "if no core runs there, start a core, or correct the server address"
             )
         if not self._said_away:
             self._said_away = True

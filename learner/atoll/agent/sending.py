@@ -77,7 +77,7 @@ class Sender:
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
         """Settles a pseudo-gradient that is obsolete, for example after a restore, without sending it."""
         log.info(
-            "discarded obsolete work: the run was restored, or its contribution had ended", fragment=track.fragment
+            "discarded obsolete work: the run was restored, or the contribution had ended", fragment=track.fragment
         )
         self._exchange.settle(taken)
         self._ended_together(track, taken.outstanding.number, drop=False)

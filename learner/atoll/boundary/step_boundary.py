@@ -288,9 +288,12 @@ class StepBoundary:
         self._finish_adoptions()
         now = self._clock.monotonic()
         deadline, late = now + drain_s, now + max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
-        strange = self._watch is not None and (self._watch.leave() is not Movement.FINE or self._to_restore)
+        found = Movement.FINE if self._watch is None else self._watch.leave()
+        strange = found is not Movement.FINE or self._to_restore
         if strange:
-            log.warning(FOUND[Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent")
+            log.warning(
+                FOUND[found or Movement.WRITTEN], learner=self._name, consequence="outstanding work is not sent"
+            )
         verdict = Decision(RESTORE if strange else GO_ON, judged=self._judged)
         agreed = self._ranks.agree(lambda: verdict, self._flags)
         while not agreed.failed and agreed.decision.request != END:

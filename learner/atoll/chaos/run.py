@@ -171,7 +171,10 @@ class Chaos:
         while self._again or self._paused or not self._observer.look():
             self._tick()
             if time.monotonic() > deadline:
-                raise DemoError(f"the core has not answered for {BACK_S:.0f} s: {self._alive[CORE].tail()}")
+                raise DemoError(
+                    f"the core does not answer, or a process is not back, after {BACK_S:.0f} s; the core's last log "
+                    f"line: {self._alive[CORE].tail()}"
+                )
         deadline = time.monotonic() + LEAVE_S
         names = [name for name in self._deployment.learners if self._alive[name].process.poll() is None]
         for name in names:

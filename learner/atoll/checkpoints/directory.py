@@ -199,7 +199,7 @@ def _facts(content: bytes) -> Facts | str:
     try:
         written = ANY_FORMAT_JSON.validate_json(content).format
         if written != FORMAT:
-            return f"it has format {written}, but this version reads {FORMAT}: use the version that wrote it"
+            return f"it has format {written}, but this version of Atoll reads {FORMAT}: use the version that wrote it"
         return FACTS_JSON.validate_json(content)
     except ValidationError:
         return DAMAGED

@@ -43,7 +43,7 @@ def _directory(given: object) -> Path | None:
     except TypeError:
         text = None
     if not text or "\0" in text:  # "" would be the current directory
-        problem = "empty" if text == "" else "no path"
+        problem = "empty" if text == "" else "not a path"
         raise LearnerError(f"checkpoint_dir={given!r} is {problem}: pass a directory, or None to save no checkpoints")
     return Path(text)
 
@@ -73,7 +73,7 @@ def _objects(given: object) -> dict[str, HasState]:
             raise LearnerError(f"the key {name!r} of extra_state is of type {type(name).__name__}: use strings as keys")
         if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
             raise LearnerError(
-                f'extra_state["{name}"] is of type {type(each).__name__}, without state_dict() and load_state_dict(): '
-                "wrap it in an object with both methods"
+                f'extra_state["{name}"] is of type {type(each).__name__}, which lacks state_dict() or load_state_dict()'
+                ": wrap it in an object with both methods"
             )
     return dict(given)

@@ -141,10 +141,10 @@ class LeasedUnits:
             reply, generation = asked.result()
         except CancelledError as error:
             raise self._failure() or LearnerError(
-                "the learner has left the run: no more units can be leased"
+                "the learner has left the run: lease units before close() or the end of the block"
             ) from error
         if len(reply.units) != len(reply.epochs) or (reply.units and max(reply.units) >= self._dataset.units):
-            raise LearnerError(f"the core sent units that the dataset does not have: {NONSENSE}")
+            raise LearnerError(f"the core sent an invalid list of units: {NONSENSE}")
         if reply.lease != self._lease:
             self._begin(reply.lease)
         self._generation = generation

@@ -56,8 +56,8 @@ class Rows:
     def __init__(self, rows: Any, unit: int, *, tokens: int = 0, version: str = "") -> None:  # noqa: ANN401 - see above
         if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or not len(rows):
             raise LearnerError(
-                f"Rows got a {type(rows).__name__} that is empty or cannot be indexed: pass a map-style dataset, "
-                "such as a list or a non-streamed Hugging Face dataset"
+                f"Rows got a {type(rows).__name__} that is empty or cannot be indexed: pass a map-style dataset "
+                "with at least one row, such as a list or a non-streamed Hugging Face dataset"
             )
         if unit < 1:
             raise LearnerError(f"Rows got unit={unit}: pass the number of rows in a unit, at least 1")
@@ -98,8 +98,8 @@ class TokenFile:
         )
         if unit < 1 or not 0 <= overlap < tokens:
             raise LearnerError(
-                f"TokenFile got unit={unit}, tokens={tokens} and overlap={overlap}: pass at least one sample per unit, "
-                "and an overlap smaller than a sample"
+                f"TokenFile got unit={unit}, tokens={tokens} and overlap={overlap}: pass a unit and tokens of at "
+                "least 1, and an overlap from 0 to tokens - 1"
             )
         try:
             self._length = self._path.stat().st_size // self._dtype.itemsize

@@ -149,7 +149,7 @@ def declaration(source: Source, name: str, seed: int, epochs: int) -> pb.Dataset
     """Returns a dataset as learners declare it. Raises LearnerError for arguments that are out of range."""
     if not 0 <= seed < 1 << 64 or not 0 < epochs < 1 << 32:
         raise LearnerError(
-            f"units() got seed={seed} and epochs={epochs}: pass a seed below 2**64 and at least one epoch"
+            f"units() got seed={seed} and epochs={epochs}: pass a seed from 0 to 2**64 - 1, and 1 to 2**32 - 1 epochs"
         )
     return pb.DatasetDeclaration(
         name=name,

@@ -123,7 +123,7 @@ class Children:
                 return found[1]
             if child.process.poll() is not None:
                 raise DemoError(f"{child.name} exited with status {child.process.returncode}: {child.tail()}")
-        raise DemoError(f"{child.name} did not start within {START_S:.0f} s: see {child.log}")
+        raise DemoError(f"{child.name} did not start within {START_S:.0f} s: {child.tail()}")
 
     def stop(self, child: Child) -> None:
         """Sends SIGTERM and waits. Sends SIGKILL after STOP_S seconds."""

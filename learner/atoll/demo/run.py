@@ -136,7 +136,9 @@ def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
             return status
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
-                raise DemoError(f"the core does not answer: {error.details()}") from error
+                raise DemoError(
+                    f"the core does not answer ({error.details()}): use --keep DIR, and read its log there"
+                ) from error
 
 
 def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:

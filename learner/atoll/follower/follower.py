@@ -84,7 +84,9 @@ class Follower:
             if not self.wait(timeout_s=self._source.connect_timeout_s):
                 address = self._source.addresses[0]
                 text = f"no model arrived from {address} within {self._source.connect_timeout_s:.0f} s"
-                raise FollowerError(f"{text}: check the server address, or raise connect_timeout_s")
+                raise FollowerError(
+                    f"{text}: start a core and a learner, correct the server address, or raise connect_timeout_s"
+                )
         except BaseException:
             self._end()
             raise

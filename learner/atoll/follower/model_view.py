@@ -109,7 +109,7 @@ class ModelView:
         named = {version.fragment: version for version in reply.versions}
         mine = self.places[reply.shard]
         if not named.keys() <= mine or (new_log and named.keys() != mine):
-            raise FollowerError(f"the server sent versions of fragments that are not in the shard: {NONSENSE}")
+            raise FollowerError(f"the fragments in the server's reply are not those of the shard: {NONSENSE}")
         self.logs[reply.shard] = reply.log
         for index, version in named.items():
             self.fragments[index].announced(version, new_log=new_log)

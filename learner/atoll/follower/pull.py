@@ -31,7 +31,9 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
             cut = thread.exchange.wait(written, None if written else source.connect_timeout_s)
             if cut is None:
                 text = f"no model arrived from {source.addresses[0]} within {source.connect_timeout_s:.0f} s"
-                raise FollowerError(f"{text}: check the server address, or raise --connect-timeout-s")
+                raise FollowerError(
+                    f"{text}: start a core and a learner, correct the server address, or raise --connect-timeout-s"
+                )
             size = _write(out, cut)
             versions = cut.versions
             low, high = min(versions), max(versions)

@@ -79,10 +79,12 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
     data = max((_data_dimensions(module) for module in model.modules()), default=0)
     for name, parameter in names:
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
-            dimensions = parameter.device_mesh.mesh_dim_names or ("the mesh",)
+            names = parameter.device_mesh.mesh_dim_names
+            example = f', such as mesh["{names[-1]}"]' if names else ""
             raise LearnerError(
-                f'"{name}" is a DTensor on the mesh {dimensions}, of which fully_shard manages {data}, '
-                f'so several ranks may train on the same batch: pass same_batch=mesh["{dimensions[-1]}"]'
+                f'"{name}" is a DTensor on a {parameter.device_mesh.ndim}-dimensional mesh, and fully_shard manages '
+                f"{data} of its dimensions, so several ranks may train on the same batch: pass the mesh of these ranks "
+                f"as same_batch={example}"
             )
     return True
 

@@ -45,7 +45,7 @@ class JoinSettings(Certificates, Metrics):
         Field(description="Address of a core or a front."),
         Option(name="server", metavar="HOST:PORT"),
     ] = ("127.0.0.1:7070",)
-    name: Annotated[str, Field(description="Unique name in the run. Default: REGION.HOSTNAME.")] = ""
+    name: Annotated[str, Field(description="Name, unique in the run. Default: REGION.HOSTNAME.")] = ""
     region: Annotated[str, Field(description="Region of this learner, shown in status and metrics.")] = ""
     adoption: Annotated[
         Literal["rebase", "overwrite"],

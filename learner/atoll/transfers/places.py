@@ -17,7 +17,7 @@ def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
     owned = sorted(fragment for place in places for fragment in place.fragments)
     if owned != list(range(fragments)) or sum(not place.fragments for place in places) > 1:
         raise LearnerError(
-            f"the core's {len(places)} shards do not hold each of the {fragments} fragments exactly once: {NONSENSE}"
+            f"the core sent an invalid division of {fragments} fragments among {len(places)} shards: {NONSENSE}"
         )
 
 

@@ -158,7 +158,8 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
             while not all(bins):  # use fewer fragments until none is empty
                 bins = _pack(tensors, len(bins) - 1 if len(bins) <= 64 else 3 * len(bins) // 4)
             raise LayoutError(
-                f"{fragments} fragments are too many for these tensors: use --fragments {len(bins)}, or omit the option"
+                f"{fragments} fragments are too many for these tensors: start the core with --fragments {len(bins)}, "
+                "or omit the option"
             )
     else:
         packed = (_pack(tensors, count) for count in range(DEFAULT_FRAGMENTS, 0, -1))

@@ -72,7 +72,7 @@ def check(address: str | None, *, plaintext: bool) -> None:
     if address is not None and not on_loopback([address]) and not plaintext:
         raise MetricsServerError(
             f"--metrics-listen {address} is not loopback, and metrics have no TLS: give a loopback address, or add "
-            "--metrics-plaintext"
+            "--metrics-plaintext (in Python: metrics_plaintext=True)"
         )
 
 

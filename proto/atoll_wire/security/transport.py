@@ -71,7 +71,7 @@ class TransportSecurity:
             if not self.plaintext and not on_loopback([address]):
                 raise TransportSecurityError(
                     f"{address} is not loopback: give --tls DIR (see atoll certs), or --insecure-plaintext on a "
-                    "trusted network"
+                    "trusted network (in Python: tls= or insecure_plaintext=True)"
                 )
 
     def stamp(self) -> Stamp:
