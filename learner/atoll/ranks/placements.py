@@ -79,8 +79,8 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
     data = max((_data_dimensions(module) for module in model.modules()), default=0)
     for name, parameter in names:
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
-            names = parameter.device_mesh.mesh_dim_names
-            example = f', such as mesh["{names[-1]}"]' if names else ""
+            dimensions = parameter.device_mesh.mesh_dim_names
+            example = f', such as mesh["{dimensions[-1]}"]' if dimensions else ""
             raise LearnerError(
                 f'"{name}" is a DTensor on a {parameter.device_mesh.ndim}-dimensional mesh, and fully_shard manages '
                 f"{data} of its dimensions, so several ranks may train on the same batch: pass the mesh of these ranks "
