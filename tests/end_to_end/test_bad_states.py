@@ -246,22 +246,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="snapshot 2 is damaged")
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="snapshot 2 is damaged")
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="snapshot 2 is damaged")
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="checkpoint 2 is damaged")
+@bad("ignoring a snapshot that is damaged or missing: check the disk", recovers=True, warns="snapshot 2 is damaged")
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])

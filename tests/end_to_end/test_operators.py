@@ -127,7 +127,10 @@ def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(t
         eventually(lambda: all(len(t.losses) > 30 for t in (stays, goes)))
         done = atoll("evict", "goes", "--server", running.address, "--reason", "spoils the run")
         assert done.stdout == "goes was evicted: spoils the run\n"
-        with pytest.raises(LearnerError, match=r"was evicted \(spoils the run\): `atoll evict goes --undo`"):
+        with pytest.raises(
+            LearnerError,
+            match=r"was evicted \(spoils the run\): an operator can readmit it with `atoll evict goes --undo`",
+        ):
             goes.done()
         wanted = {"stays": "live", "goes": "evicted"}  # a slow machine may not have heard from one of them yet
         eventually(lambda: {each.learner: each.state for each in running.status().learners} == wanted)
