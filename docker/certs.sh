@@ -16,7 +16,7 @@ issue home core home --host core --host localhost --host 127.0.0.1 --host relay-
   --host shard-0 --host shard-1 --host shard-2
 issue operator operator demo
 if ! [ -s /certs/operator/token ]; then
-  (umask 077 && atoll token demo --file /certs/operator/tokens > /certs/operator/token.part)
+  (umask 077 && atoll token demo --operator-tokens /certs/operator/tokens > /certs/operator/token.part)
   mv /certs/operator/token.part /certs/operator/token
 fi
 issue dashboard operator dashboard

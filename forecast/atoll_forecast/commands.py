@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from atoll_wire.errors import UserError, need
+from atoll_wire.cli.option_groups import count, output, size, takes
+from atoll_wire.cli.output import Format, show
+from atoll_wire.errors import UsageError, UserError, need
+from rich.console import Console, Group
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", metavar="PATH")]
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
+STDOUT = Path("-")
+MAX_PARAMETERS = 10**13
 MAX_EVENTS = 1e7  # limit on the events in one simulation; a simulation of this size takes minutes
 MAX_LEARNERS = 4096  # limit on the learners in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
+
+
+def _parameters(text: str | int) -> int:
+    found = count(text)
+    if not 1 <= found <= MAX_PARAMETERS:
+        raise typer.BadParameter(f"give 1 to {MAX_PARAMETERS:,} parameters")
+    return found
+
+
+def _shard_memory(text: str | int) -> int:
+    found = size(text)
+    if not 1 << 30 <= found <= 1 << 50:
+        raise typer.BadParameter("give 1GiB to 1024TiB")
+    return found
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +51,9 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan_command)
 
 
+@takes(form=output)
 def goodput_command(
+    form: Format,
     chips: Annotated[
         int | None,
         typer.Option(min=1, max=100_000_000, help="Chips of one fleet [Table 1: 150,000 to 2,400,000]."),
@@ -56,12 +75,9 @@ def goodput_command(
     ] = 1.0,
     restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Restart time of an inelastic job, in s.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
-    json_path: Json = None,
     plot: Plot = None,
 ) -> None:
     """Goodput under failures: Table 1 of the paper, or your own fleet."""
-    from atoll_server.cli.tables import console
-
     from atoll_forecast.paper import figures, goodput
     from atoll_forecast.paper.claims import goodput_claims
     from atoll_forecast.paper.tables import goodput_table
@@ -83,45 +99,52 @@ def goodput_command(
         if plot is not None:
             raise UserError("--plot draws Table 1, not one fleet: omit --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
-        console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
-        _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
+        text = f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time"
+        show({"goodput": found.goodput, "uptime": found.uptime}, form, lambda: text)
         return
-    with console().status("30 fleets ..."):
+    with Console(stderr=True).status("30 fleets ..."):
         ours = goodput_claims(failures, hours)
     difference = goodput.rmse(ours, figures.GOODPUT)
-    console().print(goodput_table(ours, failures_per_year, difference))
-    _write(json_path, {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference})
+    figures_found = {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference}
+    show(figures_found, form, lambda: goodput_table(ours, failures_per_year, difference))
     if plot is not None:
         _draw(plot, lambda plots: plots.goodput(ours, plot))
 
 
-def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(form=output)
+def bandwidth_command(form: Format, plot: Plot = None) -> None:
     """Link rates by the paper's accounting, with the paper's bits per parameter and with Atoll's."""
     from atoll_forecast.paper.claims import bandwidth_claims
 
     finding = "Decoupled int4 training needs 0.4 % of the link of data-parallel training, Atoll 0.3 %"
-    _claims("Link rates for 5B parameters and 1 s steps", finding, bandwidth_claims(), json_path, plot)
+    _claims("Link rates for 5B parameters and 1 s steps", finding, bandwidth_claims(), form, plot)
 
 
-def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(form=output)
+def scavenging_command(form: Format, plot: Plot = None) -> None:
     """Extra compute for half of the training: training time relative to a run without extra compute."""
     from atoll_forecast.paper.claims import scavenging_claims
 
     title = "Training time with extra compute for half of the tokens, relative to no extra compute"
     finding = "Extra compute shortens a decoupled run; data-parallel training gains only from +300 %"
-    _claims(title, finding, scavenging_claims(), json_path, plot)
+    _claims(title, finding, scavenging_claims(), form, plot)
 
 
-def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(form=output)
+def hardware_command(form: Format, plot: Plot = None) -> None:
     """Mixed hardware: one of eight learners is 18 % slower, and step times have 10 % jitter."""
     from atoll_forecast.paper.claims import hardware_claims
 
     finding = "One slow learner of eight costs goodput only if the others wait for it"
-    _claims("Goodput with mixed hardware", finding, hardware_claims(), json_path, plot)
+    _claims("Goodput with mixed hardware", finding, hardware_claims(), form, plot)
 
 
+@takes(form=output)
 def plan_command(
-    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Number of trained parameters, such as 12e9.")],
+    form: Format,
+    parameters: Annotated[
+        int, typer.Option(parser=_parameters, metavar="<count>", help="Number of trained parameters, such as 12B.")
+    ],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Duration of one learner's inner step, in seconds.")],
     region: Annotated[
         list[str], typer.Option(help="A region (see above). You may repeat this option.", metavar="REGION")
@@ -136,15 +159,26 @@ def plan_command(
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
-    shard_memory_gib: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Decides the number of shards."),
-    ] = 512.0,
-    values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
-    compose: Annotated[
-        Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
+    shard_memory: Annotated[
+        int,
+        typer.Option(
+            parser=_shard_memory,
+            metavar="<bytes>",
+            help="Memory of each shard's machine, such as 671GiB. Decides the number of shards.",
+            show_default="512GiB",
+        ),
+    ] = 512 << 30,
+    values: Annotated[
+        Path | None,
+        typer.Option(help="Write Helm values to this file. -: print them, and nothing else.", metavar="PATH"),
     ] = None,
-    json_path: Json = None,
+    compose: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write an override for docker/compose.yaml to this file. -: print it, and nothing else.",
+            metavar="PATH",
+        ),
+    ] = None,
 ) -> None:
     """Plan a run: settings, expected link load, cost, goodput and memory, and the effect of losing a region.
 
@@ -153,13 +187,8 @@ def plan_command(
     """
     import math
 
-    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit + shard_memory_gib):
-        raise UserError(
-            "--parameters, --step-s, --between-failures-h, --repair-min, --core-mbit or --shard-memory-gib is nan: "
-            "give a number"
-        )
-
-    from atoll_server.cli.tables import console
+    if math.isnan(step_s + between_failures_h + repair_min + core_mbit):
+        raise UsageError("--step-s, --between-failures-h, --repair-min or --core-mbit is nan: give a number")
 
     from atoll_forecast.planning.deployment import compose_override, helm_values
     from atoll_forecast.planning.job import Job
@@ -169,13 +198,11 @@ def plan_command(
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = _regions(region)
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
-    with console().status("simulating the plan ..."):
-        made = plan(job, fragments, shard_memory_gib * 2**30)
-    for table in plan_tables(job, made):
-        console().print(table)
-    for warning in made.warnings:
-        console().print(f"[yellow]{warning}[/]")
-    _write(json_path, plan_json(job, made))
+    with Console(stderr=True).status("simulating the plan ..."):
+        made = plan(job, fragments, shard_memory)
+    warnings = [f"[yellow]{warning}[/]" for warning in made.warnings]
+    if not made.works or STDOUT not in {values, compose}:
+        show(plan_json(job, made), form, lambda: Group(*plan_tables(job, made), *warnings))
     if not made.works:
         raise UserError("the plan is infeasible: the warnings above say what to change")
     _write_text(values, helm_values(job, made))
@@ -211,13 +238,10 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
     return made
 
 
-def _claims(title: str, finding: str, claims: Any, json_path: Path | None, plot: Path | None) -> None:  # noqa: ANN401
-    from atoll_server.cli.tables import console
-
+def _claims(title: str, finding: str, claims: Any, form: Format, plot: Path | None) -> None:  # noqa: ANN401
     from atoll_forecast.paper.tables import claims_json, claims_table
 
-    console().print(claims_table(title, claims))
-    _write(json_path, {title: claims_json(claims)})
+    show({title: claims_json(claims)}, form, lambda: claims_table(title, claims))
     if plot is not None:
         _draw(plot, lambda plots: plots.claims(finding, claims, plot))
 
@@ -234,13 +258,11 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 
-def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is not None:
-        _write_text(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
-
-
 def _write_text(path: Path | None, text: str) -> None:
     if path is None:
+        return
+    if path == STDOUT:
+        print(text, end="")
         return
     try:
         path.write_text(text)

@@ -47,7 +47,7 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""
-    where = "but --memory-gib gives" if memory_bytes else "but this machine has"
+    where = "but --memory gives" if memory_bytes else "but this machine has"
     return (
         f"a core with {parameters} trainable parameters needs {needed / 2**30:.1f} GiB of memory, {where} "
         f"{given / 2**30:.1f}: use more shards or a larger machine"

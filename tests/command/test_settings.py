@@ -60,7 +60,7 @@ def test_a_range_is_said_in_words():
     for name, said in {
         "inner-steps": "1 to 100000", "overlap": "above 0 to 1000", "grace-ratio": "0 to below 1",
         "codec": "float32, int8 or int4",
-        "keep-snapshots": "at least 2", "memory-gib": "above 0", "limit-spool-bytes": "1 to 1024TiB",
+        "keep-snapshots": "at least 2", "memory": "at least 1MiB", "limit-spool-bytes": "1 to 1024TiB",
     }.items():  # fmt: skip
         assert ranges[name] == said
 

@@ -124,7 +124,7 @@ def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
     ("job", "said"),
     [
         (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
-        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory-gib is 512"),
+        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory is 512 GiB"),
     ],
 )
 def test_impossible_jobs_are_refused(job, said):
@@ -143,7 +143,7 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest shard, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
     values, _, out = files(tmp_path)
-    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]
+    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory", "256GiB", "--values", values, "--json", out]
     code, said, error = atoll("plan", *words)
     assert (code, error) == (0, "")
     assert "25% of the parameters in the largest" in said

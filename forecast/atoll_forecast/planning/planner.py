@@ -180,8 +180,8 @@ def _warnings(
         )
     if divided.memory_bytes > shard_bytes:
         yield (
-            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory-gib is "
-            f"{shard_bytes / 2**30:,.0f}: use more --fragments, or larger machines"
+            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory is "
+            f"{shard_bytes / 2**30:,.0f} GiB: use more --fragments, or larger machines"
         )
 
 

@@ -28,7 +28,7 @@ from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription,
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
 from atoll.agent.unit_leasing import lease_units
-from atoll.errors import LearnerError
+from atoll.errors import LearnerError, RefusedError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
@@ -145,7 +145,8 @@ class RunSession:
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not self._name_may_become_free(error):
-            raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
+            kind = RefusedError if remedy(error) is Remedy.STOP else LearnerError
+            raise kind(f"learner {name!r} cannot continue: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
                 f"no core answered at {address} within {waited_s:.0f} s ({one_line(error)}): "

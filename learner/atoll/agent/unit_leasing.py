@@ -12,7 +12,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, unary_reply
 
 from atoll.agent.core_view import CoreView
-from atoll.errors import LearnerError
+from atoll.errors import LearnerError, RefusedError
 from atoll.transfers.call_errors import Remedy, backoff_s, detail, one_line, remedy
 
 log = structlog.get_logger()
@@ -44,7 +44,9 @@ async def lease_units(
             pass  # another link replaces this link
         except grpc.aio.AioRpcError as error:
             match remedy(error):
-                case Remedy.STOP | Remedy.GIVE_UP:
+                case Remedy.STOP:
+                    raise RefusedError(detail(error)) from error
+                case Remedy.GIVE_UP:
                     raise LearnerError(detail(error)) from error
                 case Remedy.JOIN_AGAIN:
                     shard.lose(session)

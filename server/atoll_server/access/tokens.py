@@ -88,7 +88,7 @@ def new(path: Path, name: str) -> str:
             file.write("\n".join([*kept, f"{name} {hashlib.sha256(token.encode()).hexdigest()}"]) + "\n")
         part.replace(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read or written ({error}): give another --file") from error
+        raise SettingsError(f"{path} cannot be read or written ({error}): give another --operator-tokens") from error
     return token
 
 
