@@ -20,7 +20,7 @@ class DashboardSettings(Certificates):
     command: ClassVar[str] = "dashboard"
 
     server: Annotated[
-        Address,
+        str,
         Field(description="Address of a core or a front."),
         Option(metavar="HOST:PORT", variable="ATOLL_SERVER"),
     ] = "127.0.0.1:7070"

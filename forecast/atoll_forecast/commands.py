@@ -87,17 +87,17 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MAX_EVENTS:
-        raise UserError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): give fewer --hours")
+        raise UsageError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): give fewer --hours")
     if chips is None and learners is not None:
-        raise UserError("--learners needs --chips: give the chips of the fleet")
+        raise UsageError("--learners needs --chips: give the chips of the fleet")
     if chips is not None:
         parts = learners or 8
         if parts * slice_chips > chips:
-            raise UserError(
+            raise UsageError(
                 f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips: give more --chips"
             )
         if plot is not None:
-            raise UserError("--plot draws Table 1, not one fleet: omit --plot or --chips")
+            raise UsageError("--plot draws Table 1, not one fleet: omit --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
         text = f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time"
         show({"goodput": found.goodput, "uptime": found.uptime}, form, lambda: text)
@@ -212,9 +212,9 @@ def plan_command(
 def _regions(texts: list[str]) -> tuple[Any, ...]:
     regions = tuple(map(_region, texts))
     if sum(each.learners for each in regions) > MAX_LEARNERS:
-        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
+        raise UsageError(f"--region: a run has at most {MAX_LEARNERS} learners: plan fewer")
     if len({each.name for each in regions}) < len(regions):
-        raise UserError("--region: two regions have the same name: give each region its own name")
+        raise UsageError("--region: two regions have the same name: give each region its own name")
     return regions
 
 
@@ -226,15 +226,15 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
         learners, mbit, trip_ms, *price = rest
         made = Region(name, int(learners), float(mbit) * 1e6, float(trip_ms) / 1e3, *map(float, price))
     except (ValueError, TypeError) as error:
-        raise UserError(
+        raise UsageError(
             f'--region "{text}" is invalid: give NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], such as eu:2:1000:30:0.09'
         ) from error
     if not NAME.fullmatch(name):
-        raise UserError(f'--region "{text}": use only letters, digits, - and _ in the name')
+        raise UsageError(f'--region "{text}": use only letters, digits, - and _ in the name')
     if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
-        raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate above 0.001 Mbit/s')
+        raise UsageError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate above 0.001 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
-        raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
+        raise UsageError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll_wire.errors import ExitStatus, UserError
+from atoll_wire.errors import UserError
 
 
 class LearnerError(UserError):
@@ -16,12 +16,6 @@ class LearnerError(UserError):
             sys.exit(f"error: {error}")
         ```
     """
-
-
-class RefusedError(LearnerError):
-    """The core refused the learner, for example because it was evicted. A restarted learner would be refused too."""
-
-    exit_status = ExitStatus.REFUSED
 
 
 class FollowerError(UserError):

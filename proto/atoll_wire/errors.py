@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from enum import IntEnum
-from typing import ClassVar
 
 
 class ExitStatus(IntEnum):
@@ -21,10 +20,14 @@ class ExitStatus(IntEnum):
 class UserError(Exception):
     """An error that the user can fix. The message states the fact, the cause and the fix on one line.
 
-    exit_status: the status with which `atoll` exits.
+    exit_status: the status with which `atoll` exits; None for the class's own.
     """
 
-    exit_status: ClassVar[ExitStatus] = ExitStatus.FAILED
+    exit_status = ExitStatus.FAILED
+
+    def __init__(self, text: str, exit_status: ExitStatus | None = None) -> None:
+        super().__init__(text)
+        self.exit_status = exit_status or self.exit_status
 
 
 class SettingsError(UserError):

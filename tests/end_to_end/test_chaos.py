@@ -12,15 +12,14 @@ pytestmark = pytest.mark.slow
 ATOLL = [sys.executable, "-m", "atoll.cli"]
 
 
-def test_killed_processes_come_back_with_their_recovery_phases(tmp_path):
-    out = tmp_path / "out.json"
+def test_killed_processes_come_back_with_their_recovery_phases():
     done = subprocess.run(
-        [*ATOLL, "chaos", "--learners", "2", "--seconds", "25", "--json", str(out),
+        [*ATOLL, "chaos", "--learners", "2", "--seconds", "25", "--json",
          "--schedule", "2:kill:us-east,6:kill:core,9:pause:eu-west:1.5"],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
+    found = json.loads(done.stdout)
     assert found["kills"] == {"learner": 1, "core": 1, "paused": 1}
     learner, core = found["hits"]
     assert (learner["target"], core["target"]) == ("us-east", "core")
@@ -31,7 +30,6 @@ def test_killed_processes_come_back_with_their_recovery_phases(tmp_path):
     counts = found["contributions"]
     assert counts["pending"] == 0
     assert counts["accepted"] == counts["merged"] + counts["refused"]
-    assert "atoll chaos" in done.stdout
 
 
 def test_a_process_that_ends_by_itself_ends_chaos_with_one_line(tmp_path):

@@ -22,12 +22,12 @@ DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
-    arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]
+    arguments = ["--steps", "300", "--json", "--keep", str(tmp_path / "kept")]
     done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "killed learner us-east with SIGKILL" in done.stdout
-    assert "killed the core with SIGKILL" in done.stdout
-    summary = json.loads((tmp_path / "out.json").read_text())
+    assert "killed learner us-east with SIGKILL" in done.stderr
+    assert "killed the core with SIGKILL" in done.stderr
+    summary = json.loads(done.stdout)
     assert summary["kills"] == {"learner": 1, "core": 1}
     assert summary["learners"] == 3
     assert summary["parameters"] == 1_049_984
@@ -49,12 +49,12 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_demo_over_shards_survives_the_kill_of_a_shard_the_registrar_a_learner_and_the_front(tmp_path):
-    arguments = ["--shards", "3", "--steps", "300", "--json", str(tmp_path / "out.json")]
+    arguments = ["--shards", "3", "--steps", "300", "--json"]
     done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     for what in ("the front", "learner us-east", "shard 2", "the registrar, which has shard 0,"):
-        assert f"killed {what} with SIGKILL" in done.stdout
-    summary = json.loads((tmp_path / "out.json").read_text())
+        assert f"killed {what} with SIGKILL" in done.stderr
+    summary = json.loads(done.stdout)
     assert summary["kills"] == {"learner": 1, "front": 1, "shard": 1, "registrar": 1, "core": 2}
     assert summary["validation_loss"]["last"] < 0.6 * summary["validation_loss"]["first"]
     counts = summary["contributions"]

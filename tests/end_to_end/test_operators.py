@@ -12,6 +12,7 @@ from atoll.demo.processes import free_port
 from atoll.errors import LearnerError
 from atoll_server.access.certificate_authority import init, issue
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.errors import ExitStatus
 from atoll_wire.security.certificate import Role
 
 from tests.end_to_end.test_refusals import Hand, _rescale, _set
@@ -25,7 +26,8 @@ def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
 def receipts(*arguments: str) -> list[dict]:
     done = atoll("receipts", "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found: list[dict] = json.loads(done.stdout)
+    return found
 
 
 def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the_same(tmp_path):
@@ -35,11 +37,11 @@ def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the
         counts = running.status().contributions
         told = receipts("--server", running.address, "--last", "10000")
         assert len(told) == counts.accepted == counts.merged
-        assert [each["number"] for each in told] == sorted((each["number"] for each in told), key=int, reverse=True)
+        assert [each["number"] for each in told] == sorted((each["number"] for each in told), reverse=True)
         for each in told:
-            assert each["receipt"]["fate"] == "FATE_MERGED"
+            assert each["receipt"]["fate"] == "merged"
             assert 0 < each["receipt"]["weight"] <= 1
-            assert int(each["receipt"]["version"]) > int(each["base_version"])
+            assert each["receipt"]["version"] > each["base_version"]
         assert receipts("--dir", str(running.directory), "--last", "10000") == told
         mine = receipts("--server", running.address, "--learner", "a", "--last", "3")
         assert mine == [each for each in told if each["receipt"]["learner"] == "a"][:3]
@@ -54,7 +56,7 @@ def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_
     address = f"127.0.0.1:{free_port()}"
     with front(tmp_path, address) as alone:
         done = atoll("status", "--server", alone.address)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.startswith(
         f"error: the front at {alone.address} answers, but the core at {address} does not answer the front ("
     )
@@ -76,9 +78,9 @@ def test_the_audit_log_has_the_outcome_of_an_action_that_failed(tmp_path):
     with core(tmp_path) as running:
         for early in (("take",), ("export", str(tmp_path / "model"))):
             assert "the run has no parameters yet" in atoll("checkpoint", *early, "--server", running.address).stderr
-        assert atoll("evict", "z", "--server", running.address).returncode == 1
+        assert atoll("evict", "z", "--yes", "--server", running.address).returncode == 4
         train(running.address, "a", steps=8)
-        for command in (("checkpoint", "take"), ("evict", "a")):
+        for command in (("checkpoint", "take"), ("evict", "a", "--yes")):
             assert atoll(*command, "--server", running.address).returncode == 0
         running.stop()
     lines = [json.loads(line) for line in (running.directory / "audit.jsonl").read_text().splitlines()]
@@ -125,7 +127,7 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
         for trainee in (stays, goes):
             trainee.start()
         eventually(lambda: all(len(t.losses) > 30 for t in (stays, goes)))
-        done = atoll("evict", "goes", "--server", running.address, "--reason", "spoils the run")
+        done = atoll("evict", "goes", "--yes", "--server", running.address, "--reason", "spoils the run")
         assert done.stdout == "goes was evicted: spoils the run\n"
         with pytest.raises(LearnerError, match=r"was evicted \(spoils the run\): `atoll evict goes --undo`"):
             goes.done()
@@ -143,8 +145,28 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
         stays.done()
         eventually(lambda: running.status().contributions.pending == 0)  # merged when all have left
         assert receipts("--dir", str(running.directory), "--fate", "pending") == []
-    unknown = atoll("evict", "absent", "--server", running.address)
-    assert unknown.returncode == 1
+    unknown = atoll("evict", "absent", "--yes", "--server", running.address)
+    assert unknown.returncode == 3
+
+
+def test_a_process_of_an_evicted_learner_ends_with_its_own_status_or_waits_for_sigterm(tmp_path):
+    with core(tmp_path) as running:
+        command = [sys.executable, "-m", "atoll.cli", "learner", "--name", "goes", "--server", running.address]
+        subprocess.run([*command, "--max-steps", "2"], check=True, capture_output=True, timeout=100)
+        assert atoll("evict", "goes", "--yes", "--server", running.address).returncode == 0
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == ExitStatus.REFUSED, done.stderr
+        assert 'learner "goes" was evicted' in done.stderr.splitlines()[-1]
+        waiting = subprocess.Popen(
+            [*command, "--if-refused", "wait"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        with waiting:
+            assert waiting.stdout is not None
+            while "this process waits for SIGTERM" not in (line := waiting.stdout.readline()):
+                assert line, "it ended"
+            assert waiting.poll() is None
+            waiting.terminate()
+            assert waiting.wait(20) == ExitStatus.REFUSED
 
 
 def test_an_evicted_learners_pending_work_is_refused(tmp_path):

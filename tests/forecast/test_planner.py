@@ -27,7 +27,7 @@ def atoll(*arguments: object) -> tuple[int, str, str]:
 
 
 def files(directory: Path) -> list[Path]:
-    return [directory / name for name in ("values.yaml", "compose.yaml", "plan.json")]
+    return [directory / name for name in ("values.yaml", "compose.yaml")]
 
 
 def test_a_wide_link_leaves_the_defaults():
@@ -50,14 +50,12 @@ def test_rates_and_money_by_hand():
     assert made.atoll.thousand_steps == pytest.approx(1000 / steps)
 
 
-def test_an_unknown_price_is_not_zero(tmp_path):
+def test_an_unknown_price_is_not_zero():
     made = plan(Job(1e9, 2.0, (WIDE, Region("us", 1, 1e9, 0.1))))
     assert [each.region.costs(1000.0) for each in made.carried] == [100.0, None]
     assert made.atoll.month_price is None
     assert "pricePerGb" not in helm_values(Job(1e9, 2.0, ()), made)
-    out = tmp_path / "plan.json"
-    atoll("plan", "--parameters", "1e9", "--step-s", "2", "--region", "us:1:1000:30", "--json", out)
-    found = json.loads(out.read_text())
+    found = json.loads(atoll("plan", "--parameters", "1B", "--step-s", "2", "--region", "us:1:1000:30", "--json")[1])
     assert found["links"][0]["month_price"] is None
     assert found["methods"][0]["month_price"] is None
 
@@ -142,13 +140,14 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         assert made.sharding.memory_bytes == needed_bytes(share * 70e9) <= limit_gib * 2**30
         fewer = -(-24 // max(1, shards - 1)) / 24  # share of the largest shard, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
-    values, _, out = files(tmp_path)
-    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory", "256GiB", "--values", values, "--json", out]
-    code, said, error = atoll("plan", *words)
+    values, _ = files(tmp_path)
+    words = ["plan", "--parameters", "70B", "--step-s", "60", "--shard-memory", "256GiB"]
+    code, said, error = atoll(*words, "--values", values)
     assert (code, error) == (0, "")
+    found = json.loads(atoll(*words, "--json")[1])
     assert "25% of the parameters in the largest" in said
     core = yaml.safe_load(values.read_text())["core"]
-    assert core["shards"] == json.loads(out.read_text())["settings"]["shards"] == 4
+    assert core["shards"] == found["settings"]["shards"] == 4
     assert int(core["resources"]["limits"]["memory"].removesuffix("Gi")) > needed_bytes(70e9 / 4) / 2**30
 
 
@@ -164,16 +163,17 @@ def test_a_hopeless_link_is_named():
 
 
 def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
-    values, compose, out = files(tmp_path)
-    words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
-    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
+    values, compose = files(tmp_path)
+    words = ["--parameters", "12B", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose)
     assert code == 1
     assert "slow: needs 252% of its link" in said
     assert "goodput" not in said, "an infeasible plan promises nothing"
     assert error == "error: the plan is infeasible: the warnings above say what to change\n"
     assert not values.exists()
     assert not compose.exists()
-    assert json.loads(out.read_text())["works"] is False
+    code, said, _ = atoll("plan", *words, "--json")
+    assert (code, json.loads(said)["works"]) == (1, False)
 
 
 def test_step_boundaries_of_a_large_model_get_more_inner_steps():
@@ -259,12 +259,13 @@ def test_compose_knows_every_variable_in_the_file():
 
 
 def test_the_command_prints_and_writes(tmp_path):
-    values, compose, out = files(tmp_path)
+    values, compose = files(tmp_path)
     words = ["--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30:0.09", "--between-failures-h", "24"]
-    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose)
     assert (code, error) == (0, "")
     assert "H = 26" in said
-    found = json.loads(out.read_text())
+    assert atoll("plan", *words, "--values", "-")[1] == values.read_text(), "- is stdout"
+    found = json.loads(atoll("plan", *words, "--json")[1])
     assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 26, rel=1e-3)
     assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo, H = 500"]
     assert yaml.safe_load(values.read_text())
@@ -292,17 +293,17 @@ def test_the_command_prints_and_writes(tmp_path):
 )
 def test_a_region_that_is_none_is_named(region):
     code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
-    assert code == 1
+    assert code == 2
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
     assert region in error
 
 
 def test_goodput_as_json_has_all_cells(tmp_path):
-    out, plot = tmp_path / "goodput.json", tmp_path / "goodput.svg"
-    code, _, error = atoll("simulate", "goodput", "--hours", "3", "--json", out, "--plot", plot)
+    plot = tmp_path / "goodput.svg"
+    code, said, error = atoll("simulate", "goodput", "--hours", "3", "--json", "--plot", plot)
     assert (code, error) == (0, "")
-    figures = json.loads(out.read_text())["goodput"]
+    figures = json.loads(said)["goodput"]
     assert list(figures) == ["dp", "elastic", "2", "4", "8", "16"]
     assert all(len(row) == 5 for row in figures.values())
     assert "<svg" in plot.read_text()
@@ -310,11 +311,11 @@ def test_goodput_as_json_has_all_cells(tmp_path):
 
 @pytest.mark.parametrize("what", ["bandwidth", pytest.param("hardware", marks=pytest.mark.slow)])
 def test_other_tables_print_and_draw(tmp_path, what):
-    out, plot = tmp_path / "out.json", tmp_path / "out.png"
-    code, said, error = atoll("simulate", what, "--json", out, "--plot", plot)
+    plot = tmp_path / "out.png"
+    code, said, error = atoll("simulate", what, "--plot", plot)
     assert (code, error) == (0, "")
     assert "paper" in said
-    assert json.loads(out.read_text())
+    assert json.loads(atoll("simulate", what, "--json")[1])
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -323,11 +324,11 @@ def test_a_fleet_of_ones_own(tmp_path):
     assert code == 0
     assert "goodput" in said
     code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
-    assert code == 1
+    assert code == 2
     assert "give more --chips" in error
     for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
         code, _, error = atoll("simulate", "goodput", *words)
-        assert code == 1
+        assert code == 2
         assert error.startswith("error: --")
 
 

@@ -16,6 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import Link, close_gracefully
+from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
 from atoll_wire.process.tasks import first_ended
@@ -28,7 +29,7 @@ from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription,
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
 from atoll.agent.unit_leasing import lease_units
-from atoll.errors import LearnerError, RefusedError
+from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.fragments.segments import Coder
@@ -145,12 +146,13 @@ class RunSession:
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not self._name_may_become_free(error):
-            kind = RefusedError if remedy(error) is Remedy.STOP else LearnerError
-            raise kind(f"learner {name!r} cannot continue: {detail(error)}")
+            status = ExitStatus.REFUSED if remedy(error) is Remedy.STOP else ExitStatus.FAILED
+            raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}", status)
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
                 f"no core answered at {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "start a core, or correct the server address"
+                "start a core, or correct the server address",
+                ExitStatus.UNREACHABLE,
             )
         if not self._said_away:
             self._said_away = True

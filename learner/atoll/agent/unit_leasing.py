@@ -10,9 +10,10 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, unary_reply
+from atoll_wire.errors import ExitStatus
 
 from atoll.agent.core_view import CoreView
-from atoll.errors import LearnerError, RefusedError
+from atoll.errors import LearnerError
 from atoll.transfers.call_errors import Remedy, backoff_s, detail, one_line, remedy
 
 log = structlog.get_logger()
@@ -45,7 +46,7 @@ async def lease_units(
         except grpc.aio.AioRpcError as error:
             match remedy(error):
                 case Remedy.STOP:
-                    raise RefusedError(detail(error)) from error
+                    raise LearnerError(detail(error), ExitStatus.REFUSED) from error
                 case Remedy.GIVE_UP:
                     raise LearnerError(detail(error)) from error
                 case Remedy.JOIN_AGAIN:

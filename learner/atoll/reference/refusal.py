@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 
 import structlog
+from atoll_wire.errors import ExitStatus
 
-from atoll.errors import RefusedError
+from atoll.errors import LearnerError
 
 log = structlog.get_logger()
 
@@ -16,18 +17,18 @@ LOOK_S = 0.5  # seconds between checks: the kernel may deliver the signal to ano
 
 
 def handle_refusal(train: Callable[[], None], *, wait: bool) -> None:
-    """Trains. wait: whether to wait for SIGTERM or SIGINT after a refusal. Raises RefusedError after a refusal."""
+    """Trains. wait: whether to wait for SIGTERM or SIGINT after a refusal. Raises LearnerError as `train` does."""
     refused = None
     try:
         train()
-    except RefusedError as error:
-        refused = RefusedError(str(error))  # without the traceback, which would keep the model in memory
-    if refused is None:
-        return
-    if wait:
+    except LearnerError as error:
+        if error.exit_status is not ExitStatus.REFUSED or not wait:
+            raise
+        refused = LearnerError(str(error), error.exit_status)  # without the traceback, which would keep the model
+    if refused is not None:
         log.error("refused: this process waits for SIGTERM, and does not train", error=str(refused))
         _wait_for_a_signal()
-    raise refused
+        raise refused
 
 
 def _wait_for_a_signal() -> None:

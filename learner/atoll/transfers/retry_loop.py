@@ -11,8 +11,9 @@ from typing import Protocol
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
+from atoll_wire.errors import ExitStatus
 
-from atoll.errors import RefusedError
+from atoll.errors import LearnerError
 from atoll.transfers.call_errors import Remedy, backoff_s, detail, remedy
 
 
@@ -70,7 +71,7 @@ async def retry(
     After LinkLost, the next attempt waits only for a session over another link.
     failed: called after an AioRpcError; returns whether it applied the remedy. If so, the next attempt does not wait.
     came: returns the number of bytes received so far. A failure after progress counts as the first failure.
-    Raises RefusedError if a status from a core or front means that a retry cannot help.
+    Raises LearnerError if a status from a core or front means that a retry cannot help.
     """
     failures = 0
     while wanted() and not party.leaving:
@@ -91,7 +92,7 @@ async def retry(
             failure = Failure(error, remedy(error), session, failures)
             acted = failed(failure)
             if failure.remedy is Remedy.STOP and wanted():
-                raise RefusedError(detail(error)) from error
+                raise LearnerError(detail(error), ExitStatus.REFUSED) from error
         if not acted:
             await asyncio.sleep(backoff_s(failures, rng))
         failures += 1

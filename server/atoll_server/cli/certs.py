@@ -84,8 +84,8 @@ def show_command(
         "identity": cert.identity,
         "hosts": list(cert.hosts),
         "issuer": cert.issuer,
-        "begins": cert.begins.isoformat(),
-        "ends": cert.ends.isoformat(),
+        "begins": cert.begins.timestamp(),
+        "ends": cert.ends.timestamp(),
         "days_left": cert.days_left,
         "fingerprint": cert.fingerprint,
     }

@@ -35,12 +35,6 @@ class CoreUnreachableError(OperatorError):
     exit_status = ExitStatus.UNREACHABLE
 
 
-class CallRefusedError(OperatorError):
-    """A core or a front refused the call."""
-
-    exit_status = ExitStatus.REFUSED
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorTarget:
     """The address and credentials with which an operator reaches a core or a front.
@@ -57,8 +51,7 @@ class OperatorTarget:
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
     """Context manager that yields a stub for calls to a core.
 
-    Raises CoreUnreachableError or CallRefusedError if a call fails, and TransportSecurityError if a certificate is
-    unusable.
+    Raises OperatorError if a call fails, and TransportSecurityError if a certificate is unusable.
     """
     address = remote.address
     remote.security.check([address])
@@ -77,7 +70,9 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
             if is_unreachable(error):
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error
-            raise CallRefusedError(f"the core at {address} refused the call: {error.details()}") from error
+            raise OperatorError(
+                f"the core at {address} refused the call: {error.details()}", ExitStatus.REFUSED
+            ) from error
 
 
 def _check_caller(tls: Path | None) -> None:
