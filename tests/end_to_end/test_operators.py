@@ -152,7 +152,7 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
 def test_a_process_of_an_evicted_learner_ends_with_its_own_status_or_waits_for_sigterm(tmp_path):
     with core(tmp_path) as running:
         command = [sys.executable, "-m", "atoll.cli", "learner", "--name", "goes", "--server", running.address]
-        subprocess.run([*command, "--max-steps", "2"], check=True, capture_output=True, timeout=100)
+        subprocess.run([*command, "--max-steps", "2", "--drain-s", "1"], check=True, capture_output=True, timeout=100)
         assert atoll("evict", "goes", "--yes", "--server", running.address).returncode == 0
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == ExitStatus.REFUSED, done.stderr
