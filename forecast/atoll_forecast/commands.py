@@ -139,12 +139,35 @@ def hardware_command(form: Format, plot: Plot = None) -> None:
     _claims("Goodput with mixed hardware", finding, hardware_claims(), form, plot)
 
 
+Parameters = Annotated[
+    int, typer.Option(parser=_parameters, metavar="<count>", help="Number of trained parameters, such as 12B.")
+]
+ShardMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_shard_memory,
+        metavar="<bytes>",
+        help="Memory of each shard's machine, such as 671GiB. Decides the number of shards.",
+        show_default="512GiB",
+    ),
+]
+Values = Annotated[
+    Path | None,
+    typer.Option(help="Write Helm values to this file. -: print them, and nothing else.", metavar="PATH"),
+]
+Compose = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write an override for docker/compose.yaml to this file. -: print it, and nothing else.",
+        metavar="PATH",
+    ),
+]
+
+
 @takes(form=output)
 def plan_command(
     form: Format,
-    parameters: Annotated[
-        int, typer.Option(parser=_parameters, metavar="<count>", help="Number of trained parameters, such as 12B.")
-    ],
+    parameters: Parameters,
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Duration of one learner's inner step, in seconds.")],
     region: Annotated[
         list[str], typer.Option(help="A region (see above). You may repeat this option.", metavar="REGION")
@@ -159,26 +182,9 @@ def plan_command(
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s; 0: unlimited.")
     ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0: 24.")] = 0,
-    shard_memory: Annotated[
-        int,
-        typer.Option(
-            parser=_shard_memory,
-            metavar="<bytes>",
-            help="Memory of each shard's machine, such as 671GiB. Decides the number of shards.",
-            show_default="512GiB",
-        ),
-    ] = 512 << 30,
-    values: Annotated[
-        Path | None,
-        typer.Option(help="Write Helm values to this file. -: print them, and nothing else.", metavar="PATH"),
-    ] = None,
-    compose: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write an override for docker/compose.yaml to this file. -: print it, and nothing else.",
-            metavar="PATH",
-        ),
-    ] = None,
+    shard_memory: ShardMemory = 512 << 30,
+    values: Values = None,
+    compose: Compose = None,
 ) -> None:
     """Plan a run: settings, expected link load, cost, goodput and memory, and the effect of losing a region.
 
@@ -202,7 +208,11 @@ def plan_command(
         made = plan(job, fragments, shard_memory)
     warnings = [f"[yellow]{warning}[/]" for warning in made.warnings]
     if not made.works or STDOUT not in {values, compose}:
-        show(plan_json(job, made), form, lambda: Group(*plan_tables(job, made), *warnings))
+        show(
+            plan_json(job, made),
+            form,
+            lambda: Group(*(part for table in plan_tables(job, made) for part in (table, "")), *warnings),
+        )
     if not made.works:
         raise UserError("the plan is infeasible: the warnings above say what to change")
     _write_text(values, helm_values(job, made))

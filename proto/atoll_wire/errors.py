@@ -35,7 +35,7 @@ class SettingsError(UserError):
 
 
 class UsageError(SettingsError):
-    """The command line is invalid: an option has an invalid value, or options contradict each other."""
+    """The command line is invalid: an option has an invalid value, or two options cannot be combined."""
 
     exit_status = ExitStatus.USAGE
 

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from atoll_dashboard.settings import DashboardSettings
 from atoll_server.cli import contexts as commands
 from atoll_wire.cli import contexts
 from atoll_wire.cli.application import application
@@ -146,3 +147,12 @@ def test_names_of_contexts_are_completed():
     words = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll context use h", "COMP_CWORD": "3"}
     done = CliRunner().invoke(APP, [], env=words, prog_name="atoll")
     assert done.stdout.split() == ["home"]
+
+
+def test_a_dashboard_reads_its_token_from_a_file_too(home):
+    (home / "token").write_text("secret\n")
+    settings = DashboardSettings.of(token_file=str(home / "token"))
+    settings.check()
+    assert settings.own_token() == "secret"
+    with pytest.raises(UsageError, match="--token and --token-file cannot be combined"):
+        DashboardSettings.of(token="x", token_file=str(home / "token")).check()

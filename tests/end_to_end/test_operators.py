@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -149,7 +150,7 @@ def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_l
     assert unknown.returncode == 3
 
 
-def test_a_process_of_an_evicted_learner_ends_with_its_own_status_or_waits_for_sigterm(tmp_path):
+def test_a_process_of_an_evicted_learner_ends_with_its_own_status_or_waits_for_sigterm(tmp_path, unused_port):
     with core(tmp_path) as running:
         command = [sys.executable, "-m", "atoll.cli", "learner", "--name", "goes", "--server", running.address]
         subprocess.run([*command, "--max-steps", "2", "--drain-s", "1"], check=True, capture_output=True, timeout=100)
@@ -158,13 +159,18 @@ def test_a_process_of_an_evicted_learner_ends_with_its_own_status_or_waits_for_s
         assert done.returncode == ExitStatus.REFUSED, done.stderr
         assert 'learner "goes" was evicted' in done.stderr.splitlines()[-1]
         waiting = subprocess.Popen(
-            [*command, "--if-refused", "wait"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, "--if-refused", "wait", "--metrics-listen", f"127.0.0.1:{unused_port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         with waiting:
             assert waiting.stdout is not None
             while "this process waits for SIGTERM" not in (line := waiting.stdout.readline()):
                 assert line, "it ended"
             assert waiting.poll() is None
+            with pytest.raises(ConnectionRefusedError):  # its container is therefore unhealthy
+                socket.create_connection(("127.0.0.1", unused_port), timeout=5)
             waiting.terminate()
             assert waiting.wait(20) == ExitStatus.REFUSED
 

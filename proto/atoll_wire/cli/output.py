@@ -59,12 +59,20 @@ def console(form: Format = Format.TABLE) -> Console:
     return made if made.is_terminal and form is not Format.WIDE else Console(width=max(WIDE, made.width))
 
 
+def plain_table(title: str | None = None, *, show_header: bool = True) -> Table:
+    """Returns an empty table without borders, which need a quarter of 80 columns."""
+    return Table(
+        title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=show_header,
+        title_justify="left", caption_justify="left",
+    )  # fmt: skip
+
+
 def columns(names: Sequence[str], narrow: Sequence[str], form: Format, rows: Iterable[Sequence[str]]) -> Table:
     """Returns a table without borders. names: all columns. narrow: the columns that fit 80 characters.
 
     rows: the cells, in the order of `names`.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption_justify="left")
+    table = plain_table()
     kept = [number for number, name in enumerate(names) if form is Format.WIDE or name in narrow]
     for number in kept:
         table.add_column(names[number], overflow="fold")
@@ -75,7 +83,7 @@ def columns(names: Sequence[str], narrow: Sequence[str], form: Format, rows: Ite
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     """Returns the names and values of one thing as a table without headers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = plain_table(show_header=False)
     for row in rows:
         table.add_row(*row)
     return table
