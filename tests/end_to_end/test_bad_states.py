@@ -355,7 +355,7 @@ def test_verify_says_without_a_core_what_a_start_would_find(template, tmp_path, 
 
 
 def type_verify(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", "--dir", str(directory)]
+    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
