@@ -1,7 +1,7 @@
 """The files of a run's directory that a start needs, as its ledger names them, with a check of each file's content.
 
-A backup contains the newest snapshot, the initial parameters, and the payloads that no snapshot covers. The directory
-of a run with several shards also contains the snapshots that checkpoints name. A recorded run contains all payloads.
+A backup contains the newest snapshot, the initial parameters, and the payloads that no snapshot covers. If the run has
+several shards, a backup also contains the snapshots of the newest checkpoints. A recorded run has all its payloads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from atoll_server.storage.disk import Disk
 from atoll_server.storage.spool import Spool
 
 ROWS = 1000  # number of rows read at a time
+CHECKPOINTS = 2  # newest checkpoints of several shards in a backup, since the shards' backups are not simultaneous
 
 
 class BackupError(UserError):
@@ -89,20 +90,25 @@ def state_of(db: sqlite3.Connection, directory: Path, disk: Disk) -> RunState:
 
 
 def _snapshots(db: sqlite3.Connection, meta: dict[str, Any]) -> list[SnapshotRow]:
-    """Returns the newest snapshot, if there is one, and those that checkpoints of several shards name."""
+    """Returns the newest snapshot, if there is one, and those of the newest checkpoints of several shards."""
     newest = {row.id for row in lineage.snapshots(db, lineage.line_of(meta))[-1:]}
-    named = manifests.kept_of(meta).snapshots if "owned" in meta else frozenset()
+    named = set(sorted(manifests.kept_of(meta).snapshots)[-CHECKPOINTS:]) if "owned" in meta else set()
     return [row for row in shard_ledger.snapshots(db) if row.id in newest | named]
 
 
-def drop_other_snapshots(db: sqlite3.Connection) -> None:
-    """Removes the rows of the snapshots that a backup does not contain from the backup's ledger."""
+def _drop_other_snapshots(db: sqlite3.Connection) -> None:
+    """Removes the snapshots and checkpoints that a backup does not contain from the backup's ledger."""
     meta = run_ledger.get_meta(db)
     wanted = {row.id for row in _snapshots(db, meta)}
     with database.transaction(db):
         for row in shard_ledger.snapshots(db):
             if row.id not in wanted:
                 shard_ledger.drop_snapshot(db, row.id)
+        if "owned" in meta:
+            known, kept = manifests.manifests_of(meta), manifests.kept_of(meta)
+            manifests.put_kept(db, replace(kept, snapshots=kept.snapshots & wanted))
+            if known:
+                manifests.put_manifests(db, [each for each in known if each.snapshots[each.own] in wanted])
 
 
 def _payloads(
@@ -179,7 +185,7 @@ def copy_ledger(source: Path, target: Path, disk: Disk) -> None:
         db.backup(copied)
         copied.execute("PRAGMA journal_mode=DELETE")
         if "fingerprint" in run_ledger.get_meta(copied):
-            drop_other_snapshots(copied)
+            _drop_other_snapshots(copied)
 
 
 @contextlib.contextmanager

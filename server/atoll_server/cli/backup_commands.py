@@ -33,7 +33,7 @@ def backup_command(
     ],
     keep: Annotated[
         int, typer.Option(help="Number of backups to keep.", envvar="ATOLL_CHECKPOINT_BACKUP_KEEP", min=1)
-    ] = 24,
+    ] = 3,
     every_s: Annotated[
         float,
         typer.Option(
