@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atoll_server.checkpoints.restore import RESTORING
 from atoll_server.cli.run_directory import read_run
 from atoll_server.cli.verify import verify
 from atoll_server.ledger import database, run_ledger
@@ -325,6 +326,11 @@ def directory_is_a_file(directory: Path) -> None:
 def spool_is_a_file(directory: Path) -> None:
     shutil.rmtree(directory / "spool")
     (directory / "spool").write_text("no directory")
+
+
+@bad("is incomplete (a restore of a backup was interrupted): run the restore again")
+def restore_of_a_backup_was_interrupted(directory: Path) -> None:
+    (directory / RESTORING).touch()
 
 
 def files(directory: Path) -> dict[Path, bytes]:

@@ -38,7 +38,7 @@ def backup_command(
         float,
         typer.Option(
             "--every-s",
-            help="Take a backup at this interval until SIGTERM. Default: take one backup.",
+            help="Take a backup at each multiple of this time since 1970, until SIGTERM. Default: take one backup.",
             envvar="ATOLL_CHECKPOINT_BACKUP_EVERY_S",
             min=0.0,
         ),
@@ -75,7 +75,10 @@ def _back_up(directory: Path, root: Path, keep: int) -> None:
 
 
 def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> NoReturn:
-    """Takes a backup whenever the newest one is `every_s` old, until SIGTERM. Waits while there is no run yet."""
+    """Takes a backup at each multiple of `every_s` since 1970, until SIGTERM. Waits while there is no run yet.
+
+    The multiples are the same on all machines, so the backups of several shards have almost the same time.
+    """
     from atoll_wire.process.clock import SYSTEM
 
     from atoll_server.backups.backup import has_run
@@ -88,7 +91,7 @@ def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> 
     pause, said = threading.Event(), False
     while True:
         taken = backups_in(root)
-        due_s = read_record(taken[-1]).taken_at + every_s - SYSTEM.wall() if taken else 0.0
+        due_s = (read_record(taken[-1]).taken_at // every_s + 1) * every_s - SYSTEM.wall() if taken else 0.0
         if due_s <= 0.0 and not has_run(directory):
             due_s = NO_RUN_S
             if not said:
