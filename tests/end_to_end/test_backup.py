@@ -262,6 +262,19 @@ def test_a_recorded_run_is_restored_with_all_its_payloads(stopped, backup, tmp_p
     }
 
 
+def test_a_file_of_the_same_name_with_other_content_is_not_shared(stopped, tmp_path):
+    """Two restores of one backup give two histories, whose files may have the same names."""
+    root = tmp_path / "backups"
+    first = back_up(stopped, root, keep=2)
+    name = f"snapshots/{first.record.snapshots[0]:08d}.safetensors"
+    size, identity = first.record.files[name]
+    write_record(first.path, replace(first.record, files=first.record.files | {name: (size, identity[::-1])}), DISK)
+    second = back_up(stopped, root, keep=2)
+    assert not (second.path / name).samefile(first.path / name)
+    assert (second.path / "initial.safetensors").samefile(first.path / "initial.safetensors")
+    check_files(second.path, second.record)
+
+
 def test_a_file_that_the_core_deletes_during_the_backup_begins_it_again(stopped, tmp_path):
     class Deleting(Disk):
         """Fails to open the first payload, as if a snapshot had just covered it."""
