@@ -148,6 +148,17 @@ def test_a_missing_device_gives_a_one_line_error(device):
         usable_device(device)
 
 
+def test_an_error_of_several_lines_gives_one_line(monkeypatch):
+    def failing(*args: object, **options: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: invalid device ordinal\nGPU device may be out of range")
+
+    monkeypatch.setattr(torch, "zeros", failing)
+    with pytest.raises(DeviceError) as error:
+        usable_device("cpu")
+    fact = "CUDA error: invalid device ordinal"
+    assert str(error.value) == f"--device cpu cannot be used ({fact}): give auto, cpu or cuda"
+
+
 def test_the_model_compiles_as_one_graph():
     model = build("tiny", 0)
     window = torch.randint(0, 256, (2, 33))

@@ -195,7 +195,7 @@ def usable_device(chosen: str) -> torch.device:
         device = torch.device(chosen)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:  # torch raises any of these
-        fact = str(error).split(" device type at start of device string")[0].split(". ")[0]
+        fact = str(error).split("\n")[0].split(" device type at start of device string")[0].split(". ")[0]
         raise DeviceError(f"--device {chosen} cannot be used ({fact}): give auto, cpu or cuda") from error
     return device
 
