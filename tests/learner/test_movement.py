@@ -31,10 +31,10 @@ class Rows:
         start, self.values = self.values, (self.values + change).astype(np.float32)
         return self.moves.look(np.stack([start, self.values]), [BoundaryRows(0, 0, 1, 1)])
 
-    def adopt(self, change: np.ndarray | None = None) -> np.ndarray:
+    def adopt(self, change: np.ndarray | None = None, *, reset: bool = False) -> np.ndarray:
         before, change = self.values, self.noise(0.2) if change is None else change
         self.values = before + change
-        self.moves.look(np.stack([before, self.values]), [Adoption(0, 1, self.fragments)])
+        self.moves.look(np.stack([before, self.values]), [Adoption(0, 1, self.fragments, reset)])
         return change
 
 
@@ -102,6 +102,27 @@ def test_an_undone_fragment_is_found_among_others_that_hardly_moved():
     change[64:96] *= 60.0
     rows.adopt(change)
     assert rows.moving(rows.noise(0.01) - change) is Movement.UNDONE
+
+
+def test_weights_loaded_after_each_reset_are_found_each_time():
+    rows = Rows()
+    for _ in range(10):
+        rows.step()
+    anchor = rows.values
+    for _ in range(4):
+        assert rows.step(beside=rows.noise(0.5)) is Movement.WRITTEN
+        rows.adopt(anchor - rows.values, reset=True)
+
+
+def test_a_projection_after_a_reset_is_no_write():
+    """The run's values are outside the allowed set by 0.5 of a standard deviation. The program projects them back."""
+    rows = Rows()
+    for _ in range(10):
+        rows.step()
+    allowed, outside = rows.values, rows.noise(0.5)
+    assert rows.step(beside=rows.noise(1.0)) is Movement.WRITTEN
+    rows.adopt(allowed + outside - rows.values, reset=True)
+    assert rows.step(beside=-outside) is Movement.FINE
 
 
 def test_reversals_too_small_to_be_found_do_not_hide_larger_ones():

@@ -109,6 +109,19 @@ def test_weights_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(h
     assert len(said) == 1
 
 
+def test_weights_loaded_in_each_step_are_never_sent(rows):
+    """The load right after a reset must not pass as a projection of the reset values."""
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        it.rounds(20)
+        it.agent.taken.clear()
+        for _ in range(24):
+            it.ask()
+            write(model, "by hand", {name: torch.randn_like(value) for name, value in model.state_dict().items()})
+            it.turn()
+        assert not it.agent.taken
+
+
 def test_work_that_is_dropped_while_it_waits_for_a_verdict_is_not_sent(rows):
     model = mlp()
     with Watched(model, adamw(model)) as it:

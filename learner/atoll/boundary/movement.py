@@ -102,11 +102,12 @@ class BoundaryRows:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """An adoption of fragments. before, after: indices of rows."""
+    """An adoption of fragments. before, after: indices of rows. reset: after a bad verdict, to the run's values."""
 
     before: int
     after: int
     fragments: tuple[int, ...]
+    reset: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +147,8 @@ class MovementDetector:
         self._steps = 0
         self._usual = np.zeros(len(edges), np.float32)
         self._watched: list[_Given] = []
-        self._slack: F32 | None = None  # norm of each place's movement in the last boundary
+        self._slack: F32 | None = None  # how far a projection may move each place back after the last boundary
+        self._good: F32 | None = None  # from a bad verdict until the reset: the row before the bad movement
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
@@ -170,7 +172,7 @@ class MovementDetector:
         worst, number = Movement.FINE, 0
         for each in happened:
             if isinstance(each, Adoption):
-                self._adopted(rows[each.before], rows[each.after], each.fragments)
+                self._adopted(rows[each.before], rows[each.after], each)
                 continue
             verdict, step = self._beside(rows, each) if beside[number] else (Movement.FINE, moved[number])
             if verdict is Movement.FINE and self._watched:
@@ -178,6 +180,8 @@ class MovementDetector:
                 verdict, step = self._undone(moved[number], whole[number], step, later=large[number])
             if verdict < Movement.UNDONE and not each.leaving:
                 self._count(step)
+            if verdict is not Movement.FINE and self._good is None:
+                self._good = rows[each.start].copy()
             worst = max(worst, verdict)
             number = number + 1
             self._slack = None
@@ -221,10 +225,12 @@ class MovementDetector:
         alive = (moved > 0) | (usual > 0)
         return bool(2 * np.count_nonzero(moved > allowed) > np.count_nonzero(alive))
 
-    def _adopted(self, before: F32, after: F32, fragments: tuple[int, ...]) -> None:
-        places = np.isin(self._fragments, fragments)
+    def _adopted(self, before: F32, after: F32, each: Adoption) -> None:
+        places = np.isin(self._fragments, each.fragments)
         change = (after - before) * self._of(places)
         self._slack = self._norms(change)
+        if each.reset and self._good is not None:  # a reset moves far, but a projection afterwards does not
+            self._slack, self._good = self._norms(after - self._good), None
         self._watch(change, places, after)
 
     def _combine(self, whole: F32, start: F32) -> None:

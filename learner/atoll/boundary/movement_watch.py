@@ -68,11 +68,11 @@ class MovementWatch:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._samples.forget()
 
-    def adopted(self, fragments: tuple[int, ...]) -> None:
-        """Records that a step boundary or joining changed these fragments."""
+    def adopted(self, fragments: tuple[int, ...], *, reset: bool = False) -> None:
+        """Records that a step boundary or joining changed these fragments. reset: after a bad verdict."""
         with self._whole():
             before, self._start = self._start, self._read()
-            self._happened.append(Adoption(before, self._start, fragments))
+            self._happened.append(Adoption(before, self._start, fragments, reset))
 
     def step(self, boundary: int) -> None:
         """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed.

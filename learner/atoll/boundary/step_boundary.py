@@ -254,7 +254,7 @@ class StepBoundary:
                 self._withdraw(fragment)
                 given_up = self.local.restore(fragment, self._counters.tokens, self._counters.steps)
                 self._abandon(fragment, given_up)
-        self.seen(fragments)
+        self.seen(fragments, reset=True)
         self._to_restore = False
 
     def _withdraw(self, fragment: int) -> None:
@@ -266,10 +266,10 @@ class StepBoundary:
         """The number of the newest boundary whose movements rank 0's watch has judged."""
         return self._watch.judged if self._watch is not None else UNWATCHED
 
-    def seen(self, fragments: Sequence[int]) -> None:
-        """Tells the watch that the learner, and no other code, changed these fragments."""
+    def seen(self, fragments: Sequence[int], *, reset: bool = False) -> None:
+        """Tells the watch that the learner, and no other code, changed these fragments. reset: after a bad verdict."""
         if self._watch is not None:
-            self._watch.adopted(tuple(fragments))
+            self._watch.adopted(tuple(fragments), reset=reset)
 
     def _abandon(self, fragment: int, tokens: int) -> None:
         self._counters.abandoned_tokens += tokens * self._layout.fragments[fragment].length / self._layout.parameters
