@@ -63,7 +63,7 @@ def test_a_killed_learner_continues_with_its_optimizers_state(tmp_path):
         stop.append(True)
         other.done()
         assert again.returncode == 0, said
-    assert "restored a checkpoint: the optimizer continues" in said
+    assert "restored a checkpoint: the optimizer continues from its saved state" in said
     begun = json.loads((tmp_path / "second").read_text())
     steps = {step for step, _ in begun["state"].values()}
     assert len(steps) == 1

@@ -174,7 +174,7 @@ def test_a_renamed_learner_takes_over_a_folder_and_logs_it(core, tmp_path, said)
         assert json.loads((again.save() / FACTS).read_text())["learner"] == "b"
         assert len(again.folders()) == 2
     [line] = events(said, "restored a checkpoint")
-    assert line["event"] == "restored a checkpoint of another learner: the optimizer continues"
+    assert line["event"] == "restored a checkpoint of another learner: the optimizer continues from its saved state"
     assert line["log_level"] == "warning"
     assert (line["learner"], line["saved_by"]) == ("b", "a")
 

@@ -96,8 +96,8 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learner time, by cause", "Learner-seconds lost per second. A silent learner's time counts as "
-              "other until the learner is back, and then as down.", "none", lost, stacked=True),
+        lines("Lost learner time, by cause", "Learner-seconds lost per second. After 10 s of silence, a learner's "
+              "time counts as down.", "none", lost, stacked=True),
         lines("Where a round's time goes", "Mean time of each stage. The core learns of an adoption from the "
               "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "

@@ -172,8 +172,8 @@ class Chaos:
             self._tick()
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"the core does not answer, or a process is not back, after {BACK_S:.0f} s; the core's last log "
-                    f"line: {self._alive[CORE].tail()}"
+                    f"the core did not answer, or a process did not restart, within {BACK_S:.0f} s: check the logs. "
+                    f"The core's last log line: {self._alive[CORE].tail()}"
                 )
         deadline = time.monotonic() + LEAVE_S
         names = [name for name in self._deployment.learners if self._alive[name].process.poll() is None]

@@ -41,7 +41,7 @@ class ChaosSettings(Settings):
     ] = 0
     procfile: Annotated[
         Path | None,
-        Field(description="Your own deployment: one `name: command` per line. The core must be named core."),
+        Field(description="File with your own deployment: one `name: command` per line. The core must be named core."),
         WHAT,
     ] = None
     server: Annotated[

@@ -158,10 +158,14 @@ class LearnerCheckpoints:
         if self._ranks.is_leader:
             said = {"folder": str(folder), "steps": facts.steps, "generation": facts.run.generation}
             if facts.learner == self._learner:
-                log.info("restored a checkpoint: the optimizer continues", learner=self._learner, **said)
+                log.info(
+                    "restored a checkpoint: the optimizer continues from its saved state",
+                    learner=self._learner,
+                    **said,
+                )
             else:
                 log.warning(
-                    "restored a checkpoint of another learner: the optimizer continues",
+                    "restored a checkpoint of another learner: the optimizer continues from its saved state",
                     learner=self._learner,
                     saved_by=facts.learner,
                     **said,

@@ -118,7 +118,8 @@ class Units(IterableDataset[Any]):
     def _begin(self) -> bool:
         """Begins the next unit. Returns False if there is none now.
 
-        Does not wait for units of other learners, which may in turn wait for the units in an incomplete batch here.
+        Does not wait for other learners' units, because those learners may wait for units in this learner's incomplete
+        batch.
         """
         leased = self._leased.next()
         if leased is not None:

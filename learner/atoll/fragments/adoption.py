@@ -4,8 +4,8 @@ Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries 
 error stays in L, so there is no error buffer. Adopting A' after D was taken:
 
     q was merged                  L' = L + (u + q), but L + u if the work was dropped after q was taken
-    q in flight, refused, or none L' = L + u             ("rebase"; "overwrite" sets D = 0)
-    q too stale                   L' = A'                (D = 0: the work is dropped)
+    q in flight, or none          L' = L + u             ("rebase"; "overwrite" sets D = 0)
+    q refused, e.g. too stale     L' = A'                (D = 0: the work is dropped)
 
 Here, u is the published update that leads from A to A'. If it is unknown, for example because the learner fetched the
 whole fragment, u = A' - A. Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) +

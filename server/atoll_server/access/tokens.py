@@ -97,9 +97,10 @@ def new(path: Path, name: str) -> str:
 
 
 def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the name of a caller that may read the published model, or an empty string as `operator_name` does.
+    """Returns the caller's name, or an empty string in the same cases as `operator_name`.
 
-    Readers, fronts and operators may read. A front checks its own readers. Raises Refused for other callers.
+    Raises Refused if the caller may not read the published model. Readers, fronts and operators may. A front checks its
+    own readers.
     """
     if caller.role in {Role.READER, Role.FRONT}:
         return caller.name

@@ -279,10 +279,10 @@ def checkpoint_export(
         ),
     ] = None,
 ) -> None:
-    """Write the published model as a file that load_state_dict() accepts, or as a folder of files.
+    """Write the published model as a safetensors file, or as a folder of such files.
 
     A folder follows the format of Hugging Face's libraries: files and an index. The command
-    replaces an earlier export with the same path.
+    overwrites an earlier export at the same path.
     """
     from atoll_server.cli.export_target import file_size
     from atoll_server.cli.operator_client import export_checkpoint

@@ -176,7 +176,7 @@ class TimeAccount:
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
-        # A learner measures joining_s from the start of its process, but provisioned time begins at its first Join.
+        # A learner measures joining_s from `Learner.start()`, but provisioned time begins at its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
             self.silence_s = self.silence_s + silent_s
@@ -365,7 +365,7 @@ class TimeAccount:
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Returns the seconds since the last report, or 0 if the learner left or was heard within SILENT_S."""
+        """Returns the seconds since the last report, or 0 if the learner left or reported within SILENT_S."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
