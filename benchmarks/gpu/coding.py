@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.device import block_kernels
-from atoll.device.device_coder import AT_ONCE, DeviceCoder
+from atoll.device.device_coder import BLOCKS_PER_CALL, DeviceCoder
 from atoll.fragments import segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.fragments.segments import Coder
@@ -112,7 +112,7 @@ class Bench:
         one, other = (torch.randn(count, device=self._device) for _ in range(2))
 
         def quantise() -> None:
-            for some in one.view(-1, BLOCK).split(AT_ONCE):
+            for some in one.view(-1, BLOCK).split(BLOCKS_PER_CALL):
                 block_kernels.quantise(some, None, 7)
 
         copied_s, coded_s = self._seconds(partial(other.copy_, one)), self._seconds(quantise)

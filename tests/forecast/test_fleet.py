@@ -113,7 +113,7 @@ def test_a_narrow_link_causes_staleness_but_no_waiting():
 
 
 def test_the_fleet_does_as_much_at_a_step_boundary_as_learners():
-    assert fleet_module.AT_ONCE == exchange.AT_ONCE
+    assert fleet_module.PER_BOUNDARY == exchange.PER_BOUNDARY
 
 
 def test_work_of_late_learners_is_merged():

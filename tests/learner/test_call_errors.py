@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from atoll.fragments.adoption import Fate, PreparedAnchor
-from atoll.fragments.exchange import AT_ONCE, Submission, ThreadExchange
+from atoll.fragments.exchange import PER_BOUNDARY, Submission, ThreadExchange
 from atoll.transfers.call_errors import CURES, LONGEST_BACKOFF_S, Remedy, backoff_s, remedy
 from atoll_wire.connections.link import ATOLL_STATUS
 from atoll_wire.process.clock import SYSTEM
@@ -65,21 +65,21 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
 
 def test_a_fragment_is_adopted_before_it_is_taken():
     exchange = ThreadExchange(SYSTEM)
-    for fragment in range(AT_ONCE + 1):
+    for fragment in range(PER_BOUNDARY + 1):
         exchange.ask(fragment, 1)
         exchange.offer(PreparedAnchor(fragment, 5, ONE, Fate()))
     _, prepared, due = drained(exchange)
-    assert [each.fragment for each in prepared] == [each.fragment for each in due] == list(range(AT_ONCE))
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == list(range(PER_BOUNDARY))
     assert exchange.something
     _, prepared, due = drained(exchange)
-    assert [each.fragment for each in prepared] == [each.fragment for each in due] == [AT_ONCE]
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == [PER_BOUNDARY]
 
 
 def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many():
     exchange = ThreadExchange(SYSTEM)
-    for fragment in range(2 * AT_ONCE + 1):
+    for fragment in range(2 * PER_BOUNDARY + 1):
         exchange.ask(fragment, 1)
-    assert [len(drained(exchange)[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
+    assert [len(drained(exchange)[2]) for _ in range(4)] == [PER_BOUNDARY, PER_BOUNDARY, 1, 0]
     assert drained(exchange) == ([], [], [])
 
 
@@ -95,7 +95,7 @@ def test_rounds_that_found_no_step_boundary_are_taken_back():
 def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back():
     clock = SetClock(steady=100.0)
     exchange = ThreadExchange(clock)
-    for fragment in range(3 * AT_ONCE + 1):
+    for fragment in range(3 * PER_BOUNDARY + 1):
         exchange.ask(fragment, 1)
     for _ in range(3):  # each call handles a limited number of rounds
         clock.steady += 0.8
@@ -103,7 +103,7 @@ def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back()
         assert exchange.withdraw(1.0) == []
     clock.steady += 1.1
     (late,) = exchange.withdraw(1.0)
-    assert late.fragment == 3 * AT_ONCE
+    assert late.fragment == 3 * PER_BOUNDARY
 
 
 def test_waiting_for_acknowledgements_ends_with_the_last_one():

@@ -106,7 +106,7 @@ def test_any_finite_values_are_coded_bit_for_bit_as_on_the_host(kind, seed, code
 @pytest.mark.parametrize("layout", [FRAMES, WHOLE, LENGTHS])
 @pytest.mark.parametrize("kind", Codec)
 def test_work_and_changes_equal_those_on_the_host(kind, layout, monkeypatch, coder):
-    monkeypatch.setattr(device_coder, "AT_ONCE", 100)
+    monkeypatch.setattr(device_coder, "BLOCKS_PER_CALL", 100)
     random, shape = np.random.default_rng(1), FragmentShape.of(layout.whole, kind)
     anchor, values, newer = (random.standard_normal(layout.length).astype(np.float32) for _ in range(3))
     host, device = segments.code(anchor, values, shape), coder.code(anchor, coder.whole(values), shape)

@@ -33,7 +33,7 @@ ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
 MANY_REGIONS = 16
-AT_ONCE = 4  # limit on concurrent calls to the core, in addition to polls
+CALLS = 4  # limit on concurrent calls to the core, in addition to polls
 T = TypeVar("T")
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
@@ -69,7 +69,7 @@ class RunFeed:
         self._position = (0, 0)
         self._number = 0
         self._answers: dict[tuple[Any, ...], tuple[float, asyncio.Task[Any]]] = {}
-        self._few = asyncio.Semaphore(AT_ONCE)
+        self._few = asyncio.Semaphore(CALLS)
         self.rates = RunRates()
         self._wanted = asyncio.Event()
         self._looked = asyncio.Event()
@@ -142,7 +142,7 @@ class RunFeed:
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`
         """Returns the core's answer to a call.
 
-        Requests within a second share one answer, and at most AT_ONCE calls run at a time.
+        Requests within a second share one answer, and at most CALLS run at a time.
         """
         now, key = time.monotonic(), (ask.__name__, *words)
         self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}

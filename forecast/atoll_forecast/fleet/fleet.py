@@ -24,7 +24,7 @@ from atoll_server.settings import RunSettings
 from atoll_forecast.fleet.learners import FleetLearner, LearnerSpec, LearnerTimes, Published, Ready, Work
 
 DRAIN_STEPS = 4.0  # number of steps that a leaving learner waits for contributions in flight
-AT_ONCE = 8  # limit on the fragments adopted, and rounds answered, at one step boundary; as in atoll.fragments.exchange
+PER_BOUNDARY = 8  # limit on adoptions, and on answered rounds, at one step boundary; as in atoll.fragments.exchange
 MIN_WAIT_S = 0.001  # shortest time between two timer events, as in a core
 
 
@@ -132,9 +132,9 @@ class Fleet:
         learner.account.trained_s += learner.step_s
         self.tokens += learner.spec.tokens
         self._tell(learner, ev.Reported(name, learner.steps, paused=False))
-        for _ in range(AT_ONCE):
+        for _ in range(PER_BOUNDARY):
             self._adopt_one(learner)
-        for _ in range(AT_ONCE):
+        for _ in range(PER_BOUNDARY):
             self._answer_one(learner)
         if self._ending:
             self._leave(learner)

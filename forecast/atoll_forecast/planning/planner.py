@@ -16,7 +16,7 @@ from atoll_server.settings import RunSettings
 from atoll_wire.contract import REPORT_S
 from atoll_wire.layout.layout import DEFAULT_FRAGMENTS
 
-from atoll_forecast.fleet.fleet import AT_ONCE
+from atoll_forecast.fleet.fleet import PER_BOUNDARY
 from atoll_forecast.planning import bandwidth
 from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
 from atoll_forecast.planning.fleet_trial import Trial, run_trial
@@ -220,7 +220,7 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
         (math.ceil(links), "the smallest value that the links allow"),
         (math.ceil(MARGIN * _longest_trip(job, fragments)), "the smallest value that covers a sync"),
         (
-            math.ceil(MARGIN * fragments / AT_ONCE),
+            math.ceil(MARGIN * fragments / PER_BOUNDARY),
             f"the smallest value with which learners answer {fragments} fragments in time",
         ),
         (math.ceil(_blocked(job) / MAX_BLOCKED), f"the smallest value with step boundaries below {MAX_BLOCKED:.0%}"),

@@ -72,7 +72,7 @@ class Reversal:
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
-AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 master weights; above half, because weight clipping may reverse half
+FIRST = Reversal((0.7, 1.3), 3.0, 3.0)  # float32 master weights; above half, because weight clipping may reverse half
 LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
@@ -285,13 +285,13 @@ class MovementDetector:
             if undone:
                 self._watched.clear()
                 return (Movement.COPIES if sum(self._votes) >= AGAINST else Movement.UNDONE), step
-            if given.age == 1 and AT_ONCE.looks_so(moved, given) and _norm(step + given.change) < _norm(other):
+            if given.age == 1 and FIRST.looks_so(moved, given) and _norm(step + given.change) < _norm(other):
                 other = step + given.change
         return Movement.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
         """Returns whether a step consists of an adoption's reversal and an ordinary step."""
-        kind, unit = AT_ONCE if given.age == 1 else LATER, given.change / given.size
+        kind, unit = FIRST if given.age == 1 else LATER, given.change / given.size
         if not kind.looks_so(moved, given):
             return False
         back = -float(moved @ unit)

@@ -26,7 +26,7 @@ FOUND = {
     "Learner(copies=lambda: [(parameter, copy), ...])",
 }
 
-AT_ONCE = 32  # number of movements that are judged together while no pseudo-gradient is taken
+JUDGED_TOGETHER = 32  # number of movements that are judged together while no pseudo-gradient is taken
 NONE = -1
 
 
@@ -105,11 +105,11 @@ class MovementWatch:
     def glance(self, *, now: bool) -> Movement:
         """Judges the movements whose rows have arrived, without waiting. Returns the verdict, or FINE if there is none.
 
-        now: also begins to judge all others. Otherwise, judging begins once there are AT_ONCE of them.
+        now: also begins to judge all others. Otherwise, judging begins once there are JUDGED_TOGETHER of them.
         """
         with self._whole():
             verdict = self._arrived()
-            if self._waiting is None and (now or len(self._happened) >= AT_ONCE):
+            if self._waiting is None and (now or len(self._happened) >= JUDGED_TOGETHER):
                 self._collect()
             return max(verdict, self._arrived())
 

@@ -21,7 +21,7 @@ from atoll.boundary.movement_watch import FOUND, MovementWatch
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
-from atoll.fragments.exchange import AT_ONCE, BoundaryWork, DueRound, ThreadExchange
+from atoll.fragments.exchange import PER_BOUNDARY, BoundaryWork, DueRound, ThreadExchange
 from atoll.model.parameters import Parameters
 from atoll.ranks.rank_group import END, FAILED, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
 from atoll.stats import Counters
@@ -318,14 +318,14 @@ class StepBoundary:
         return self._decision(GO_ON, () if todo else last, todo)
 
     def _last_takes(self) -> tuple[tuple[int, int], ...]:
-        """Returns up to AT_ONCE fragments whose outstanding work can be sent, each with cycle 0 (no round)."""
+        """Returns up to PER_BOUNDARY fragments whose outstanding work can be sent, each with cycle 0 (no round)."""
         counters = self._counters
         ready = [
             (number, 0)
             for number, track in enumerate(self.local.tracks)
             if track.flying is None and track.steps_from < counters.steps and track.tokens_from < counters.tokens
         ]
-        return tuple(ready[:AT_ONCE])
+        return tuple(ready[:PER_BOUNDARY])
 
     def _carry_out_last(self, decision: Decision) -> None:
         if decision.request == RESTORE:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from atoll.demo.processes import Child, Children, free_port
 
 MBIT, DELAY_MS = 100.0, 40.0  # in each direction
-SERIES = {
-    "update_bytes": 'atoll_front_wan_bytes_total{direction="down",kind="update"',
-    "contribution_bytes": 'atoll_front_wan_bytes_total{direction="up",kind="contribution"',
-    "whole_bytes": 'atoll_front_wan_bytes_total{direction="down",kind="whole"',
+COUNTER = "atoll_front_wan_bytes_total"
+KINDS = {
+    "update_bytes": ("down", "update"),
+    "contribution_bytes": ("up", "contribution"),
+    "whole_bytes": ("down", "whole"),
 }
 
 
@@ -76,7 +79,7 @@ class Regions:
         for region in self.all:
             link = json.loads(region.counts.read_text())
             counted = _counted(region)
-            found[region.name] = {name: region.before[name] + counted[name] for name in SERIES} | {
+            found[region.name] = {name: region.before[name] + counted[name] for name in KINDS} | {
                 "link_up_bytes": link["up"],
                 "link_down_bytes": link["down"],
             }
@@ -88,12 +91,10 @@ def _options(name: str, metrics_port: int) -> list[str]:
 
 
 def _counted(region: Region) -> Counter[str]:
-    """Returns the payload bytes that the running front has counted, by the names in SERIES."""
+    """Returns the payload bytes that the running front has counted, by the names in KINDS."""
     with urllib.request.urlopen(f"http://127.0.0.1:{region.metrics_port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return Counter(
-        {
-            name: sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(series))
-            for name, series in SERIES.items()
-        }
-    )
+        families = text_string_to_metric_families(answer.read().decode())
+    sums = Counter[tuple[str, str]]()
+    for sample in (sample for family in families for sample in family.samples if sample.name == COUNTER):
+        sums[sample.labels["direction"], sample.labels["kind"]] += int(sample.value)
+    return Counter({name: sums[kind] for name, kind in KINDS.items()})

@@ -36,7 +36,7 @@ from atoll.fragments import segments
 from atoll.fragments.segments import Coded, FragmentShape
 
 AHEAD = 2  # limit on anchors that are copied ahead; a learner may decline a round, and then does not need the copy
-AT_ONCE = 1 << 15  # blocks per call of a kernel, which limits temporary memory on the device to about 200 MB
+BLOCKS_PER_CALL = 1 << 15  # blocks per call of a kernel, which limits temporary memory on the device to about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,9 @@ class DeviceCoder:
             out[some] += block_kernels.decode(codes[some], scales[some], lengths, levels)
 
     def _chunks(self, layout: BlockLayout) -> Iterator[tuple[slice, torch.Tensor | None]]:
-        """Yields slices of at most AT_ONCE blocks, and the blocks' lengths on the device, or None if all are whole."""
-        for start in range(0, layout.blocks, AT_ONCE):
-            some = slice(start, start + AT_ONCE)
+        """Yields slices of up to BLOCKS_PER_CALL blocks, and their lengths on the device, or None if all are whole."""
+        for start in range(0, layout.blocks, BLOCKS_PER_CALL):
+            some = slice(start, start + BLOCKS_PER_CALL)
             lengths = layout.lengths[some]
             yield some, None if (lengths == BLOCK).all() else torch.from_numpy(lengths).to(self.device)
 

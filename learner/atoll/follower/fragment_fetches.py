@@ -25,7 +25,7 @@ from atoll.transfers.retry_loop import Failure, retry
 log = structlog.get_logger()
 
 MANY = 3  # consecutive failures of one fetch before a warning
-AT_ONCE = 2  # limit on simultaneous fetches, to limit memory
+FETCHES = 2  # limit on simultaneous fetches, to limit memory
 
 
 class FragmentFetches:
@@ -47,7 +47,7 @@ class FragmentFetches:
         self._lost = lost
         self._stop = stop
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(FETCHES)
 
     def begin(self, fragment: FollowedFragment) -> None:
         """Starts a task that brings the fragment up to date, unless one is running or the fragment is up to date."""

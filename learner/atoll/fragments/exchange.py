@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 # The training thread waits in short intervals, because a signal that another thread receives does not wake it.
 PIECE_S = 0.5
-AT_ONCE = 8  # limit on adoptions, and on answered rounds, at one step boundary
+PER_BOUNDARY = 8  # limit on adoptions, and on answered rounds, at one step boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ThreadExchange:
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
         """Removes and returns rounds that have waited for more than `longer_than_s` seconds without a step boundary.
 
-        The time is counted from the last boundary, because a boundary answers at most AT_ONCE rounds.
+        The time is counted from the last boundary, because a boundary answers at most PER_BOUNDARY rounds.
         """
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
@@ -211,7 +211,7 @@ class ThreadExchange:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
     def next(self, *, adopted_first: bool = False) -> BoundaryWork:
-        """Returns the unfinished work of the last boundary, or new work of at most AT_ONCE items of each kind.
+        """Returns the unfinished work of the last boundary, or new work of at most PER_BOUNDARY items of each kind.
 
         adopted_first: do not answer a fragment's round before its confirmed anchor is adopted.
 
@@ -220,11 +220,11 @@ class ThreadExchange:
         with self._lock:
             self._boundary_at = self._clock.monotonic()
             if not self.todo:
-                first = list(self._confirmed.items())[:AT_ONCE]
-                later = list(self._confirmed)[0 if adopted_first else AT_ONCE :]
-                due = [each for each in self._due.values() if each.fragment not in later][:AT_ONCE]
+                first = list(self._confirmed.items())[:PER_BOUNDARY]
+                later = list(self._confirmed)[0 if adopted_first else PER_BOUNDARY :]
+                due = [each for each in self._due.values() if each.fragment not in later][:PER_BOUNDARY]
                 adopted = [Adopting(fragment, *each) for fragment, each in first]
-                self._begin(self._released[:AT_ONCE], adopted, due)
+                self._begin(self._released[:PER_BOUNDARY], adopted, due)
             return self.todo
 
     def follow(self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[tuple[int, int]]) -> None:

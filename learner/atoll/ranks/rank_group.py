@@ -22,7 +22,7 @@ from atoll_wire.codec.block_kernels import F32
 
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
-from atoll.fragments.exchange import AT_ONCE
+from atoll.fragments.exchange import PER_BOUNDARY
 
 Vector = TypeVar("Vector", F32, torch.Tensor)  # float32 values in host memory, or on the device of `connect`
 
@@ -41,7 +41,7 @@ WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torch
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Rank 0's decision, which all ranks carry out. Each tuple has at most AT_ONCE items.
+    """Rank 0's decision, which all ranks carry out. Each tuple has at most PER_BOUNDARY items.
 
     request: GO_ON, STAND (the run is paused, so agree again), RESTORE (reset all parameters to their anchors), STOP
     (rank 0 failed), or END (all ranks leave).
@@ -296,16 +296,16 @@ def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -
     return Agreed(tokens, steps, decision, failed, save)
 
 
-_LENGTH = 7 + AT_ONCE * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
+_LENGTH = 7 + PER_BOUNDARY * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
 
 
 def _encoded(decision: Decision) -> list[int]:
     """Returns a decision as integers. 0 marks an unused place, so fragment numbers start at 1."""
 
     def filled(rows: Sequence[Sequence[int]], width: int) -> list[int]:
-        assert len(rows) <= AT_ONCE, "a boundary has at most AT_ONCE items of each kind"
+        assert len(rows) <= PER_BOUNDARY, "a boundary has at most PER_BOUNDARY items of each kind"
         flat = [number for row in rows for number in row]
-        return flat + [0] * (AT_ONCE * width - len(flat))
+        return flat + [0] * (PER_BOUNDARY * width - len(flat))
 
     return [
         decision.request,
@@ -325,7 +325,7 @@ def _decoded(numbers: Sequence[int]) -> Decision:
 
     def rows(width: int) -> list[list[int]]:
         nonlocal rest
-        mine, rest = rest[: AT_ONCE * width], rest[AT_ONCE * width :]
+        mine, rest = rest[: PER_BOUNDARY * width], rest[PER_BOUNDARY * width :]
         return [mine[at : at + width] for at in range(0, len(mine), width) if mine[at]]
 
     released = tuple(fragment - 1 for (fragment,) in rows(1))

@@ -15,7 +15,7 @@ from atoll_server.rpc.calls import Context, abort, discard_rest
 
 MAX_BYTES = 64 << 20  # limit on one call's padding in each direction
 PIECE_BYTES = 256 << 10
-AT_ONCE = 2
+PROBES = 2
 IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the call's duration
 
 
@@ -24,7 +24,7 @@ class DoctorService(rpc.DoctorServicer):
 
     def __init__(self, core: CoreProcess) -> None:
         self._core = core
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(PROBES)
 
     async def Probe(self, requests: AsyncIterator[pb.ProbeRequest], context: Context) -> AsyncIterator[pb.ProbeReply]:
         """Answers each request until the call reaches a limit. The call then ends with RESOURCE_EXHAUSTED."""
@@ -32,7 +32,7 @@ class DoctorService(rpc.DoctorServicer):
         try:
             caller(context)
             if self._slots.locked():
-                raise Refused(Status.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes are already running: try again in a minute")
+                raise Refused(Status.RESOURCE_EXHAUSTED, f"{PROBES} probes are already running: try again in a minute")
             async with self._slots, asyncio.timeout(LONGEST_S):
                 while (request := await self._next(requests)) is not None:
                     up, down = up + len(request.padding), down + request.wanted_bytes
