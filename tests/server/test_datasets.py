@@ -1,4 +1,4 @@
-"""A learner's leased units are limited, whatever it requests."""
+"""The registrar limits leased units, and decides about them in an order that survives crashes."""
 
 from __future__ import annotations
 
@@ -45,3 +45,27 @@ def test_a_learner_that_begins_lease_after_lease_holds_a_limited_number_of_units
     assert [(len(reply.units), reply.state) for reply in replies[-3:]] == [(0, pb.LeaseUnitsReply.STATE_WAIT)] * 3
     assert sum(len(lease.units) for lease in leasing.accounts.leases.values()) == MAX_HELD
     assert len(leasing.ask("b", wanted=4).units) == 4
+
+
+def test_shards_forget_a_lease_only_after_its_decision_is_stored():
+    """A crash that undoes the decision needs the shards' sums again."""
+    leasing, seen = Leasing(), list[str]()
+    leasing.ask("a", wanted=1)
+    run = leasing.datasets._run
+
+    async def commit(_) -> None:
+        await asyncio.sleep(0)
+        seen.append("stored")
+
+    run.writer.commit, run.shard = commit, None
+    run.attached = SimpleNamespace(
+        all=tuple, facts=lambda _: [], lease_over=lambda _: seen.append("forgotten"), await_lease=lambda *_: None
+    )
+    run.registry = SimpleNamespace(entries={"a": SimpleNamespace(incarnation=2)}, since=0.0)
+    run.fenced = lambda *_: True
+    run.running = lambda: SimpleNamespace(
+        contributions=SimpleNamespace(merged_units=lambda *_: {}), may_merge=lambda *_: False
+    )
+    asyncio.run(leasing.datasets.look())
+    assert not leasing.accounts.leases
+    assert seen == ["stored", "forgotten"]

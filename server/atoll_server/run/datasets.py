@@ -160,12 +160,16 @@ class Datasets:
 
     async def look(self) -> None:
         """Ends the leases of lost learners, and decides units. Durable when this returns."""
-        self._decide(changes := Changes())
+        over = self._decide(changes := Changes())
         if changes:
             await self._run.writer.commit(partial(data_ledger.write, rows=data_ledger.rows_of(changes)))
             crash_points.point("units.decided")
+        for lease in over:  # not earlier: if a crash undoes the decisions, they need the shards' sums again
+            self._forget(lease)
 
-    def _decide(self, changes: Changes) -> None:
+    def _decide(self, changes: Changes) -> list[Lease]:
+        """Decides units. Returns the leases that are over."""
+        over = []
         wall = self._run.clock.wall()
         self._looked_at = now = self._run.clock.monotonic()
         for lease in list(self._accounts.leases.values()):
@@ -175,7 +179,8 @@ class Datasets:
             self._conclude(lease, now)
             self._accounts.decide(lease, changes)
             if lease.id not in self._accounts.leases:
-                self._forget(lease)
+                over.append(lease)
+        return over
 
     def _lost(self, lease: Lease, wall: float) -> str:
         """Returns why a lease ends now, or an empty string. wall: wall-clock seconds."""
