@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
     app.command("pull")(pull_command)
-    text = "Check a core's connection, disk and model before training, and print fixes. The exit status is 1 if a check fails."
+    text = (
+        "Check the connection to a core, its disk and a model before training. The exit status is 1 if a check fails."
+    )
     lazy_commands.add(app, "doctor", text, _doctor)
     text = "Train with a core and learners on this machine, and kill one of each during training."
     lazy_commands.add(app, "demo", text, _demo)
@@ -53,7 +55,7 @@ def pull_command(
         bool, typer.Option("--follow", help="Replace the file whenever the model has changed, until Ctrl-C.")
     ] = False,
     every_s: Annotated[
-        float, typer.Option(help="With --follow: shortest time between two files, in seconds.", min=0.0, max=1e6)
+        float, typer.Option(help="With --follow: shortest time between two writes, in seconds.", min=0.0, max=1e6)
     ] = 60.0,
     connect_timeout_s: Annotated[
         float,

@@ -22,7 +22,7 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream
-from atoll_wire.connections.link import core_away
+from atoll_wire.connections.link import core_away, is_atoll_status
 from atoll_wire.layout.layout import LayoutError, TensorSpec, plan
 from atoll_wire.messages.message_parts import PART_BYTES
 from atoll_wire.process.settings import Certificates, Option
@@ -205,8 +205,11 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     except TransportSecurityError as error:
         yield _bad(str(error), "issue the certificates again with atoll certs")
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "try again in a minute")
+        if is_atoll_status(error):
+            fact, _, fix = (error.details() or "").rpartition(": ")
+            is_over = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            verdict = Severity.DOUBTFUL if is_over else Severity.BAD
+            yield Finding(verdict, f"{learner.address} refused the check: {fact}", fix)
             return
         if core := core_away(error):
             what = f"the front at {learner.address} answers, but {error.details()}"

@@ -62,9 +62,9 @@ NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll; import atoll first, or start the "
     f"process with {forking.SETTING}=0"
 )
-LEFT = "the learner has left the run: call step() before close() or the end of the block, or create a new Learner"
+LEFT = "the learner has left the run: use it before close() or the end of the block, or create a new Learner"
 OTHER_THREAD = (
-    "step() was called in thread {}, but thread {} started the learner: call step() in the thread that called start()"
+    "step() was called in thread {}, but thread {} started the learner: call step() in the thread that started it"
 )
 
 
@@ -334,7 +334,7 @@ class Learner:
     def _agent_failure(self) -> LearnerError | None:
         if os.getpid() != self._process:
             return LearnerError(
-                "this process is a fork of the learner's process: call step() in the process that started the learner"
+                "this process is a fork of the learner's process: use the learner only in the process that started it"
             )
         return self._agent.failure if self._agent is not None else None
 

@@ -83,9 +83,7 @@ class RunSettings(Settings):
     ] = 100.0
     clip_norm: Annotated[
         float,
-        Field(
-            ge=0, le=1e6, description="Scale larger contributions down to this multiple of the usual norm. 0: no limit."
-        ),
+        Field(ge=0, le=1e6, description="Scale larger norms down to this multiple of the usual norm. 0: no limit."),
     ] = 10.0
     weight_limit: Annotated[
         float,
@@ -248,7 +246,7 @@ class Limits(ServerLimits):
         Field(
             gt=0,
             le=86_400,
-            description="Seconds within which the chosen learner must begin to send the initial parameters.",
+            description="Longest wait for more initial parameters, in seconds. Another learner may then send them.",
         ),
     ] = 60.0
     turn_s: Annotated[
@@ -322,7 +320,7 @@ class CoreSettings(Serving):
     ] = 0.0
     memory_gib: Annotated[
         float | None,
-        Field(gt=0, description="Memory for the core, in GiB (default: all). The core refuses larger models."),
+        Field(gt=0, description="Memory for the core, in GiB (default: all). The core refuses models that need more."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     shard: Annotated[

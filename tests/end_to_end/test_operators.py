@@ -132,7 +132,7 @@ def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(t
             match=r"was evicted \(spoils the run\): an operator can readmit it with `atoll evict goes --undo`",
         ):
             goes.done()
-        wanted = {"stays": "live", "goes": "evicted"}  # a slow machine may not have heard from one of them yet
+        wanted = {"stays": "live", "goes": "evicted"}  # on a slow machine, one may not have reported yet
         eventually(lambda: {each.learner: each.state for each in running.status().learners} == wanted)
         running.kill()  # the eviction survives a restart
         running.start()

@@ -47,7 +47,7 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def test_failures_by_hand():
-    """If not elastic, each failure costs its pause, except failures within a pause: mean / (mean + pause)."""
+    """Without elasticity, each failure outside a pause begins one, so goodput is mean / (mean + pause)."""
     found = goodput.simulate(600_000, 1, goodput.Failures(), elastic=False, hours=400)
     between_s = goodput.YEAR_S / 600_000
     assert found.goodput == pytest.approx(between_s / (between_s + 76), rel=0.03)

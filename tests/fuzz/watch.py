@@ -36,7 +36,7 @@ class Greed(AssertionError):
 
 
 def generator(name: str, seed: int) -> random.Random:
-    """Returns the input's random generator, which is equal in both forms, so that each replays the other's findings."""
+    """Returns the input's random generator. Pytest and `make fuzz` use the same, so each replays the other's inputs."""
     return random.Random(f"{name} {seed}")
 
 

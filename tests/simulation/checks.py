@@ -1,4 +1,4 @@
-"""The invariants (numbered as in the design of the system), checked from outside at every event.
+"""The numbered invariants of a run, checked from outside at every event.
 
 The checks see the core's messages before the network can lose them. They also see learners' adoptions and the disk of a
 restarted core. They do not rely on counters.

@@ -22,7 +22,7 @@ export function makeActions(done) {
   const field = h("input", {
     id: "confirm-token", type: "password", autocomplete: "off", spellcheck: "false", "aria-describedby": "token-words",
   });
-  const tokenWords = "Create a token with `atoll token NAME`. The page keeps the token until you close the page.";
+  const tokenWords = "Create a token with `atoll token NAME`. The page keeps the token until you close or reload the page.";
   const tokenRow = h(
     "div", { class: "field" }, h("label", { for: "confirm-token" }, "Operator's token"), field,
     h("p", { class: "hint", id: "token-words" }, tokenWords),

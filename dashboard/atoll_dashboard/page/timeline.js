@@ -103,7 +103,8 @@ function updateRound(node, round, now, only) {
   drawAxis(axis, end - round.opened_at);
   const left = all.length - shown.length + (only === "" ? round.more_answers : 0);
   show(more, left > 0 || shown.length === 0);
-  const none = only === "" ? "No learner has answered yet." : `${only} did not take part in this round.`;
+  const silent = goesOn ? "No learner has answered yet." : "No learner answered.";
+  const none = only === "" ? silent : `${only} did not take part in this round.`;
   text(more, left > 0 ? `The slowest learners are shown. ${count(left)} more have answered.` : none);
 }
 

@@ -190,8 +190,9 @@ class ShardSession:
             open_stream("Report", connection.stub.Report()) as call,
         ):
             while not call.done():
-                for due in self._exchange.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
-                    self._decline(due.fragment, due.cycle, "no inner step while the round was open")
+                patience_s = max(1.0, PATIENCE_STEPS * self._counters.step_time_s)
+                for due in self._exchange.withdraw(patience_s):
+                    self._decline(due.fragment, due.cycle, f"no inner step in the last {patience_s:.0f} s")
                 now = self._clock.monotonic()
                 state = (self._counters.steps, self._counters.pausing(now))
                 self._core.sort_answers(self._exchange)

@@ -172,8 +172,8 @@ class Chaos:
             self._tick()
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"the core did not answer, or a process did not restart, within {BACK_S:.0f} s: check the logs. "
-                    f"The core's last log line: {self._alive[CORE].tail()}"
+                    f"the core did not answer, or a process did not restart, within {BACK_S:.0f} s: "
+                    f"use --keep DIR, and read the logs there. The core's last log line: {self._alive[CORE].tail()}"
                 )
         deadline = time.monotonic() + LEAVE_S
         names = [name for name in self._deployment.learners if self._alive[name].process.poll() is None]

@@ -19,7 +19,7 @@ class ChaosSettings(Settings):
     command: ClassVar[str] = "chaos"
 
     learners: Annotated[int, Field(ge=1, le=64, description="Number of learners.")] = 4
-    seconds: Annotated[float, Field(ge=1, description="Seconds to run after all learners have started.")] = 300.0
+    seconds: Annotated[float, Field(ge=1, description="Seconds to run once all learners are training.")] = 300.0
     mtbf_s: Annotated[
         float, Field(ge=0, description="Mean seconds between failures of any learner. 0: no failures.")
     ] = 60.0
@@ -34,7 +34,10 @@ class ChaosSettings(Settings):
     )
     schedule: Annotated[
         str | None,
-        Field(description="Failures to use instead of random ones: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"),
+        Field(
+            description="Failures instead of random ones, with times in seconds: "
+            "12:kill:eu-west,30:pause:us-east:5,40:kill:core"
+        ),
     ] = None
     seed: Annotated[
         int, Field(ge=0, description="Seed of the failures, the initial parameters and the text's order.")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 CAUSES = {
-    "down": "down: from the kill to the new process",
+    "down": "down: killed and not restarted yet, or paused",
     "restarting": "restarting: interpreter, imports, model, data",
     "joining": "joining: fetching the run's parameters",
     "blocked": "blocked in step()",

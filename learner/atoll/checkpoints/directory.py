@@ -121,7 +121,7 @@ class CheckpointDirectory:
                 if _checksum(self.folder(number) / name) != facts.files[name][1]:
                     return f"{name} does not match its checksum: check the disk"
         except OSError as error:
-            return f"it cannot be read ({error})"
+            return f"it cannot be read ({error}): check its permissions and the disk"
         return ""
 
     def ignore(self, folder: Path, reason: str) -> None:
@@ -186,11 +186,11 @@ class CheckpointDirectory:
             facts = DAMAGED if too_large else _facts((folder / FACTS).read_bytes())
             for name, (size, _) in facts.files.items() if isinstance(facts, Facts) else ():
                 if Path(name).name != name or (folder / name).stat().st_size != size:
-                    return f"the size of {name} differs from {FACTS}"
+                    return f"{name} does not match its entry in {FACTS}: check the disk"
         except FileNotFoundError:
             return "it is not complete"
         except OSError as error:
-            return f"{FACTS} cannot be read ({error.strerror}): check the disk"
+            return f"it cannot be read ({error}): check its permissions and the disk"
         return facts
 
 

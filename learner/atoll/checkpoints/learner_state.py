@@ -230,7 +230,8 @@ class LearnerState:
                 missing.append(name)
         if missing:
             log.warning(
-                "the checkpoint lacks some buffers or unshared parameters: they keep their current values",
+                "the checkpoint lacks some buffers or unshared parameters, or has other shapes for them: "
+                "they keep their current values",
                 first=missing[0],
                 count=len(missing),
             )

@@ -44,8 +44,8 @@ def count_tokens(batch: object) -> int | torch.Tensor:
         found = _labelled(last) if _is_whole(last) else (first.numel() if _is_whole(first) else None)
     if found is None:
         raise LearnerError(
-            f"cannot count the tokens of a batch of type {type(batch).__name__}, which has no attention_mask, labels "
-            "or input_ids: pass tokens=, a function that counts them"
+            f"cannot count the tokens of a batch of type {type(batch).__name__}, which has no tensor of token IDs, "
+            "labels or attention_mask: pass tokens=, a function that counts them"
         )
     return found
 

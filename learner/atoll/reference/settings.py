@@ -26,7 +26,7 @@ class TrainSettings(Settings):
     batch: Annotated[int, Field(ge=1, description="Text windows per step.")] = 8
     learning_rate: Annotated[float, Field(ge=0, description="Peak learning rate of AdamW.")] = 3e-3
     max_steps: Annotated[
-        int | None, Field(ge=1, description="Leave the run after this many steps of this learner.")
+        int | None, Field(ge=1, description="Leave the run after this many steps of this process.")
     ] = None
     seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     device: Annotated[str, Field(description="Training device: auto, cpu, cuda, cuda:1, ...")] = "auto"

@@ -94,7 +94,8 @@ class FixedValues:
             header = parse_header(content[LENGTH_BYTES:base].tobytes(), size)
             tensors = _sound(tensors_from_data(json.loads(header.metadata[TENSORS])))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TensorFileError(f"the fixed values of the run are invalid ({error!r})") from error
+            text = f"the fixed values of the run are invalid ({error!r}): use the same version of Atoll on both sides"
+            raise TensorFileError(text) from error
         return cls(tensors, header.entries, header.metadata, content)
 
     def raw(self, name: str) -> NDArray[np.uint8]:

@@ -69,7 +69,7 @@ class OperatorTokens:
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(
-                f"--operator-tokens {self._path} has a line without a name and SHA-256 sum: delete the line, and "
+                f"--operator-tokens {self._path} has a line that is not a name and a SHA-256 sum: delete it, and "
                 "create tokens with `atoll token NAME`"
             )
         return stamp, {line[0]: line[1] for line in lines}
@@ -121,8 +121,10 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
     """
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
-        name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
-        if name is None:
+        if tokens is None:
+            text = "the core accepts no operator tokens: restart it with --operator-tokens FILE, or omit --token"
+            raise Refused(Status.UNAUTHENTICATED, text)
+        if (name := tokens.name_of(given.removeprefix(BEARER))) is None:
             raise Refused(
                 Status.UNAUTHENTICATED,
                 "the core does not know this token: create one with `atoll token NAME` in its --operator-tokens file",

@@ -98,6 +98,8 @@ def load_snapshot(
                 raise SnapshotError(f"{path}: fragment {fragment.index} does not match its checksums")
             states[fragment.index] = state
             file.forget()
-    except (OSError, TensorFileError, KeyError, ValueError) as error:
+    except TensorFileError as error:
+        raise SnapshotError(str(error)) from error
+    except (OSError, KeyError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
     return states

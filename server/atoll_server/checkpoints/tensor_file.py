@@ -71,7 +71,9 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     try:
         opened = disk.open(path)
     except OSError as error:
-        raise TensorFileError(f"{path} cannot be read ({error.strerror}): restore it from a backup") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        fix = "restore it from a backup" if is_missing else "check its permissions and the disk"
+        raise TensorFileError(f"{path} cannot be read ({error.strerror}): {fix}") from error
     with closing(opened) as file:
         header = read_header(path, file)
     data = disk.map(path) if file.size > header.base else np.empty(header.base, np.uint8)

@@ -111,7 +111,7 @@ class RegionFetches:
                 return
             except CorruptFetchError as error:
                 if begun:
-                    text = f"fragment {request.fragment} changed during the fetch: fetch it again"
+                    text = f"a fetch of fragment {request.fragment} did not complete: fetch it again"
                     raise Refused(Status.UNAVAILABLE, text) from error
             except CacheFullError as error:
                 if begun:

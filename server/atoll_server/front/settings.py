@@ -27,7 +27,10 @@ class FrontSettings(Serving):
     audit_log: Annotated[Path | None, Field(description="File that records refused calls as JSON lines.")] = None
     cache_mib: Annotated[
         int,
-        Field(ge=1, description="Memory for cached updates and whole fragments, in MiB. Larger items are not cached."),
+        Field(
+            ge=1,
+            description="Memory for cached updates and whole fragments, in MiB. Items that do not fit are not cached.",
+        ),
     ] = 48
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()

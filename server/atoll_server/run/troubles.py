@@ -21,7 +21,8 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
     """Yields the run's current troubles. damage: describes a damaged file; empty if none. now: monotonic seconds."""
     yield from shard_troubles(run, damage, now)
     if missing := run.attached.waited_for():
-        yield _lasting(f"the registrar lacks {missing}, so some fragments may not sync: start each missing shard")
+        effect = "the run cannot begin" if run.shard is None else "some fragments may not sync"
+        yield _lasting(f"the registrar lacks {missing}, so {effect}: start each missing shard")
     for shard in run.attached.all():
         for text in shard.summary.troubles if shard.outbox is not None else ():
             yield _lasting(f"shard {shard.number}: {text}")

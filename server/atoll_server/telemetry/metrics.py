@@ -29,7 +29,12 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful learner-seconds / provisioned learner-seconds of the run"),
     ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not discarded"),
-    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds since the first Join, including downtime"),
+    (
+        "atoll_provisioned_seconds",
+        GaugeMetricFamily,
+        (),
+        "Learner-seconds since each learner's first Join, with downtime, without pauses",
+    ),
     ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds that were not useful, by cause"),
     ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Merged tokens / trained tokens, as a mean over parameters"),
     ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as counted by the core"),

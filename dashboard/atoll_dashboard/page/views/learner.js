@@ -64,7 +64,7 @@ export function learnerView(section, actions) {
     setSign(standing.firstChild, state);
     text(standing.children[1], state);
     const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
-    const waits = learner.waiting_for ? `; a round waits for ${clipped(learner.waiting_for, 90)}` : "";
+    const waits = learner.waiting_for ? `; rounds wait for ${clipped(learner.waiting_for, 90)}` : "";
     text(standing.lastChild, `${since}; last message ${span(learner.last_seen_age_s)} ago${waits}`);
     swap(evict, readmit, state !== "evicted");
     updateFacts(facts, factsOf(learner));
