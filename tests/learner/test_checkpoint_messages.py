@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 import torch
-from atoll import Learner, LearnerError
+from atoll import Learner, LearnerError, RandomState
 from atoll.checkpoints.directory import FACTS
 
 from tests.learner.saving import Saving, events
@@ -187,3 +188,13 @@ def test_a_learner_that_keeps_its_name_gets_no_warning(core, tmp_path, said):
     [line] = events(said, "restored a checkpoint")
     assert line["log_level"] == "info"
     assert "saved_by" not in line
+
+
+@pytest.mark.parametrize(("saved", "logged"), [(2, 1), (0, 0)], ids=["other GPUs", "no GPU"])
+def test_generators_of_other_gpus_are_not_restored_without_a_word(saved, logged, monkeypatch):
+    state = RandomState().state_dict() | {"cuda": [torch.get_rng_state()] * saved}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with structlog.testing.capture_logs() as said:
+        RandomState().load_state_dict(state)
+    assert len(said) == logged
+    assert all("the GPUs' random generators are not restored" in line["event"] for line in said)

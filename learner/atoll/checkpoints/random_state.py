@@ -16,7 +16,8 @@ log = structlog.get_logger()
 class RandomState:
     """The random generators of Python, NumPy and torch, which a learner's checkpoints can hold.
 
-    After a restart with a different number of ranks, loading does not change the generators.
+    After a restart with a different number of ranks, loading does not change the generators. With a different number
+    of GPUs, loading does not change the GPUs' generators.
 
     Example:
         ```python
@@ -62,6 +63,12 @@ class RandomState:
         torch.set_rng_state(state["torch"])
         if len(state["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(state["cuda"])
+        elif state["cuda"]:
+            log.warning(
+                "the GPUs' random generators are not restored: the number of GPUs has changed",
+                saved_gpus=len(state["cuda"]),
+                gpus=torch.cuda.device_count(),
+            )
 
 
 def _ranks() -> int:
