@@ -248,7 +248,7 @@ class Limits(ServerLimits):
         Field(
             gt=0,
             le=86_400,
-            description="Seconds within which the chosen learner must begin to send the initial parameters.",
+            description="Seconds within which the chosen learner must send each MiB of the initial parameters.",
         ),
     ] = 60.0
     turn_s: Annotated[

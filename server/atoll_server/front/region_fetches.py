@@ -138,7 +138,7 @@ class RegionFetches:
     async def _read_item(
         self, request: pb.ReadRequest, newest: pb.PublishedVersion | None, fixed_frames: int
     ) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the item for a reader. Does not ask the core for the header, so readers cost the core nothing."""
+        """Returns the item for a reader. Asks the core only for missing frames, not for the header."""
         if request.fixed:
             place, count = CacheKey(request.run, request.generation, FIXED, True, 0), fixed_frames
         else:

@@ -233,7 +233,7 @@ class LearnerRegistry:
     def _next_session(self) -> int:
         """Returns the number of a new session.
 
-        Session numbers are unique over all names, so the number of an ended session is never used again.
+        Session numbers are unique over all names in this process, so a process never reuses an ended session's number.
         """
         self._sessions += 1
         return self._sessions
