@@ -203,7 +203,8 @@ class Limits(ServerLimits):
         Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
     ] = 1 << 40
     spool_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
+        Bytes,
+        Field(ge=1, le=1 << 50, description="Disk space for contributions, until two snapshots include their merge."),
     ] = 64 << 30
     learner_spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions that wait for a merge.")

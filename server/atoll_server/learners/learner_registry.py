@@ -73,7 +73,7 @@ class RegistryEntry:
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
         """Returns a context manager for an open Follow or Report call. end: function that ends the call.
 
-        The learner counts as connected inside the context manager.
+        The learner counts as connected while the block runs.
         """
         self.streams[end], self.due_since = None, None
         try:
