@@ -257,7 +257,7 @@ class AttachedShards:
             box.put("view", _view(view))
 
     def member(self, entry: RegistryEntry) -> None:
-        """Tells all shards about a learner that joined, left, or was evicted."""
+        """Tells all shards about a learner that joined, left, or was evicted or readmitted."""
         for box in self._boxes():
             box.put(("member", entry.name), _member(entry))
 
