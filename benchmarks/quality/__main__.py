@@ -103,7 +103,7 @@ A run's `curve` is measured on 256 windows of held-out text, and its `loss` on 2
 (`python -m benchmarks.quality.over_grpc`).
 
 [explored.json](explored.json) has the runs that led to the default settings. Nine configurations have two or three
-seeds, the others one. The code changed between the runs, so compare them only with each other. Until 2026-11-22,
+seeds, the others one. The code changed between these runs, so small differences mean nothing. Until 2026-11-22,
 learners with H = 6 and 12, and learners with outer rates of 0.9 and 0.5, answered one round per step. Later versions
 adopted or dropped these policies:
 

@@ -13,7 +13,7 @@ LOCAL_NAMES = ("localhost",)  # in addition to all IP addresses
 
 
 class DashboardSettings(Certificates):
-    """The options of `atoll dashboard`. With TLS, the core requires an operator's certificate."""
+    """The options of `atoll dashboard`. With TLS, the core requires an operator's certificate, or a token."""
 
     command: ClassVar[str] = "dashboard"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Bytes for state, cached updates, and a copy of a fragment that is read during its merge (docs/benchmarks/sync-cost.md)
+# Bytes per parameter for state, cached updates, and a copy of a fragment that is read during its merge
 A_PARAMETER_BYTES = 12.4
 ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernel compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -201,7 +201,8 @@ class Limits(ServerLimits):
         Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
     ] = 1 << 40
     spool_bytes: Annotated[
-        Bytes, Field(ge=1, le=1 << 50, description="Disk space for contributions that wait for a merge.")
+        Bytes,
+        Field(ge=1, le=1 << 50, description="Disk space for contributions, until two snapshots include their merge."),
     ] = 64 << 30
     learner_spool_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Disk space for one learner's contributions that wait for a merge.")
@@ -246,7 +247,7 @@ class Limits(ServerLimits):
         Field(
             gt=0,
             le=86_400,
-            description="Longest wait for more initial parameters, in seconds. Another learner may then send them.",
+            description="Seconds within which the chosen learner must send each MiB of the initial parameters.",
         ),
     ] = 60.0
     turn_s: Annotated[

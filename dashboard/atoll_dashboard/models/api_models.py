@@ -74,9 +74,9 @@ class Cost(BaseModel):
 class Units(BaseModel):
     """The data units of a dataset. Counts are of all epochs.
 
-    units: number in an epoch. epoch: epoch of the next unit, from 0; equals `epochs` after the last unit. leased: with
-    a learner, not consumed yet. returned: waiting to be handed out again. repeated: merged work on units that were
-    trained again, in units. lost: parts of consumed units that were not merged, in units.
+    units: number in an epoch. epoch: epoch of the next unit, from 0; equals `epochs` after the last unit. leased:
+    handed out, and neither consumed nor returned. returned: waiting to be handed out again. repeated: merged work on
+    units that were trained again, in units. lost: parts of consumed units that were not merged, in units.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Answer(BaseModel):
 
     began_at: when the upload began. durable_at: when the core acknowledged the contribution. adopted_at: when the
     learner adopted the new version. declined: why the learner has no contribution. late: whether the contribution
-    answers an earlier round.
+    answers an earlier round, or was acknowledged after this round had closed.
     """
 
     learner: str

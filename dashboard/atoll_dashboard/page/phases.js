@@ -60,7 +60,7 @@ export function story(round, answer, end) {
   if (answer.declined) parts.push(`declined: ${answer.declined}`);
   for (const { phase, from, to } of phasesOf(round, answer, end)) parts.push(`${PHASES[phase]} ${exact(to - from)}`);
   if (!answer.declined && answer.durable_at === null) parts.push(standing(round, answer));
-  if (answer.late) parts.push("answers an earlier round");
+  if (answer.late) parts.push("late");
   if (answer.staleness !== null) parts.push(`staleness ${decimal(answer.staleness, 2)}`);
   if (answer.weight !== null) parts.push(`weight ${decimal(answer.weight, 3)}`);
   if (round.published_at !== null && answer.adopted_at === null) parts.push("not adopted yet");

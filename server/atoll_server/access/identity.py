@@ -25,7 +25,10 @@ class Caller:
         return f"{self.role.value} {self.name} at {self.peer}" if self.role is not None else self.peer
 
     def speaks_for(self, learner: str) -> None:
-        """Raises Refused unless the caller may use this learner's name. A front may use any learner's name."""
+        """Raises Refused unless the caller may use this learner's name.
+
+        A front may use any learner's name, and so may any caller without TLS.
+        """
         if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
         assert self.role is not None

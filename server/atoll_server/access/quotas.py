@@ -33,9 +33,9 @@ Reading = Annotated[int, Field(ge=0, le=1 << 20, description="Concurrent streams
 
 
 class Quotas(Settings):
-    """Limits for each peer or learner. A call that reaches a limit waits, or is refused with RESOURCE_EXHAUSTED.
+    """Limits for each peer or learner. A call above a limit waits, is refused, or replaces the caller's oldest call.
 
-    `atoll_limited_total` counts waits and refusals by limit.
+    A refused or replaced call ends with RESOURCE_EXHAUSTED. `atoll_limited_total` counts all such calls by limit.
     """
 
     panel: ClassVar[str] = "Quotas per caller"

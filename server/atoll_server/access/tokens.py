@@ -99,8 +99,8 @@ def new(path: Path, name: str) -> str:
 def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Returns the caller's name, or an empty string in the same cases as `operator_name`.
 
-    Raises Refused if the caller may not read the published model. Readers, fronts and operators may. A front checks its
-    own readers.
+    Raises Refused if the caller may not read the published model. Readers, fronts and operators may read it. A front
+    checks its own readers.
     """
     if caller.role in {Role.READER, Role.FRONT}:
         return caller.name

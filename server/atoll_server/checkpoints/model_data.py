@@ -1,7 +1,7 @@
 """Writes a whole model's data fragment by fragment, in any order, so that no process needs the whole model in memory.
 
-The result has the same bytes as `model_file.write_model`. A fragment may come from another shard as a part: a
-safetensors file with the fragment's pieces, in the model's own types.
+The result has the same bytes as a file from `model_file.write_model`. A fragment may come from another shard as a
+part: a safetensors file with the fragment's pieces, in the model's own types.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Divides a stopped run's fragments among a different number of shards.
 
-The new directories are written next to the old ones, compared with them, and renamed at the end. Until then, the old
+The new directories are written to a temporary folder, compared with the old ones, and renamed at the end. The old
 directories stay complete. A crash at any point leaves either the old run, or a move that a second call completes. It
 never leaves two runs that can both be started.
 """

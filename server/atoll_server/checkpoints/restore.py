@@ -44,11 +44,12 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's restored state, the updates of the replayed merges, and the usable snapshots.
+    """A run's restored state, the updates of the replayed merges, and the snapshots.
 
-    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: the
-    usable snapshots in this history. undone: the other usable snapshots, whose work a restore discarded. Operators can
-    still restore these snapshots. kept: the snapshots that checkpoints of several shards name.
+    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
+    in this history, without damaged ones that are newer than the loaded one. undone: snapshots outside this history,
+    whose work a restore discarded. Operators can still restore these. kept: snapshots that checkpoints of several
+    shards name.
     """
 
     layout: Layout

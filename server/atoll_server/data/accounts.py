@@ -181,7 +181,7 @@ class Accounts:
         return given
 
     def all_finished(self, dataset: Dataset) -> bool:
-        """Returns whether no unit is left to train, unless a learner is lost before its work is merged."""
+        """Returns whether no unit is left to train. Units may still return if a learner is lost before the merges."""
         if dataset.pool or dataset.next < dataset.declared.positions:
             return False
         mine = (lease for lease in self.leases.values() if lease.dataset == dataset.id)

@@ -35,8 +35,8 @@ class MergedUnits:
     def plus(self, merged: UnitRange) -> MergedUnits:
         """Returns these units and those of one more merged contribution.
 
-        A learner's contributions to a fragment have disjoint steps, in order. Units up to `through` therefore cannot be
-        merged again, whatever a learner declares.
+        A learner's contributions to a fragment contain disjoint ranges of steps, in order. Units up to `through`
+        therefore cannot be merged again, whatever a learner declares.
         """
         first, last = max(merged.after, self.through) + 1, merged.upto
         through = max(self.through, merged.after, merged.upto)

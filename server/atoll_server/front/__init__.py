@@ -1,7 +1,7 @@
 """Implements a front, the gateway of one region.
 
-A front serves the core's gRPC service to learners, and calls the core for them. If a front loses its state, no work is
-lost.
+A front serves the core's gRPC services to learners and readers, and calls the core for them. If a front loses its
+state, no work is lost.
 
 `region_fetches` answers learners and readers from `fetch_cache`, which caches updates and whole fragments.
 `region_reads` tracks the newest versions for readers. `pass_through` forwards operators' calls.

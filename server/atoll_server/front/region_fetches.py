@@ -138,7 +138,7 @@ class RegionFetches:
     async def _read_item(
         self, request: pb.ReadRequest, newest: pb.PublishedVersion | None, fixed_frames: int
     ) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the item for a reader. Does not ask the core for the header, so readers cost the core nothing."""
+        """Returns the item for a reader. Asks the core only for missing frames, not for the header."""
         if request.fixed:
             place, count = CacheKey(request.run, request.generation, FIXED, True, 0), fixed_frames
         else:
@@ -177,7 +177,7 @@ class RegionFetches:
         known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
         there = self.cache.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
-            # The core checks the session. For a whole fragment, it sends the version and the learner's last receipts.
+            # The core checks the session. For a whole fragment, it sends the version and the learner's newest receipt.
             header = await self._header(request)
             shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)

@@ -1,6 +1,6 @@
 """The run and the newest versions, which a front learns for all its readers from one watch of each core address.
 
-The front watches while it has readers. It describes the run from memory, so that readers cost the core nothing.
+The front watches while it has readers. It describes the run from memory, so further readers cost the core nothing.
 """
 
 from __future__ import annotations

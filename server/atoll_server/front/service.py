@@ -52,7 +52,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ calls passed on unchanged
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """Passes a Join on to the core. Stores the session and the shards in the core's reply."""
+        """Passes a Join on to the core. Remembers the session and the shards from the core's reply."""
         core = self._routes.core
         async with self._answering(context):
             self._may(context, request.learner)

@@ -40,5 +40,8 @@ class FrontSettings(Serving):
         return self.cache_mib << 20
 
     def check(self) -> None:
-        """Raises SettingsError if the front would serve learners or call the core over a network in plain text."""
+        """Raises SettingsError if the front would use plain text over a network without permission.
+
+        This applies to serving learners and to calling the core.
+        """
         self.check_reach(*self.listen, self.core)

@@ -131,7 +131,7 @@ class TimeAccount:
     undone_tokens: int = 0  # reported tokens that do not count, because a restore discarded them
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # one element: the sum over all dead incarnations
-    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a process computes its own shard's sums again
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # a restarted process recomputes its own shard's sums
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """Records that a new incarnation joined.

@@ -73,7 +73,7 @@ class RegistryEntry:
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
         """Returns a context manager for an open Follow or Report call. end: function that ends the call.
 
-        The learner counts as connected inside the context manager.
+        The learner counts as connected while the block runs.
         """
         self.streams[end], self.due_since = None, None
         try:
@@ -233,7 +233,7 @@ class LearnerRegistry:
     def _next_session(self) -> int:
         """Returns the number of a new session.
 
-        Session numbers are unique over all names, so the number of an ended session is never used again.
+        Session numbers are unique over all names in this process, so a process never reuses an ended session's number.
         """
         self._sessions += 1
         return self._sessions

@@ -13,8 +13,9 @@
   second, divided by the learner's steps per second.
 - Merge: a learner's weight is at most --weight-limit times the median weight of the others (see `parts_counted`).
 
-Honest learners stay below all of these limits. A learner with false reports has at most the influence of an honest
-learner on much better hardware.
+Most honest learners stay below all of these limits. An honest learner with a much larger batch than the others may
+reach --weight-limit. A learner with false reports has at most the influence of an honest learner on much better
+hardware.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class Attachment:
     async def keep(self) -> None:
         """Keeps the shard attached until cancelled.
 
-        Raises GenerationChangedError, and RegistrarRefusedError if a shard without parameters is refused.
+        Raises GenerationChangedError or SettingsError as `ShardCore.welcomed` does. Raises RegistrarRefusedError if a
+        shard without parameters is refused.
         """
         wait_s = SHORTEST_S
         while True:

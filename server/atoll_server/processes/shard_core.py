@@ -37,7 +37,7 @@ DIRECTORY_BYTES = 16
 
 
 class GenerationChangedError(SettingsError):
-    """The run was restored to a checkpoint, so this process must restore its shard and start again.
+    """The run was restored to a checkpoint, so this process must roll its shard back and start again.
 
     generation: the run's new generation. snapshot: the shard's snapshot from which the generation began.
     """

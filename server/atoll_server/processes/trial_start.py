@@ -34,7 +34,7 @@ class TrialStart:
     """The state that a core would start from.
 
     pending: acknowledged contributions, not yet merged or refused. kept: merged contributions that fewer than two
-    snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshots cover it.
+    snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshot covers it.
     """
 
     restored: Restored

@@ -40,7 +40,7 @@ class LearnerLiveness:
     first_steps: int = 0
     report_interval_s: float | None = None
     woke_at: float | None = None  # end of the last silence, during which the process may have been frozen
-    silences: int = 0  # number of consecutive reports that each ended a silence
+    silences: int = 0  # number of consecutive reports after long gaps; only the first such gap is a silence
     answer_s: float | None = None  # smoothed time from a round's opening until this learner's contribution is durable
     paused: bool = False
     gone: bool = False

@@ -1,8 +1,8 @@
-"""PURE: when the shards of one run open their rounds, so that a learner's peak rate equals its mean rate.
+"""PURE: when the shards of one run open their rounds, so that a learner's peak transfer rate equals its mean rate.
 
 A run has one slot per fragment. The slots of one cycle are evenly spaced over H inner steps, and each belongs to a
 shard. The registrar sends the position in the cycle to all shards. A shard opens its rounds as if it were alone, but
-moves each opening to its nearest slot. Without a registrar, shards continue from the last position.
+moves each opening to its nearest slot. While the registrar is unavailable, shards continue from the last position.
 """
 
 from __future__ import annotations

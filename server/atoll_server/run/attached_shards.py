@@ -26,7 +26,7 @@ from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntr
 from atoll_server.run.outbox import Outbox
 from atoll_server.shard_context.run_view import RunView
 
-CONFIRM_S = 2.0  # how long an operator's action waits until all attached shards have made it durable
+CONFIRM_S = 2.0  # longest time that an operator's action waits for all attached shards to make it durable
 AWAY_S = 20.0  # how long a shard may be missing while the run begins
 QUIET_S = 4.0  # before the run begins, another directory may replace a shard that sent nothing for this long
 
@@ -257,7 +257,7 @@ class AttachedShards:
             box.put("view", _view(view))
 
     def member(self, entry: RegistryEntry) -> None:
-        """Tells all shards about a learner that joined, left, or was evicted."""
+        """Tells all shards about a learner that joined, left, or was evicted or readmitted."""
         for box in self._boxes():
             box.put(("member", entry.name), _member(entry))
 

@@ -66,7 +66,7 @@ class LeaseTurns:
     """Decides which waiting learner gets the lease next. Learners that have held the lease least often come first.
 
     Each turn of a learner may last twice as long as its previous turn, so an upload over a slow link eventually
-    succeeds. First turns are short, so a learner that sends no data delays the others only briefly.
+    succeeds. A learner that sends too little data loses the lease before its turn ends (see `Lease.until`).
     """
 
     def __init__(self) -> None:

@@ -216,10 +216,10 @@ class Registrar(KnownRun):
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> list[int]:
         """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
 
-        Returns the numbers of the shards that have not confirmed the eviction yet. They will apply it when they are
-        attached again. reason: if empty, the learner may join again. tokens: how many of the learner's reported tokens
-        still count; None for all. Learners' schedules use the run's reduced token count from the next published update
-        on. Raises Refused if the run has no such learner.
+        Returns the numbers of the shards that have not confirmed the eviction yet. They apply it later, at the latest
+        when they attach again. reason: if empty, the learner may join again. tokens: how many of the learner's reported
+        tokens still count; None for all. Learners' schedules use the run's reduced token count from the next published
+        update on. Raises Refused if the run has no such learner.
         """
         entry = self.registry.entries.get(name)
         if entry is None:

@@ -1,7 +1,7 @@
 """The gRPC service for readers, which follow the published model. It changes nothing in the run.
 
-Readers are not members: they have no sessions, accounts or rounds. Their calls use separate slots, so that
-they cannot use up the slots of learners.
+Readers do not join the run: they have no sessions or accounts, and contribute to no round. Their calls use separate
+slots, so that they cannot use up the slots of learners.
 """
 
 from __future__ import annotations

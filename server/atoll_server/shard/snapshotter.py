@@ -65,14 +65,15 @@ class Snapshotter:
         self._taken_at = context.clock.monotonic()
         self._took_s = 0.0
         self._unsaved_s = restored.replay_s  # duration of the merges after the newest snapshot, which a start replays
-        self._one_is_missing = damaged  # only one snapshot is left, and payloads that both covered are deleted
+        # Whether a dropped snapshot needs a replacement: the payloads that it covered may be deleted.
+        self._one_is_missing = damaged
 
     def all(self) -> list[SnapshotRow]:
         """Returns all snapshots that an operator can restore, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     async def keep(self, snapshots: Collection[int], through: int) -> None:
-        """Durably keeps these snapshots, those already kept above `through`, and the newest ones."""
+        """Durably marks these snapshots, and those already marked above `through`, as snapshots that must stay."""
         kept = self.kept.told(frozenset(snapshots), through)
         if kept != self.kept:
             self.kept = kept

@@ -198,7 +198,7 @@ class Spool:
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes the files that `older` returns. Their space no longer counts against the spool's limit."""
+        """Removes the files that `older` returns. They do not count against the limit, so `used_bytes` stays."""
         for path in self.older(generation):
             self.disk.remove(path)
 

@@ -77,7 +77,7 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_ledger_bytes", GaugeMetricFamily, (), "Size of the ledger's file and its write-ahead log"),
     ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
     ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "Time of the newest snapshot"),
-    ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from the core's start until it served"),
+    ("atoll_restore_seconds", GaugeMetricFamily, (), "Time from locking the run's directory until the core served"),
     ("atoll_core_epoch", GaugeMetricFamily, (), "Epoch of the core, which each start increases by one"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_data_units", GaugeMetricFamily, ("dataset", "state"), "Units of all epochs of a dataset, by state"),

@@ -1,4 +1,4 @@
-"""PURE: sessions that a shard accepted recently. The front asks the shard about every other session."""
+"""PURE: sessions that a shard accepted recently. The front asks the shard about all other sessions."""
 
 from __future__ import annotations
 

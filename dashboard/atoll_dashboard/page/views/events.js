@@ -43,7 +43,7 @@ export function eventsView(section) {
     keyed(list, wanted, (event) => event.number, makeRow, updateRow);
     show(list, wanted.length > 0);
     show(empty, wanted.length === 0);
-    text(empty, events.length > 0 ? "No event of this kind." : "No events since the dashboard was started.");
+    text(empty, events.length > 0 ? "No event of this kind." : "No events yet.");
   }
 
   function reset() {
