@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to `atoll`."""
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
     app.command("pull")(pull_command)
-    text = "Check a core's connection, disk and model before training, and print fixes. The exit status is 1 if a check fails."
+    text = "Check the connection to a core, a core's disk, and a model before training, and print fixes. The exit status is 1 if a check fails."
     lazy_commands.add(app, "doctor", text, _doctor)
     text = "Train with a core and learners on this machine, and kill one of each during training."
     lazy_commands.add(app, "demo", text, _demo)

@@ -34,7 +34,10 @@ class ChaosSettings(Settings):
     )
     schedule: Annotated[
         str | None,
-        Field(description="Failures to use instead of random ones: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"),
+        Field(
+            description="Failures to use instead of random ones, as SECOND:ACTION:PROCESS, "
+            "with seconds for a pause: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"
+        ),
     ] = None
     seed: Annotated[
         int, Field(ge=0, description="Seed of the failures, the initial parameters and the text's order.")

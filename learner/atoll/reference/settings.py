@@ -31,7 +31,9 @@ class TrainSettings(Settings):
     seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     device: Annotated[str, Field(description="Training device: auto, cpu, cuda, cuda:1, ...")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads for torch. 0: torch's default.")] = 1
-    slow_down: Annotated[float, Field(ge=1, description="Pause after each step to train at 1/N of full speed.")] = 1.0
+    slow_down: Annotated[float, Field(ge=1, description="N: pause after each step, to train at 1/N of full speed.")] = (
+        1.0
+    )
 
 
 class JoinSettings(Certificates, Metrics):
