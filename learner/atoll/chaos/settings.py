@@ -19,7 +19,7 @@ class ChaosSettings(Settings):
     command: ClassVar[str] = "chaos"
 
     learners: Annotated[int, Field(ge=1, le=64, description="Number of learners.")] = 4
-    seconds: Annotated[float, Field(ge=1, description="Seconds to run after all learners have started.")] = 300.0
+    seconds: Annotated[float, Field(ge=1, description="Seconds to run after all learners have begun to train.")] = 300.0
     mtbf_s: Annotated[
         float, Field(ge=0, description="Mean seconds between failures of any learner. 0: no failures.")
     ] = 60.0

@@ -24,7 +24,8 @@ class DemoSettings(Settings):
         Field(
             ge=0,
             le=6,
-            description="Number of regions. Each has a front behind a link of 100 Mbit/s and 40 ms. 0: no fronts.",
+            description="Number of regions. Each has a front behind a link of 100 Mbit/s and 40 ms each way. "
+            "0: no fronts.",
         ),
     ] = 0
     shards: Annotated[

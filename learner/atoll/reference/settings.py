@@ -53,5 +53,9 @@ class JoinSettings(Certificates, Metrics):
         Literal["rebase", "overwrite"],
         Field(description="When a new version arrives: rebase keeps outstanding work, overwrite drops it."),
     ] = "rebase"
-    connect_timeout_s: Annotated[float, Field(ge=0, description="Seconds to wait for a core when joining.")] = 600.0
-    drain_s: Annotated[float, Field(ge=0, description="Seconds to wait for acknowledgements when leaving.")] = 30.0
+    connect_timeout_s: Annotated[
+        float, Field(ge=0, description="Longest wait for a core when joining, in seconds.")
+    ] = 600.0
+    drain_s: Annotated[
+        float, Field(ge=0, description="Longest wait for acknowledgements when leaving, in seconds.")
+    ] = 30.0
