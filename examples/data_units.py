@@ -1,4 +1,4 @@
-"""Several learners share one dataset. They train on each unit once, even if learners are killed.
+"""Several learners share one dataset. Each unit of each epoch is consumed once, even if learners are killed.
 
 python examples/data_units.py --name eu-west
 python examples/data_units.py --name us-east      # at the same time; stop it with kill -9, and start it again

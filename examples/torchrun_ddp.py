@@ -1,4 +1,4 @@
-"""One learner with several processes and DistributedDataParallel. Only two lines belong to Atoll.
+"""One learner with several processes and DistributedDataParallel. Atoll needs only three lines.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --name eu-west
 

@@ -361,7 +361,8 @@ def _run(told: pb.ProbeReply) -> str:
 def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
     if learner.security.tls is not None:
         return (
-            "run atoll certs show: both certificates need one authority, and the server's must name the host you call"
+            "run atoll certs show: both certificates must come from one authority, and the server's must name the host "
+            "you call"
         )
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "check that a core or front listens at this address, and whether it requires certificates (--tls)"

@@ -91,8 +91,8 @@ class Learner:
         send_frozen: Whether the first learner also sends the frozen parameters, so that an exported model is complete.
             Otherwise, an export names the frozen parameters that it lacks. All learners must load the same values.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
-        connect_timeout_s: Seconds to wait for a core before joining fails.
-        drain_s: Seconds to wait for acknowledgements before leaving.
+        connect_timeout_s: Longest wait for a core when joining, in seconds.
+        drain_s: Longest wait for acknowledgements when leaving, in seconds.
         same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
         checkpoint_dir: Directory for this learner's checkpoints, in a folder of its name. When it joins, the learner
             restores the optimizers and extra_state from this run's newest checkpoint. Joining raises LearnerError if
@@ -100,7 +100,7 @@ class Learner:
         checkpoint_every_s: Seconds between checkpoints. None saves only after `save_checkpoint`.
         extra_state: More objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
-        metrics_listen: HOST:PORT of the Prometheus endpoint.
+        metrics_listen: HOST:PORT of the Prometheus metrics server. None: no server.
         metrics_plaintext: Allow addresses other than loopback for metrics, over plain HTTP.
         tls: Directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
         insecure_plaintext: Allow server addresses other than loopback without TLS.
@@ -432,7 +432,7 @@ class Learner:
     def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1, lag: int = 0) -> Units:
         """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
 
-        In each epoch, one learner of the run trains on each unit (see `atoll.data`).
+        In each epoch, each unit is consumed once, whichever learner trains on it (see `atoll.data`).
 
         Args:
             source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.

@@ -264,7 +264,7 @@ class LearnerMetrics(Collector):
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter(
             "atoll_local_payload_bytes",
-            "Payload bytes by direction: up, down, or whole (whole fragments)",
+            "Payload bytes by direction: up, down, or whole (whole fragments and initial parameters)",
             directions,
         )
         streams = GaugeMetricFamily("atoll_local_open_calls", "Open streams to the core", labels=["learner", "method"])

@@ -9,7 +9,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec
 
 PROTOCOL = 2  # version of the wire protocol; a core refuses learners with a different version
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
-REPORT_S = 1.0  # the most seconds between two reports of a learner
+REPORT_S = 1.0  # longest time between two reports of a learner, in seconds
 REPORTED = 128  # limit on declined rounds, and on adoptions, in one report
 UPDATES_KEPT = 16  # default limit on the published updates that a core or front keeps of each fragment
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that carries an operator's token

@@ -37,7 +37,7 @@ class RunSettings(Settings):
     ] = 4.0  # several steps, since learners contribute and adopt updates only at the end of a step
     quorum: Annotated[
         Quorum,
-        Field(description="K: number or share of live learners that a round needs: 3, 0.5 or 50%."),
+        Field(description="K: number or share of live learners whose contributions let a round close: 3, 0.5 or 50%."),
         Option(metavar="<text>"),
     ] = Quorum()
     grace_ratio: Annotated[

@@ -27,7 +27,7 @@ from atoll.transfers.call_errors import GOODBYE_S, Remedy, backoff_s, one_line, 
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # seconds between checks for new progress to report
-PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times without a step boundary
+PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times, at least 1 s, without a step boundary
 WATCH_S = 0.5  # seconds between checks for a silent shard and for new certificates
 
 

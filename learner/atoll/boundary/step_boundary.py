@@ -32,7 +32,7 @@ log = structlog.get_logger()
 # within this time. If all learners leave at the same time, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
-UNWATCHED = 1 << 62  # the number of a boundary after the last: without a watch, all contributions may be sent at once
+UNWATCHED = 1 << 62  # above any boundary's number: without a watch, contributions may be sent immediately
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
 
 

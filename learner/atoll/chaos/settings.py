@@ -35,8 +35,8 @@ class ChaosSettings(Settings):
     schedule: Annotated[
         str | None,
         Field(
-            description="Failures instead of random ones, with times in seconds: "
-            "12:kill:eu-west,30:pause:us-east:5,40:kill:core"
+            description="Failures to use instead of random ones, as SECOND:ACTION:PROCESS, "
+            "with seconds for a pause: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"
         ),
     ] = None
     seed: Annotated[

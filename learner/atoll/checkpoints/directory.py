@@ -115,7 +115,7 @@ class CheckpointDirectory:
         return found
 
     def damage(self, number: int, facts: Facts, rank: int, ranks: int) -> str:
-        """Returns which file of a checkpoint is damaged, or "". Each of the ranks checks its share of the files."""
+        """Returns which file of a checkpoint is damaged, or "". Each rank checks its share of the files."""
         try:
             for name in sorted(facts.files)[rank::ranks]:
                 if _checksum(self.folder(number) / name) != facts.files[name][1]:

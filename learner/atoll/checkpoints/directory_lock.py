@@ -30,7 +30,7 @@ class DirectoryLock:
     """The lock on a folder that all ranks of one learner share, possibly over a network file system.
 
     Every rank holds the lock, because every rank writes to the folder. Rank 0 first takes the lock for itself, which
-    works only if no rank of another learner is running. Then all ranks share it. The lock ends with its process.
+    succeeds only if no other learner's rank holds it. Then all ranks share it. The lock ends with its process.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:

@@ -30,8 +30,9 @@ class Units(IterableDataset[Any]):
                 learner.step(tokens=batch.numel())
 
     A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
-    learners may then still hold units. A lost learner's units return, so `more` waits for them. A loader must not drop
-    the last batch (`drop_last=True`), and must not run in a worker process: use `loader` for worker processes.
+    learners may then still hold units. If such a learner is lost, its units return, so `more` waits for them. A loader
+    must not drop the last batch (`drop_last=True`), and must not run in a worker process: use `loader` for worker
+    processes.
 
     epoch: the epoch of the last sample, from 0.
     """

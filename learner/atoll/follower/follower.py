@@ -102,7 +102,7 @@ class Follower:
         self._forks.__exit__(None, None, None)
 
     def update(self) -> bool:
-        """Writes the newest version of each fragment into the model. Does not wait for the network.
+        """Writes the newest versions that have arrived into the model. Does not wait for the network.
 
         Returns:
             Whether the model changed.
@@ -129,7 +129,7 @@ class Follower:
             timeout_s: Longest wait, in seconds. None waits without a limit.
 
         Returns:
-            False after the timeout.
+            Whether a version arrived in time.
 
         Raises:
             FollowerError: If the block was not entered, or the follower failed permanently.

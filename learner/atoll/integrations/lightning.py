@@ -17,7 +17,7 @@ __all__ = ["AtollCallback"]
 class AtollCallback(Callback):
     """Turns a Lightning Trainer into a learner of a run. The learner joins when fitting begins and leaves when it ends.
 
-    - Tokens are counted from all batches of all ranks. All of the Trainer's optimizers belong to the learner.
+    - Tokens are counted in all batches of all ranks. All of the Trainer's optimizers belong to the learner.
     - If the run has a token target, schedulers follow the run's tokens, and training stops there. `max_steps` or
       `max_epochs` then sets the length of the schedule and the maximum steps of this process.
     - Validation does not count as lost time. After an error or Ctrl-C in `fit()`, the learner leaves.

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 UNKNOWN = (
     "this scheduler's learning rates follow the process's own steps, because they cannot be computed for a given step: "
-    "use a LambdaLR, or pass schedule=False"
+    "use a LambdaLR, or pass schedule=False (with Accelerate: omit scheduler=)"
 )
 
 

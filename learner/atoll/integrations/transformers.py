@@ -25,7 +25,7 @@ __all__ = ["AtollCallback"]
 class AtollCallback(TrainerCallback):
     """Turns a Trainer into a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
 
-    - Tokens are counted from the batches of all micro-batches and ranks.
+    - Tokens are counted in all micro-batches of all ranks.
     - If the run has a token target, the Trainer's schedule follows the run's tokens, and training stops there.
       `max_steps` then sets the length of the schedule and the maximum steps of this process.
     - Evaluation and saving do not count as lost time. The learner leaves before the Trainer loads its best model, and

@@ -31,7 +31,9 @@ class TrainSettings(Settings):
     seed: Annotated[int, Field(ge=0, description="Seed of the initial parameters and of the text's order.")] = 0
     device: Annotated[str, Field(description="Training device: auto, cpu, cuda, cuda:1, ...")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads for torch. 0: torch's default.")] = 1
-    slow_down: Annotated[float, Field(ge=1, description="Pause after each step to train at 1/N of full speed.")] = 1.0
+    slow_down: Annotated[float, Field(ge=1, description="N: pause after each step, to train at 1/N of full speed.")] = (
+        1.0
+    )
 
 
 class JoinSettings(Certificates, Metrics):
@@ -51,5 +53,9 @@ class JoinSettings(Certificates, Metrics):
         Literal["rebase", "overwrite"],
         Field(description="When a new version arrives: rebase keeps outstanding work, overwrite drops it."),
     ] = "rebase"
-    connect_timeout_s: Annotated[float, Field(ge=0, description="Seconds to wait for a core when joining.")] = 600.0
-    drain_s: Annotated[float, Field(ge=0, description="Seconds to wait for acknowledgements when leaving.")] = 30.0
+    connect_timeout_s: Annotated[
+        float, Field(ge=0, description="Longest wait for a core when joining, in seconds.")
+    ] = 600.0
+    drain_s: Annotated[
+        float, Field(ge=0, description="Longest wait for acknowledgements when leaving, in seconds.")
+    ] = 30.0

@@ -1,8 +1,9 @@
-"""Writes the published model as a safetensors file that `load_state_dict(strict=True)` accepts.
+"""Writes the published model as a safetensors file for `load_state_dict`.
 
-Trainable tensors are written in the model's own types, and tied tensors are written once for each name. Frozen tensors
-and buffers keep their values from the initial parameters. The metadata names the run, its generation and the version of
-each fragment, and lists the tensors whose values may have changed in training.
+The file lacks the same frozen parameters as the initial parameters. If it lacks none, `strict=True` works. Trainable
+tensors are written in the model's own types, and tied tensors are written once for each name. Frozen tensors and
+buffers keep their values from the initial parameters. The metadata names the run, its generation and the version of
+each fragment, and lists unshared tensors, buffers and missing frozen parameters.
 """
 
 from __future__ import annotations

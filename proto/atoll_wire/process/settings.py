@@ -95,7 +95,9 @@ class Certificates(Settings):
 class Metrics(Settings):
     """The address where a process serves its metrics."""
 
-    metrics_listen: Annotated[Address | None, Field(description="Serve Prometheus metrics at this address.")] = None
+    metrics_listen: Annotated[
+        Address | None, Field(description="Address of the Prometheus metrics server. Default: no server.")
+    ] = None
     metrics_plaintext: Annotated[bool, Field(description="Allow metrics beyond loopback over plain HTTP.")] = False
 
 
