@@ -391,7 +391,7 @@ def spoil_layout(folder):
 
 REASONS = {
     spoil_marker: "it is not complete",
-    spoil_size: "differs from atoll.json",
+    spoil_size: "does not match its entry in atoll.json",
     spoil_bit: "does not match its checksum",
     spoil_run: 'it belongs to the run "other", but this run is "fake"',
     spoil_layout: "it belongs to a run with a different layout",
