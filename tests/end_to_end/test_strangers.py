@@ -269,7 +269,7 @@ def test_operators_are_told_by_their_certificate(home, papers):
 
 
 def test_operator_actions_are_recorded(home, papers):
-    command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--server", home.address]
+    command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--yes", "--server", home.address]
     done = subprocess.run([*command, "--tls", str(papers.operator)], capture_output=True, text=True, timeout=60)
     assert "no learner" in done.stderr
     eventually(lambda: any(act["act"] == "evict" and act["operator"] == "alice" for act in audited(home)))
@@ -287,11 +287,13 @@ def test_tokens(tmp_path):
         tokens.write_text("".join(line + "\n" for line in tokens.read_text().splitlines() if line.startswith("b ")))
         assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "removed at run time"
         assert with_token(bob).run
-        shown = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, "--token", bob],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert shown.returncode == 0, shown.stderr
+        (tmp_path / "bob").write_text(bob + "\n")
+        for given, code in ((["--token", bob], 0), (["--token-file", str(tmp_path / "bob")], 0), ([], 4)):
+            shown = subprocess.run(
+                [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, *given],
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert shown.returncode == code, shown.stderr
     assert alice not in tokens.read_text()
 
 

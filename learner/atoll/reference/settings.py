@@ -43,7 +43,7 @@ class JoinSettings(Certificates, Metrics):
     servers: Annotated[
         tuple[str, ...],
         Field(description="Address of a core or a front."),
-        Option(name="server", metavar="HOST:PORT"),
+        Option(name="server", metavar="HOST:PORT", variable="ATOLL_SERVER"),
     ] = ("127.0.0.1:7070",)
     name: Annotated[str, Field(description="Name, unique in the run. Default: REGION.HOSTNAME.")] = ""
     region: Annotated[str, Field(description="Region of this learner, shown in status and metrics.")] = ""
@@ -52,4 +52,11 @@ class JoinSettings(Certificates, Metrics):
         Field(description="When a new version arrives: rebase keeps outstanding work, overwrite drops it."),
     ] = "rebase"
     connect_timeout_s: Annotated[float, Field(ge=0, description="Seconds to wait for a core when joining.")] = 600.0
+    if_refused: Annotated[
+        Literal["exit", "wait"],
+        Field(
+            description="If the core refuses this learner for good, for example after an eviction: exit with status 4, "
+            "or wait for SIGTERM, so that no supervisor restarts it."
+        ),
+    ] = "exit"
     drain_s: Annotated[float, Field(ge=0, description="Seconds to wait for acknowledgements when leaving.")] = 30.0
