@@ -13,7 +13,7 @@ from atoll_server.cli import contexts as commands
 from atoll_wire.cli import contexts
 from atoll_wire.cli.application import application
 from atoll_wire.cli.contexts import ContextError
-from atoll_wire.cli.option_groups import Reach, core, takes
+from atoll_wire.cli.option_groups import Reach, core, cores, takes
 from atoll_wire.errors import UsageError, UserError
 from typer.testing import CliRunner
 
@@ -32,7 +32,14 @@ def shown(reach: Reach) -> None:
     print(json.dumps([*reach.servers, str(reach.tls), reach.token, reach.plaintext]))
 
 
+@takes(reach=cores)
+def all_shown(reach: Reach) -> None:
+    """Prints how a command with several addresses would reach a core."""
+    print(json.dumps([*reach.servers, str(reach.tls), reach.token, reach.plaintext]))
+
+
 APP = application()
+APP.command("all")(all_shown)
 APP.command("shown")(shown)
 commands.register(APP)
 
@@ -67,10 +74,16 @@ def test_an_option_takes_precedence_over_its_variable_and_the_variable_over_the_
 
 def test_a_context_s_token_goes_only_to_the_context_s_server(home):
     (home / "token").write_text("secret")
-    atoll("context", "add", "home", "--server", "a:1", "--token-file", str(home / "token"))
-    assert reach()[2] == "secret"
-    assert reach("--server", "b:2")[2] == reach(ATOLL_SERVER="b:2")[2] == ""
-    assert reach("--server", "b:2", "--token", "mine")[2] == "mine"
+    atoll("context", "add", "home", "--server", "a:1", "--token-file", str(home / "token"), "--insecure-plaintext")
+    assert reach()[2:] == ["secret", True]
+    assert reach("--server", "b:2")[2:] == reach(ATOLL_SERVER="b:2")[2:] == ["", False]
+    assert reach("--server", "b:2", "--token", "mine")[2:] == ["mine", False]
+    assert reach("--server", "b:2", "--insecure-plaintext")[3]
+
+
+def test_one_variable_serves_commands_that_take_one_address_and_several():
+    assert reach(ATOLL_SERVER="a:1 b:2")[:-3] == ["a:1"]
+    assert json.loads(atoll("all", ATOLL_SERVER="a:1 b:2"))[:-3] == ["a:1", "b:2"]
 
 
 def test_of_two_tokens_the_one_that_was_given_later_counts(home):
@@ -105,6 +118,20 @@ def test_only_the_owner_can_read_the_file(home):
     assert contexts.path() == home / "atoll" / "contexts.json"
     assert stat.S_IMODE(contexts.path().stat().st_mode) == 0o600
     assert stat.S_IMODE(contexts.path().parent.stat().st_mode) == 0o700
+    assert list(contexts.path().parent.iterdir()) == [contexts.path()]
+
+
+def test_a_failed_change_keeps_the_old_file(monkeypatch):
+    atoll("context", "add", "home", "--server", "a:1")
+    before = contexts.path().read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ContextError, match="cannot be written"):
+        atoll("context", "add", "away", "--server", "b:2")
+    assert contexts.path().read_bytes() == before
     assert list(contexts.path().parent.iterdir()) == [contexts.path()]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -266,6 +267,42 @@ def test_operators_are_told_by_their_certificate(home, papers):
         assert error.code() is DENIED
         assert "for operators" in error.details()
     assert any(act["act"] == "operator refused" for act in audited(home))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no TLS", "accepts only TLS: give --tls DIR"),
+        ("another authority's", r"refused the certificate in --tls .* \(.*\): issue it again"),
+        ("expired", r"refused the certificate in --tls .* \(.*\): issue it again"),
+        ("its own authority's", r"has a certificate that --tls .* does not trust \(unable to get local issuer"),
+    ],
+)
+def test_a_tls_failure_of_a_command_names_its_fix_and_does_not_ask_for_another_core(home, papers, given, said):
+    made = HANDSHAKES.get(given, lambda papers, _: TransportSecurity(issue(papers.other, Role.OPERATOR, "zoe", (), 1)))
+    strange = made(papers, None).tls
+    with_tls = ["--tls", str(strange)] if strange else []
+    command = [sys.executable, "-m", "atoll.cli", "status", "--server", home.address, *with_tls]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(f"^error: {home.address} {said}.*\n$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_command_with_tls_names_a_core_without_it(tmp_path, papers):
+    with core(tmp_path) as plain:
+        command = [
+            sys.executable,
+            "-m",
+            "atoll.cli",
+            "status",
+            "--server",
+            plain.address,
+            "--tls",
+            str(papers.operator),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"error: {plain.address} does not answer with TLS (" in done.stderr
 
 
 def test_operator_actions_are_recorded(home, papers):

@@ -6,12 +6,11 @@ The file is `atoll/contexts.json` in XDG_CONFIG_HOME (default ~/.config).
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import typer
 
 from atoll_wire.errors import UserError
 
@@ -55,15 +54,18 @@ class Contexts:
 
 def path() -> Path:
     """Returns the path of the file. The file may not exist."""
-    return Path(typer.get_app_dir("atoll")) / "contexts.json"
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - works without a home
+    return Path(config) / "atoll" / "contexts.json"
 
 
 def load() -> Contexts:
     """Returns the contexts in the file; none if there is no file. Raises ContextError for an invalid file."""
+    if not os.access(path().parent, os.X_OK):  # it does not exist, or HOME is another user's, as after sudo
+        return Contexts()
     try:
         found = json.loads(path().read_text())
         return Contexts(found["current"], {name: CoreContext(**each) for name, each in found["contexts"].items()})
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ContextError(f"{path()} cannot be read ({error}): correct it, or remove it and add contexts") from error
@@ -74,9 +76,14 @@ def save(contexts: Contexts) -> None:
     text = json.dumps(asdict(contexts), indent=2) + "\n"
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path().parent, delete=False) as part:  # only its owner can read it
-            part.write(text)
-        Path(part.name).replace(path())
+        with tempfile.TemporaryDirectory(dir=path().parent) as folder:
+            part = Path(folder) / path().name
+            part.touch(mode=0o600)
+            with part.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path())
     except OSError as error:
         raise ContextError(f"{path()} cannot be written ({error.strerror}): set XDG_CONFIG_HOME") from error
 

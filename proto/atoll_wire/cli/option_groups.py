@@ -23,9 +23,10 @@ from atoll_wire.errors import UsageError, UserError
 
 Group = Callable[..., Any]
 REACH = "Connection to a core"
-HERE = "127.0.0.1:7070"
+DEFAULT_SERVER = "127.0.0.1:7070"
 STDOUT = Path("-")
 ORDER = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")  # where a value may come from, first to last
+FROM_CONTEXT = ORDER.index("DEFAULT_MAP")
 
 
 def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -141,7 +142,7 @@ Plaintext = Annotated[
 
 def core(
     ctx: typer.Context,
-    server: Server = HERE,
+    server: Server = DEFAULT_SERVER,
     context: ContextName = None,
     tls: Tls = None,
     token: Token = None,
@@ -149,12 +150,13 @@ def core(
     insecure_plaintext: Plaintext = False,
 ) -> Reach:
     """Group: one core or front. An option takes precedence over its environment variable, then over the context."""
-    return _reach(ctx, (server,), context, tls, token, token_file, insecure_plaintext)
+    first = server.split()[:1]  # ATOLL_SERVER may have several addresses, for commands that try them in turn
+    return _reach(ctx, tuple(first) or (server,), context, tls, token, token_file, insecure_plaintext)
 
 
 def cores(
     ctx: typer.Context,
-    server: Servers = [HERE],  # noqa: B006 - typer copies it
+    server: Servers = [DEFAULT_SERVER],  # noqa: B006 - typer copies it
     context: ContextName = None,
     tls: Tls = None,
     token: Token = None,
@@ -180,10 +182,12 @@ def _reach(
     if len(ranks) == 2 and len(set(ranks.values())) == 1:
         raise UsageError("--token and --token-file cannot be combined: give only one of them")
     first = min(ranks, key=ranks.__getitem__, default="")
-    if first and ranks[first] == ORDER.index("DEFAULT_MAP") != _rank(ctx, "server"):
+    if first and ranks[first] == FROM_CONTEXT != _rank(ctx, "server"):
         first = ""  # a context's token is only for the context's own server
     if first == "token_file" and token_file is not None:
         token = read_token(token_file)
+    if _rank(ctx, "insecure_plaintext") == FROM_CONTEXT != _rank(ctx, "server"):
+        plaintext = False  # likewise
     return Reach(servers, tls, token if first and token else "", plaintext)
 
 

@@ -17,12 +17,14 @@ from atoll_wire.connections.link import core_away, is_unreachable
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.security.certificate import Role, read_certificate
+from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
 from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # a new channel does not wait as an earlier one would
 
 
 class OperatorError(UserError):
@@ -58,7 +60,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
     _check_caller(remote.security.tls)
     if not (remote.token.isascii() and remote.token.isprintable()):
         raise OperatorError("--token has invalid characters: give the token that `atoll token` printed")
-    with remote.security.dial_and_wait(address) as dialled:
+    with remote.security.dial_and_wait(address, OWN_CONNECTION) as dialled:
         channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
         try:
             yield rpc.OperatorStub(channel)
@@ -68,6 +70,8 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
                 text = f"the front at {address} answers, but {error.details()}"
                 raise CoreUnreachableError(f"{text}: {fix}") from error
             if is_unreachable(error):
+                if error.code() is grpc.StatusCode.UNAVAILABLE and (fault := tls_fault(address, remote.security)):
+                    raise OperatorError(fault) from error
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error
             raise OperatorError(
