@@ -22,7 +22,7 @@ LASTING = [
     "dashboard",
 ]
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
-DONE = ("FATE_MERGED", "FATE_REFUSED")
+DONE = ("merged", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_a_core_is_upgraded_under_load_and_loses_nothing(stack, up):
     assert int(stack.status()["epoch"]) == epoch + 1
     after = stack.receipts()
     _kept(before, after)
-    until(lambda: len([each for each in stack.receipts().values() if each["fate"] == "FATE_MERGED"]) > len(after))
+    until(lambda: len([each for each in stack.receipts().values() if each["fate"] == "merged"]) > len(after))
     _nothing_is_lost(stack)
 
 

@@ -124,7 +124,7 @@ def test_more_inner_steps_than_were_measured_give_a_warning():
     ("job", "said"),
     [
         (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
-        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory-gib is 512"),
+        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory is 512 GiB"),
     ],
 )
 def test_impossible_jobs_are_refused(job, said):
@@ -143,7 +143,7 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         fewer = -(-24 // max(1, shards - 1)) / 24  # the largest shard's share, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
     values, _, out = files(tmp_path)
-    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]
+    words = ["--parameters", "70B", "--step-s", "60", "--shard-memory", "256GiB", "--values", values, "--json", out]
     code, said, error = atoll("plan", *words)
     assert (code, error) == (0, "")
     assert "25% of the parameters in the largest" in said
@@ -265,6 +265,9 @@ def test_the_command_prints_and_writes(tmp_path):
     assert (code, error) == (0, "")
     assert "H = 26" in said
     found = json.loads(out.read_text())
+    assert atoll("plan", *words, "--values", "-")[1] == values.read_text(), "- is stdout"
+    for printed in (["--json", "-"], ["-o", "json"], ["-o", "jsonl"]):
+        assert json.loads(atoll("plan", *words, *printed)[1]) == found
     assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 26, rel=1e-3)
     assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo, H = 500"]
     assert yaml.safe_load(values.read_text())
@@ -292,10 +295,29 @@ def test_the_command_prints_and_writes(tmp_path):
 )
 def test_an_invalid_region_is_named(region):
     code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
-    assert code == 1
+    assert code == 2
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
     assert region in error
+
+
+def test_standard_output_has_only_one_document(tmp_path):
+    words = ["plan", "--parameters", "1B", "--step-s", "1"]
+    for two in (
+        ["--values", "-", "--json", "-"],
+        ["--values", "-", "--compose", "-"],
+        ["--compose", "-", "-o", "jsonl"],
+    ):
+        code, said, error = atoll(*words, *two)
+        assert (code, said) == (2, "")
+        assert "give only one of them" in error
+    out = tmp_path / "plan.json"
+    code, said, _ = atoll(*words, "--region", "slow:2:1:30", "--values", "-", "--json", out)
+    assert (code, said) == (1, ""), "an infeasible plan has no values"
+    assert json.loads(out.read_text())["works"] is False
+    code, _, error = atoll(*words, "--json", tmp_path)
+    assert code == 1
+    assert error == f"error: --json {tmp_path} cannot be written (Is a directory): give another path\n"
 
 
 def test_goodput_as_json_has_all_cells(tmp_path):
@@ -323,11 +345,11 @@ def test_a_users_own_fleet_is_simulated(tmp_path):
     assert code == 0
     assert "goodput" in said
     code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
-    assert code == 1
+    assert code == 2
     assert "raise --chips" in error
     for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
         code, _, error = atoll("simulate", "goodput", *words)
-        assert code == 1
+        assert code == 2
         assert error.startswith("error: --")
 
 

@@ -109,7 +109,7 @@ def test_numbers_have_no_exponent(rendered):
     """Helm reads numbers as floats, so 1000000 would become 1e+06."""
     everything = pods(rendered["everything"])
     assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
-    assert "--cache-mib=2000000" in everything["front"]["containers"][0]["args"]
+    assert "--cache=2000000MiB" in everything["front"]["containers"][0]["args"]
     assert "--price-per-gb=1000000" in everything["dashboard"]["containers"][0]["args"]
 
 

@@ -68,7 +68,7 @@ def compose_override(job: Job, plan: Plan) -> str:
     for region in REGIONS:
         lines += [
             f"  front-{region}:",
-            f'    environment: {{ATOLL_FRONT_CACHE_MIB: "{cache}"}}',
+            f'    environment: {{ATOLL_FRONT_CACHE: "{cache}MiB"}}',
             f"    mem_limit: {_mib((cache << 20) + FRONT_BYTES)}m",
             f"  learner-{region}:",
             f"    mem_limit: {_mib(1.15 * learner)}m",

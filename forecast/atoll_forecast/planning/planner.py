@@ -187,8 +187,8 @@ def _warnings(
         )
     if divided.memory_bytes > shard_bytes:
         yield (
-            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory-gib is "
-            f"{shard_bytes / 2**30:,.0f}: raise --fragments, or use larger machines"
+            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory is "
+            f"{shard_bytes / 2**30:,.0f} GiB: raise --fragments, or use larger machines"
         )
 
 

@@ -92,7 +92,7 @@ class Core(CoreProcess):
                 "omit the option or start a new run"
             )
         self._check_division(meta)
-        if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
+        if reason := too_much(parameters_of(meta), self.settings.memory):
             raise SettingsError(reason)
         if stored.record and not settled.record:
             log.warning("recording is now off: payloads that two snapshots cover will be deleted")
