@@ -16,7 +16,7 @@ def helm_values(job: Job, plan: Plan) -> str:
 
     Regions without the core use values-remote.yaml.
     """
-    memory, disk = gib(1.15 * plan.sharding.memory_bytes), gib(1.25 * plan.sharding.disk_bytes)
+    memory, disk = gib(1.15 * plan.sharding.memory_bytes), gib(plan.sharding.disk_bytes)
     cache = _cache_mib(job, plan)
     front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
     gigabytes, price = plan.atoll.month_gb, plan.atoll.month_price
@@ -32,6 +32,8 @@ def helm_values(job: Job, plan: Plan) -> str:
             f"    codec: {plan.settings.codec.name.lower()}",
             "    # totalTokens: target of the whole run; its last outer steps become plain means",
             f"  storage: {{size: {disk}Gi}}",
+            "  backup:",
+            f"    storage: {{size: {gib(plan.sharding.backup_bytes)}Gi}}",
             "  resources:",
             f'    requests: {{cpu: "{cpus(job, plan)}", memory: {memory}Gi}}',
             f"    limits: {{memory: {memory}Gi}}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,12 @@ class RolledBack:
     shards: int = 0
 
 
-def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
+def roll_back(
+    directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM, *, backup_at: float = 0.0
+) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
+    backup_at: when the backup was taken from which the directory was restored, in wall-clock seconds; 0: no backup.
     Raises SettingsError if there is no run, if the checkpoint is missing or damaged, or if a core uses the directory.
     Raises SettingsError for the directory of a shard without the registrar. Raises LedgerError for a damaged ledger.
     """
@@ -62,7 +65,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
                 f"{directory} holds shard {meta['shard'][0]} of a run: restore the checkpoint in the registrar's "
                 "directory; this shard rolls back when it starts"
             )
-        return _Rollback(db, directory, meta, disk, clock).of_run(checkpoint)
+        return _Rollback(db, directory, meta, disk, clock, backup_at).of_run(checkpoint)
 
 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
@@ -86,14 +89,23 @@ def _meta(db: sqlite3.Connection, directory: Path) -> dict[str, Any]:
 
 
 class _Rollback:
-    """The rollback of one directory. meta: the run's values in the ledger."""
+    """The rollback of one directory. meta: the run's values in the ledger. backup_at: see `roll_back`."""
 
-    def __init__(self, db: sqlite3.Connection, directory: Path, meta: dict[str, Any], disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        directory: Path,
+        meta: dict[str, Any],
+        disk: Disk,
+        clock: Clock,
+        backup_at: float = 0.0,
+    ) -> None:
         self._db = db
         self._directory = directory
         self._meta = meta
         self._disk = disk
         self._clock = clock
+        self._backup_at = backup_at
         self._line = lineage.line_of(meta)
 
     def of_run(self, checkpoint: int) -> RolledBack:
@@ -158,7 +170,8 @@ class _Rollback:
     def _begin(self, generation: int, row: SnapshotRow, manifest: RestoredManifest | None = None) -> None:
         """Begins a generation at a snapshot. manifest: the run's checkpoint that names the snapshot, if any."""
         db, meta = self._db, self._meta
-        begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], self._clock.wall())
+        now = self._clock.wall()
+        begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], now, self._backup_at)
         with database.transaction(db):
             _refuse_pending(db, self._line.generation, begun)
             meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
@@ -214,18 +227,25 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: O
             db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0, units={})
         )
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
+    from_backup = bool(line.beginnings[0].backup_at) and origin.owned is None
     for learner in run_ledger.learners(db):
-        run_ledger.put_learner(db, _restored(learner, row, undone, origin.layout))
+        kept = _mean(learner, counted, origin.layout) if from_backup else None
+        run_ledger.put_learner(db, _restored(learner, row, _mean(learner, undone, origin.layout), kept))
 
 
-def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:
-    """Returns a learner's row with its account reset to the checkpoint."""
-    account: TimeAccount = TimeAccount.from_data(learner.account)
+def _mean(learner: LearnerRow, tokens: Mapping[Sender, int], layout: Layout) -> float:
+    """Returns a learner's tokens in its newest incarnation, as a mean over fragments weighted by their length."""
     parts = (
-        undone.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
+        tokens.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
         for fragment in layout.fragments
     )
-    account.restored(row.tokens.get(learner.name, 0), sum(parts))
+    return sum(parts)
+
+
+def _restored(learner: LearnerRow, row: SnapshotRow, undone: float, kept: float | None) -> LearnerRow:
+    """Returns a learner's row with its account reset to the checkpoint. undone, kept: see `TimeAccount.restored`."""
+    account: TimeAccount = TimeAccount.from_data(learner.account)
+    account.restored(row.tokens.get(learner.name, 0), undone, kept)
     account.by_shard.clear()  # these sums include work that the restore discarded; each shard computes its own again
     data: dict[str, Any] = account.as_data()
     return replace(learner, account=data)
