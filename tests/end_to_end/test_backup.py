@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, ReadableFile, WritableFile
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import SettingsError
+from atoll_wire.process.clock import SystemClock
 from rich.console import Console
 from structlog.testing import capture_logs
 
@@ -39,6 +40,16 @@ OPTIONS = ("--snapshot-every-s", "0.5")
 AWAY = ("the core does not answer", "lost the connection", "waiting for")  # while the core is down
 BACKUP_POINTS = [point for point in crash_points.POINTS if point.startswith("backup.")]
 RESTORE_POINTS = [point for point in crash_points.POINTS if point.startswith(("restoring.", "rollback."))]
+
+
+@dataclass(frozen=True)
+class At(SystemClock):
+    """A clock that shows this time, in wall-clock seconds."""
+
+    at: float
+
+    def wall(self) -> float:
+        return self.at
 
 
 def atoll(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -105,14 +116,14 @@ def test_learners_follow_a_restored_backup_and_the_status_says_what_is_lost(tmp_
             logs.clear()
             done = atoll("restore-backup", backups_in(root)[-1], "--dir", running.directory)
             assert done.returncode == 0, done.stderr
-            assert f"(generation 2): {taken.merges():,} merges" in done.stdout
+            assert f"): {taken.merges():,} merges" in done.stdout
             running.start()
             eventually(lambda: running.status().merges >= taken.merges() + 10, 60)
             eventually(lambda: all(each.tokens for each in running.status().learners))
             status = running.status()
             with running.operator() as stub:
                 events = [each.text for each in stub.ListEvents(pb.ListEventsRequest(), timeout=20).events]
-        assert status.generation == 2
+        assert f"(generation {status.generation}): " in done.stdout
         assert status.restored.backup_at == pytest.approx(taken.taken_at)
         undone, trained = status.restored.undone_tokens, sum(each.tokens for each in status.learners)
         assert trained - undone <= status.tokens_trained < trained, "schedules continue from the backup"
@@ -120,17 +131,16 @@ def test_learners_follow_a_restored_backup_and_the_status_says_what_is_lost(tmp_
         assert any(text.startswith("restored from the backup of ") for text in events)
         console = Console(width=200, record=True, file=io.StringIO())
         console.print(shown(status))
-        assert f"(generation 2) at {moment(status.restored.at)}: {undone:,} trained tokens no longer count" in (
-            console.export_text()
-        )
+        told = f"(generation {status.generation}) at {moment(status.restored.at)}"
+        assert f"{told}: {undone:,} trained tokens no longer count" in console.export_text()
         for each in status.learners:
             before = next(other for other in lost.learners if other.learner == each.learner)
             assert each.goodput.lost_s["thrown_away"] > 0.2 * before.goodput.useful_s, "what the backup lacks is lost"
             assert each.goodput.useful_s > 0.1 * before.goodput.useful_s, "what it has is not"
         assert [each for each in logs if each["log_level"] in {"error", "critical"}] == []
         warned = [each["event"] for each in logs if each["log_level"] == "warning"]
-        told = [text for text in warned if not text.startswith(AWAY)]
-        assert told == ["the run was restored to a checkpoint: dropping later work"] * len(trainees), warned
+        others = [text for text in warned if not text.startswith(AWAY)]
+        assert others == ["the run was restored to a checkpoint: dropping later work"] * len(trainees), warned
         assert len(warned) <= 4 * len(trainees), warned
         assert running.log().count("restored: later work is lost") == 1
 
@@ -238,7 +248,7 @@ def test_a_restore_that_is_killed_starts_no_core_and_a_second_one_completes_it(s
         done = atoll("restore-backup", backup, "--dir", there)
         assert done.returncode == 0, done.stderr
     assert checksums(there) == checksums(stopped)
-    assert read_run(there).line.generation == 2
+    assert read_run(there).line.generation >= 2
     assert not (there / RESTORING).exists()
     verify(there)
 
@@ -344,12 +354,69 @@ def test_what_cannot_be_backed_up_or_restored_is_refused(stopped, backup, tmp_pa
     with pytest.raises(BackupError, match="is not a backup"):
         restore_backup(stopped, tmp_path / "there")
     record = read_record(backup)
-    write_record(backup, replace(record, files={"../x": (1, "")}), DISK)
-    with pytest.raises(BackupError, match="a path leads out of the backup"):
-        restore_backup(backup, tmp_path / "there")
+    for path in ("../x", "/x", "spool/../../x", "lock", RESTORING, RECORD):
+        write_record(backup, replace(record, files={path: (1, "")}), DISK)
+        with pytest.raises(BackupError, match="no backup contains a file"):
+            restore_backup(backup, tmp_path / "there")
     write_record(backup, replace(record, format=99), DISK)
     with pytest.raises(BackupError, match="has format 99, but this version reads 1"):
         restore_backup(backup, tmp_path / "there")
+
+
+def test_what_others_keep_in_the_folders_stays(stopped, backup, tmp_path):
+    root = backup.parent
+    (root / "downloads.part").mkdir()
+    kept = backup.rename(root / "before-the-upgrade")
+    newer = [back_up(stopped, root, keep=1).path for _ in range(2)][-1]
+    assert backups_in(root) == [newer]
+    assert (root / "downloads.part").is_dir()
+    check_files(kept, read_record(kept))
+    with core(tmp_path / "empty") as empty:
+        empty.stop()
+    (empty.directory / "tls").mkdir()
+    with pytest.raises(SettingsError, match="is not empty"):
+        restore_backup(newer, empty.directory)
+    assert (empty.directory / "ledger.sqlite").exists()
+
+
+def test_a_damaged_record_stops_later_backups_until_it_is_moved_away(stopped, backup, tmp_path):
+    flip(backup / RECORD, 0.05)
+    with pytest.raises(BackupError, match=f"is damaged .*: move {backup} to another folder"):
+        back_up(stopped, backup.parent, keep=1)
+    backup.rename(tmp_path / "damaged")
+    assert backups_in(backup.parent) == []
+    back_up(stopped, backup.parent, keep=1)
+
+
+def test_files_are_copied_and_verified_if_the_file_system_has_no_hard_links(stopped, backup):
+    class NoLinks(Disk):
+        def copy(self, old: Path, new: Path, *, link: bool) -> None:
+            super().copy(old, new, link=False)
+            if link and self.spoils:
+                flip(new, 0.9)
+
+    disk = NoLinks()
+    disk.spoils = False
+    done = back_up(stopped, backup.parent, keep=3, disk=disk)
+    assert (done.linked_bytes, done.copied_bytes) == (0, done.record.size_bytes())
+    check_files(done.path, done.record)
+    disk.spoils = True
+    with pytest.raises(BackupError, match="is damaged, or its copy is"):
+        back_up(stopped, backup.parent, keep=3, disk=disk)
+    assert backups_in(backup.parent) == [backup, done.path]
+
+
+def test_a_generation_that_began_after_the_backup_is_not_used_again(backup, tmp_path):
+    taken_at = read_record(backup).taken_at
+    found = [
+        restore_backup(backup, tmp_path / f"after {after_s}", clock=At(taken_at + after_s)).rolled_back.generation
+        for after_s in (-5.0, 30.0, 61.0, 3600.0)
+    ]
+    assert found == [2, 2, 3, 62]
+    again = back_up(tmp_path / "after 3600.0", tmp_path / "others", keep=1)
+    assert again.record.generation == 62
+    check_files(again.path, again.record)
+    verify(again.path)
 
 
 def test_a_directory_whose_core_has_no_parameters_yet_can_take_a_backup(backup, stopped, tmp_path):
@@ -362,18 +429,26 @@ def test_a_directory_whose_core_has_no_parameters_yet_can_take_a_backup(backup, 
 
 
 def test_backups_at_an_interval_wait_for_a_run_and_end_on_sigterm(tmp_path):
-    root = tmp_path / "backups"
+    root, errors = tmp_path / "backups", tmp_path / "errors"
     command = [sys.executable, "-m", "atoll_server", "checkpoint", "backup", str(root), "--dir", str(tmp_path / "run")]
-    child = subprocess.Popen([*command, "--every-s", "0.2", "--keep", "3"], stdout=subprocess.PIPE, text=True)
+    with errors.open("w") as stderr:
+        child = subprocess.Popen(
+            [*command, "--every-s", "0.2", "--keep", "3"], stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
     try:
         assert child.stdout is not None
         assert "has no run with parameters yet" in child.stdout.readline()
         with core(tmp_path) as running:
             train(running.address, "a", steps=20)
             eventually(lambda: len(backups_in(root)) == 3, 60)
+            with only_backup(root, DISK):  # makes backups fail
+                eventually(lambda: "error: another backup writes to" in errors.read_text(), 60)
+                before = backups_in(root)
+            eventually(lambda: backups_in(root)[-1] > before[-1], 60)
             child.terminate()
             assert child.wait(20) == 0
-        assert not list(root.glob(f"*{PART}"))
+            back_up(running.directory, root, keep=3)
+        assert not list(root.glob(f"*{PART}")), "what the end of a running backup left is gone"
     finally:
         child.kill()
         child.wait()
@@ -406,8 +481,8 @@ def test_a_run_over_shards_continues_from_the_checkpoint_that_all_backups_have(t
             before = sum(checkpoint.versions.values())
             eventually(lambda: len(run.status().fragments) == 4 and run.status().merges >= before + 10, 90)
             status = run.status()
-            assert (status.generation, status.restored.checkpoint) == (2, checkpoint.id)
-            assert status.restored.backup_at > 0
+            assert status.generation >= 2
+            assert (status.restored.checkpoint, status.restored.backup_at > 0) == (checkpoint.id, True)
         assert all(trainee.learner.stats().merged for trainee in trainees)
     for each in cores.values():
         each_merged_once(each.directory / "ledger.sqlite")

@@ -195,7 +195,7 @@ def test_step_boundaries_of_a_large_model_get_more_inner_steps():
 def test_more_contributions_than_a_core_was_measured_with_give_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
-    assert made.disk_bytes == pytest.approx((48 + 12 + 4 + 0.5 * 1000 * 4) * 1e6)  # as added up in k8s/atoll/values.yaml
+    assert made.disk_bytes == pytest.approx((48 + 12 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
     assert not made.losses, "without its only region, a run has no learners"
 
 
@@ -266,6 +266,8 @@ def test_the_table_the_json_and_the_charts_values_have_the_same_disks(parameters
         gib = int(size.removesuffix("Gi"))
         assert gib == math.ceil(written[key] / 2**30)
         assert re.search(told.format(gib), text), text
+    memory = int(core["backup"]["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert memory > 20 * parameters / made.settings.fragments, "a backup's check holds a whole fragment"
     assert made.works
 
 

@@ -16,6 +16,8 @@ INITIAL_BYTES = 4.0  # of the initial parameters' file
 WAITING_BYTES = 0.5  # also per learner and per outer step of allowed staleness
 BACKUPS = 4  # --keep of `atoll checkpoint backup`, and one being written
 SHARD_SNAPSHOTS = 3  # in a backup, if the run has several shards
+BACKUP_MEMORY = 20.0  # bytes of memory per parameter of the largest fragment, for `atoll checkpoint backup`
+BACKUP_PROCESS = 512 << 20  # bytes of memory of its process, without a fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ def backup_bytes(held: float, parameters: float, waiting_bytes: float, *, shards
     """
     snapshots = 1 if shards == 1 else SHARD_SNAPSHOTS
     return BACKUPS * (snapshots * SNAPSHOT_BYTES + waiting_bytes) * held + INITIAL_BYTES * parameters
+
+
+def backup_memory(parameters: float, fragments: int) -> float:
+    """Returns the memory in bytes of a process that takes backups, which checks one fragment at a time."""
+    return BACKUP_PROCESS + BACKUP_MEMORY * parameters / fragments
 
 
 def sharding(parameters: float, fragments: int, limit_bytes: float, waiting_bytes: float) -> Sharding:

@@ -16,6 +16,7 @@ from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.backups.backup_files import (
+    LOG,
     BackupError,
     BackupFile,
     RunState,
@@ -30,9 +31,8 @@ from atoll_server.backups.backup_folder import (
     PART,
     BackupRecord,
     backup_name,
-    backups_in,
+    newest_in,
     only_backup,
-    read_record,
     remove_interrupted,
     remove_old,
     write_record,
@@ -43,7 +43,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
 ATTEMPTS = 10  # limit on the copies of the ledger for one backup
-LOGS = "audit.jsonl*"  # the audit log, whose files change until they are full
+LOGS = f"{LOG}*"  # the audit log, whose files change until they are full
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def back_up(run: Path, root: Path, keep: int, disk: Disk = DISK, clock: Clock = 
 
     run: the directory of a core, which may be running. Changes nothing in this directory. Needs memory for one
     fragment. Raises SettingsError if the folders cannot be used, BackupError if the run cannot be backed up now, and
-    another UserError if a file of the run is damaged. After an error, `root` contains no new backup.
+    another UserError if a file of the run is damaged. After an error, `root` contains no new backup, unless the error
+    says so.
 
     Example: `back_up(Path("run"), Path("/mnt/backups"), keep=24)`
     """
@@ -88,10 +89,15 @@ def back_up(run: Path, root: Path, keep: int, disk: Disk = DISK, clock: Clock = 
             except BaseException:
                 shutil.rmtree(copied.part, ignore_errors=True)
                 raise
-            removed = remove_old(root, keep, disk)
         except OSError as error:
             fix = "free space there, or keep fewer backups" if error.errno == errno.ENOSPC else "check the disk"
             raise BackupError(f"the backup of {run} to {root} failed ({error}): {fix}") from error
+        try:
+            removed = remove_old(root, keep, disk)
+        except OSError as error:
+            raise BackupError(
+                f"{path} is complete, but an old backup could not be removed ({error}): check the disk"
+            ) from error
     return TakenBackup(path, record, copied.copied_bytes, copied.linked_bytes, removed, clock.monotonic() - began)
 
 
@@ -111,9 +117,7 @@ class _Copy:
         self._run = run
         self._disk = disk
         self._clock = clock
-        earlier = backups_in(root)
-        self._earlier = earlier[-1] if earlier else None
-        self._shared = read_record(earlier[-1]) if earlier else None
+        self._earlier, self._shared = newest_in(root) or (None, None)
         self._taken_at = clock.wall()
         self._path = root / backup_name(self._taken_at)
         self.part = root / f"{self._path.name}{PART}"
@@ -181,16 +185,20 @@ class _Copy:
                 with contextlib.ExitStack() as small:
                     source = opened[each.path] if each.large else self._open(each.path, small)
                     size = self._write(each.path, source)
-                self._disk.forget(self.part / each.path)  # so that the check reads what the disk has
-                try:
-                    each.check(self.part)
-                except UserError as error:
-                    raise BackupError(
-                        f"{self._run / each.path} is damaged, or its copy is ({error}): check both disks, and run "
-                        "`atoll checkpoint take` before the next backup"
-                    ) from error
+                self._check(each, self._run / each.path)
                 self._written[each.path] = (size, each.identity)
                 crash_points.point("backup.file written")
+
+    def _check(self, each: BackupFile, source: Path) -> None:
+        """Reads a new copy back from the disk. source: the file that was copied. Raises BackupError."""
+        self._disk.forget(self.part / each.path)
+        try:
+            each.check(self.part)
+        except UserError as error:
+            raise BackupError(
+                f"{source} is damaged, or its copy is ({error}): check both disks, and run `atoll checkpoint take` "
+                "before the next backup"
+            ) from error
 
     def _open(self, path: str, stack: contextlib.ExitStack) -> ReadableFile:
         try:
@@ -212,6 +220,7 @@ class _Copy:
         if new.samefile(old):
             self.linked_bytes += size
         else:  # the file system has no hard links
+            self._check(each, old)
             self.copied_bytes += size
         crash_points.point("backup.file written")
         return True

@@ -28,6 +28,7 @@ from atoll_server.ledger.rows import ContributionRow, SnapshotRow
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.spool import Spool
 
+LOG = "audit.jsonl"  # name of the audit log; a number follows in the names of full files
 ROWS = 1000  # number of rows read at a time
 CHECKPOINTS = 2  # newest checkpoints of several shards in a backup, since the shards' backups are not simultaneous
 

@@ -1,7 +1,8 @@
 """The folder that holds the backups of one run's directory. Each backup is a folder named after its time.
 
-A backup is complete once its folder has its final name. Other folders end in `.part`: they are left over from an
-interrupted backup or removal, and the next backup removes them. Backups share unchanged files by hard links.
+A backup is complete once its folder has its final name. Folders whose name also has `.part` are left over from an
+interrupted backup or removal, and the next backup removes them. Files and folders with other names are never touched.
+Backups share unchanged files by hard links.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -18,12 +20,15 @@ from typing import Any
 
 from atoll_wire.errors import SettingsError
 
-from atoll_server.backups.backup_files import BackupError
+from atoll_server.backups.backup_files import LOG, BackupError
+from atoll_server.checkpoints.restore import INITIAL, LEDGER
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import Disk
 
 RECORD, PART, LOCK = "backup.json", ".part", "lock"
 FORMAT = 1  # number of the form of RECORD
+NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z")  # of a backup's folder
+STORED = re.compile(rf"{INITIAL}|{LEDGER}|{LOG}(\.\d+)?|(snapshots|spool)(/[A-Za-z0-9._-]+)+")  # paths in a backup
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,9 @@ class BackupRecord:
             for number, named in values["checkpoints"].items()
         }
         values["files"] = {str(path): (int(size), str(identity)) for path, (size, identity) in values["files"].items()}
-        if any(Path(path).is_absolute() or ".." in Path(path).parts for path in values["files"]):
-            raise ValueError("a path leads out of the backup")
+        for path in values["files"]:
+            if not STORED.fullmatch(path) or ".." in Path(path).parts:
+                raise ValueError(f"no backup contains a file {path!r}")
         return cls(**values)
 
 
@@ -110,7 +116,19 @@ def backup_name(at: float) -> str:
 
 def backups_in(root: Path) -> list[Path]:
     """Returns the complete backups in a folder, oldest first."""
-    return sorted(path.parent for path in root.glob(f"*/{RECORD}") if path.parent.suffix != PART)
+    return sorted(path.parent for path in root.glob(f"*/{RECORD}") if NAME.fullmatch(path.parent.name))
+
+
+def newest_in(root: Path) -> tuple[Path, BackupRecord] | None:
+    """Returns the newest complete backup in a folder, if there is one. Raises BackupError if its record is damaged."""
+    known = backups_in(root)
+    if not known:
+        return None
+    try:
+        return known[-1], read_record(known[-1])
+    except BackupError as error:
+        fact = str(error).rpartition(": ")[0]
+        raise BackupError(f"{fact}: move {known[-1]} to another folder, then take a new backup") from error
 
 
 @contextlib.contextmanager
@@ -119,6 +137,7 @@ def only_backup(root: Path, disk: Disk) -> Iterator[None]:
     unlock: Callable[[], None]
     try:
         disk.make_directory(root)
+        disk.sync_directory(root.parent)
         unlock = disk.lock(root / LOCK)
     except BlockingIOError as error:
         raise SettingsError(f"another backup writes to {root}: wait for it, or give another folder") from error
@@ -133,7 +152,8 @@ def only_backup(root: Path, disk: Disk) -> Iterator[None]:
 def remove_interrupted(root: Path) -> None:
     """Removes what an interrupted backup or removal left over."""
     for path in sorted(root.glob(f"*{PART}")):
-        shutil.rmtree(path)
+        if NAME.fullmatch(path.stem):
+            shutil.rmtree(path)
 
 
 def remove_old(root: Path, keep: int, disk: Disk) -> int:

@@ -6,6 +6,7 @@ A mark in the directory stops cores until the restore is complete. After an inte
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.backups.backup import check_files
-from atoll_server.backups.backup_files import BackupError
+from atoll_server.backups.backup_files import LOG, BackupError
 from atoll_server.backups.backup_folder import BackupRecord, read_record
-from atoll_server.checkpoints.restore import LEDGER, READ_BYTES, RESTORING, Origin, restore
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, READ_BYTES, RESTORING, Origin, restore
 from atoll_server.checkpoints.rollback import RolledBack, roll_back
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
 from atoll_server.learners.goodput import TimeAccount
@@ -29,6 +30,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
 
 MOUNTED = "lost+found"  # a new volume may contain this folder
+WITHOUT_RUN = re.compile(rf"({LEDGER}|{INITIAL}|{LOG}).*|spool|staging|snapshots")  # files of a core without parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _has_no_run(directory: Path, names: set[str]) -> bool:
     """Returns whether the directory is empty, or a core has started there but has no parameters yet."""
     if not names:
         return True
-    if LEDGER not in names:
+    if LEDGER not in names or not all(WITHOUT_RUN.fullmatch(name) for name in names):
         return False
     with database.read_ledger(directory / LEDGER) as db:
         return "fingerprint" not in run_ledger.get_meta(db)

@@ -32,6 +32,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
 
 Sender = tuple[str, int, int]  # learner, incarnation, fragment
+PER_GENERATION_S = 60.0  # assumed shortest time between two restores of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class _Rollback:
         before = manifests.restored_of(self._meta)
         if before is not None and before.checkpoint == checkpoint and self._untouched():
             return RolledBack(row, merges, self._line.generation, began=False, shards=others)
-        generation = self._line.generation + 1
+        generation = self._next()
         manifest = RestoredManifest(generation, checkpoint, found.snapshots)
         self._begin(generation, replace(row, datasets=found.datasets), manifest)
         return RolledBack(row, merges, generation, began=True, shards=others)
@@ -132,8 +133,18 @@ class _Rollback:
         merges = sum(row.versions.values())
         if line.beginnings and line.beginnings[0].checkpoint == checkpoint and self._untouched():
             return RolledBack(row, merges, line.generation, began=False)
-        self._begin(line.generation + 1, row)
-        return RolledBack(row, merges, line.generation + 1, began=True)
+        generation = self._next()
+        self._begin(generation, row)
+        return RolledBack(row, merges, generation, began=True)
+
+    def _next(self) -> int:
+        """Returns the number of a new generation.
+
+        A backup does not know the generations that began after it. If one of their numbers were used again, learners
+        and shards of that generation would not notice the restore. So the number also grows with the backup's age.
+        """
+        age_s = max(0.0, self._clock.wall() - self._backup_at) if self._backup_at else 0.0
+        return self._line.generation + 1 + int(age_s / PER_GENERATION_S)
 
     def of_shard(self, generation: int, snapshot: int) -> RolledBack:
         """Rolls back a shard's directory. Raises SettingsError if the snapshot is missing or damaged."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from atoll_wire.errors import need
+from atoll_wire.errors import UserError, need
 
 KEEPING = ("numba", "zstandard")
 NO_RUN_S = 10.0  # seconds between looks for a run's first parameters
+AGAIN_S = 60.0  # longest wait in seconds after a failed backup
 
 
 def register(checkpoint: typer.Typer) -> None:
@@ -38,7 +40,8 @@ def backup_command(
         float,
         typer.Option(
             "--every-s",
-            help="Take a backup at each multiple of this time since 1970, until SIGTERM. Default: take one backup.",
+            help="Take a backup at each multiple of this time since 1970, until SIGTERM. A failed backup is repeated "
+            "within a minute. Default: take one backup.",
             envvar="ATOLL_CHECKPOINT_BACKUP_EVERY_S",
             min=0.0,
         ),
@@ -48,7 +51,7 @@ def backup_command(
 
     Each backup is a new folder with a verified copy of the ledger, the newest snapshot, the initial parameters, and
     the payloads that no snapshot covers. Unchanged files are hard links to the previous backup. A failed backup
-    leaves nothing, and the exit status is 1. The command needs memory for one fragment.
+    leaves nothing, and the exit status is 1 without --every-s. The command needs memory for one fragment.
     """
     need("checkpoint backup", "server", *KEEPING)
     from atoll_server.storage import crash_points
@@ -77,29 +80,34 @@ def _back_up(directory: Path, root: Path, keep: int) -> None:
 def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> NoReturn:
     """Takes a backup at each multiple of `every_s` since 1970, until SIGTERM. Waits while there is no run yet.
 
-    The multiples are the same on all machines, so the backups of several shards have almost the same time.
+    The multiples are the same on all machines, so the backups of several shards have almost the same time. After a
+    failed backup, the process goes on: if it ended, Kubernetes would take the core in the same pod out of its Service.
     """
     from atoll_wire.process.clock import SYSTEM
 
     from atoll_server.backups.backup import has_run
-    from atoll_server.backups.backup_folder import backups_in, read_record
+    from atoll_server.backups.backup_folder import newest_in
 
     def end(*_: object) -> NoReturn:
-        raise SystemExit(0)  # ends a running backup, which leaves nothing
+        raise SystemExit(0)  # ends a running backup, which then does not count
 
     signal.signal(signal.SIGTERM, end)
     pause, said = threading.Event(), False
     while True:
-        taken = backups_in(root)
-        due_s = (read_record(taken[-1]).taken_at // every_s + 1) * every_s - SYSTEM.wall() if taken else 0.0
-        if due_s <= 0.0 and not has_run(directory):
-            due_s = NO_RUN_S
-            if not said:
-                print(f"waiting: {directory} has no run with parameters yet", flush=True)
-            said = True
-        if due_s <= 0.0:
-            _back_up(directory, root, keep)
-        else:
+        try:
+            newest = newest_in(root)
+            due_s = (newest[1].taken_at // every_s + 1) * every_s - SYSTEM.wall() if newest else 0.0
+            if due_s <= 0.0 and not has_run(directory):
+                due_s = NO_RUN_S
+                if not said:
+                    print(f"waiting: {directory} has no run with parameters yet", flush=True)
+                said = True
+            if due_s <= 0.0:
+                _back_up(directory, root, keep)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            due_s = min(every_s, AGAIN_S)
+        if due_s > 0.0:
             pause.wait(due_s)
 
 
