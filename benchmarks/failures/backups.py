@@ -34,6 +34,7 @@ from benchmarks.failures.core_kills import ask, until
 
 SAID = re.compile(r"([\d.]+) MB copied, ([\d.]+) MB shared with the previous backup, ([\d.]+) s")
 MERGES_BEFORE = 2  # merges of each fragment before the measurement
+START_S = 900.0  # limit on the time until then, also on a busy machine
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="25m", help="size of the reference model")
     parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8, help="text windows per step of a learner")
     parser.add_argument("--backups", type=int, default=5)
     parser.add_argument("--apart-s", type=float, default=15.0, help="seconds between the ends and starts of backups")
     parser.add_argument("--json", type=Path, dest="json_path")
@@ -61,7 +63,9 @@ def run(group: Children, directory: Path, arguments: argparse.Namespace) -> dict
     names = [f"learner-{number}" for number in range(arguments.learners)]
     module = [sys.executable, "-m", "benchmarks.failures.timed_learner"]
     learners = [
-        group.start(name, [*module, str(directory / f"{name}.npy"), name, address, "0", arguments.size])
+        group.start(
+            name, [*module, str(directory / f"{name}.npy"), name, address, "0", arguments.size, str(arguments.batch)]
+        )
         for name in names
     ]
     with grpc.insecure_channel(address) as channel:
@@ -70,7 +74,7 @@ def run(group: Children, directory: Path, arguments: argparse.Namespace) -> dict
         def merged() -> int:
             return sum(each.version for each in ask(stub).fragments)
 
-        until(lambda: merged() >= 8 * MERGES_BEFORE, learners)
+        until(lambda: merged() >= 8 * MERGES_BEFORE, learners, START_S)
         marks = [(time.monotonic(), merged())]
         time.sleep(arguments.backups * arguments.apart_s)
         marks.append((time.monotonic(), merged()))
@@ -89,6 +93,8 @@ def run(group: Children, directory: Path, arguments: argparse.Namespace) -> dict
     phases = [phase(times, *pair) for pair in pairwise(marks)]
     return {
         "parameters": parameters,
+        "learners": arguments.learners,
+        "batch": arguments.batch,
         "without_backups": phases[0],
         "with_backups": phases[1],
         "backups": backups,
