@@ -50,7 +50,7 @@ def main() -> None:
 
     def end(*_: object) -> None:
         np.save(path, np.array(times))
-        os._exit(0)  # without a good-bye, which may take half a minute
+        os._exit(0)  # without leaving the run, which may take half a minute
 
     signal.signal(signal.SIGTERM, end)
     model = dict(zip(("size", "batch"), more, strict=False))
