@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -428,6 +429,15 @@ def test_a_directory_whose_core_has_no_parameters_yet_can_take_a_backup(backup, 
         assert sum(each.version for each in status.fragments) == sum(v for v, _ in checksums(stopped).values())
 
 
+def lock(stack: ExitStack, root: Path) -> bool:
+    """Keeps other backups out of the folder until the stack ends. Returns False while one is running."""
+    try:
+        stack.enter_context(only_backup(root, DISK))
+    except SettingsError:
+        return False
+    return True
+
+
 def test_backups_at_an_interval_wait_for_a_run_and_end_on_sigterm(tmp_path):
     root, errors = tmp_path / "backups", tmp_path / "errors"
     command = [sys.executable, "-m", "atoll_server", "checkpoint", "backup", str(root), "--dir", str(tmp_path / "run")]
@@ -441,7 +451,8 @@ def test_backups_at_an_interval_wait_for_a_run_and_end_on_sigterm(tmp_path):
         with core(tmp_path) as running:
             train(running.address, "a", steps=20)
             eventually(lambda: len(backups_in(root)) == 3, 60)
-            with only_backup(root, DISK):  # makes backups fail
+            with ExitStack() as locked:  # makes backups fail
+                eventually(lambda: lock(locked, root), 60)
                 eventually(lambda: "error: another backup writes to" in errors.read_text(), 60)
                 before = backups_in(root)
             eventually(lambda: backups_in(root)[-1] > before[-1], 60)
