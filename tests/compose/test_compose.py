@@ -72,8 +72,19 @@ def test_images_contain_only_what_they_need(stack):
     assert not {"numpy", "numba"} & (files("front") | files("dashboard"))
 
 
+def test_the_core_is_backed_up_while_it_runs(stack, up):
+    def backups() -> list[str]:
+        return stack.compose("exec", "-T", "backup", "sh", "-c", "ls /var/lib/backups/core || true").split()
+
+    newest = until(lambda: [name for name in backups() if name.endswith("Z")])[-1]
+    verified = stack.compose(
+        "exec", "-T", "backup", "start", "atoll", "checkpoint", "verify", f"/var/lib/backups/core/{newest}"
+    )
+    assert "a core can start from" in verified
+
+
 def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
-    for service in LASTING:
+    for service in [*LASTING, "backup"]:
         for each in stack.containers(service):
             host = each["HostConfig"]
             assert host["ReadonlyRootfs"], service

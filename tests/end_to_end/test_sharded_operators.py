@@ -382,7 +382,7 @@ def test_offline_commands_read_a_shards_part_or_say_that_they_need_the_whole_run
             listed = atoll("receipts", "--dir", place, "--json", "--last", "1000")
             mine = [each["number"] for each in json.loads(listed.stdout)]
             assert mine == [one.number for one in told if one.shard == number]
-            verified = atoll("checkpoint", "verify", "--dir", place)
+            verified = atoll("checkpoint", "verify", place)
             assert verified.returncode == 0, verified.stderr
             assert f"a core can start from {place}\n" in verified.stdout
             replayed = atoll("replay", place)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +14,11 @@ import pytest
 import yaml
 from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
-from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
-from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
+from atoll_forecast.planning.planner import LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
+from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, backup_bytes, disk_bytes, sharding
+from atoll_forecast.planning.tables import plan_json, plan_tables
 from atoll_server.memory_budget import needed_bytes
+from rich.console import Console
 
 ROOT = Path(__file__).parents[2]
 KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")
@@ -154,7 +159,8 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
 
 def test_shards_of_uneven_numbers_of_fragments_are_planned_by_the_largest():
     assert sharding(1e12, 24, 1 << 50, 0.0).shards == 1
-    assert sharding(24e9, 24, needed_bytes(5e9), 0.0) == Sharding(5, 5 / 24, needed_bytes(5e9), 48.0 * 5e9 + 4.0 * 24e9)
+    disk, backups = 60.0 * 5e9 + 4.0 * 24e9, 144.0 * 5e9 + 4.0 * 24e9
+    assert sharding(24e9, 24, needed_bytes(5e9), 0.0) == Sharding(5, 5 / 24, needed_bytes(5e9), disk, backups)
 
 
 def test_a_hopeless_link_is_named():
@@ -189,7 +195,7 @@ def test_step_boundaries_of_a_large_model_get_more_inner_steps():
 def test_more_contributions_than_a_core_was_measured_with_give_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
-    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # as added up in k8s/atoll/values.yaml
+    assert made.disk_bytes == pytest.approx((48 + 12 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
     assert not made.losses, "without its only region, a run has no learners"
 
 
@@ -242,6 +248,27 @@ def test_the_chart_accepts_the_written_values(tmp_path):
     memory = int(values["front"]["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
     assert values["front"]["cacheMib"] + 1700 < memory, "a front with a full cache must fit into its memory"
     assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
+
+
+@pytest.mark.parametrize("parameters", [1e9, 12e9, 405e9])
+def test_the_table_the_json_and_the_charts_values_have_the_same_disks(parameters):
+    job = Job(parameters, 30.0, (Region("eu", 4, 1e10, 0.03), Region("us", 4, 1e10, 0.1)))
+    made = plan(job)
+    core = yaml.safe_load(helm_values(job, made))["core"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in plan_tables(job, made):
+        console.print(table)
+    text, written = console.export_text(), plan_json(job, made)
+    for size, key, told in (
+        (core["storage"]["size"], "shard_disk_bytes", "of memory, {} GiB of disk"),
+        (core["backup"]["storage"]["size"], "shard_backup_bytes", "its backups +│ {} GiB of disk"),
+    ):
+        gib = int(size.removesuffix("Gi"))
+        assert gib == math.ceil(written[key] / 2**30)
+        assert re.search(told.format(gib), text), text
+    memory = int(core["backup"]["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert memory > 20 * parameters / made.settings.fragments, "a backup's check holds a whole fragment"
+    assert made.works
 
 
 def test_compose_knows_every_variable_in_the_file():
@@ -367,9 +394,13 @@ def test_the_table_of_memory_and_disk_is_the_planners():
     rows = {line.split(" | ")[0]: line for line in page.splitlines()}
     sizes = 124e6, 1e9, 7e9
     assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
-    assert f"| {DISK_BYTES:g} N bytes, plus waiting contributions " in rows["| core, disk"]
+    each = disk_bytes(1.0, 1.0, 0.0)
+    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core, disk"]
     assert f" {WAITING_BYTES:g} N bytes per learner per outer step of `--max-staleness`" in " ".join(page.split())
-    assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
+    assert rows["| core, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
+    each = backup_bytes(1.0, 1.0, 0.0, shards=1)
+    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core's backups, disk"]
+    assert rows["| core's backups, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
     learners = rows["| learner, host memory, excluding model and optimizer"]
     assert f"| {LEARNER_BYTES:g} N bytes" in learners
     assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")

@@ -17,7 +17,7 @@ from atoll_wire.cli.output import Format, console
 from atoll_wire.errors import UsageError, need
 from atoll_wire.process import lazy_commands
 
-from atoll_server.cli import contexts
+from atoll_server.cli import backup_commands, contexts
 
 KEEPING = ("numba", "zstandard")
 SMALLEST_FILE = 1 << 20
@@ -36,12 +36,15 @@ def register(app: typer.Typer) -> None:
     app.command("token")(token_command)
     app.command("replay")(replay_command)
     app.command("reshard")(reshard_command)
-    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, verify, restore and export checkpoints of a run.")
+    checkpoint = typer.Typer(
+        no_args_is_help=True, help="List, take, verify, restore, export and back up checkpoints of a run."
+    )
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
     checkpoint.command("verify")(checkpoint_verify)
     checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
+    backup_commands.register(checkpoint)
     app.add_typer(checkpoint, name="checkpoint")
     contexts.register(app)
 
@@ -194,14 +197,10 @@ def checkpoint_list(
 def checkpoint_verify(
     directory: Annotated[
         Path,
-        typer.Option(
-            "--dir",
-            help="Directory of the run, or a copy of it. No core may use the directory at the same time.",
-            envvar="ATOLL_CHECKPOINT_VERIFY_DIR",
-        ),
+        typer.Argument(help="A backup, or the directory of a run that no core uses at the same time."),
     ],
 ) -> None:
-    """Check whether a core can start from a directory, for example from a backup.
+    """Check whether a core can start from a backup, or from a stopped run's directory.
 
     The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
     It repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that

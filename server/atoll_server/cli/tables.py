@@ -29,7 +29,7 @@ def print_checkpoints(checkpoints: Iterable[pb.Checkpoint], form: Format) -> Non
 
 def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
     """Returns the cells of a checkpoint's row: number, time, merges, size in MB, generation."""
-    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
+    when = moment(each.taken_at)
     merges = str(sum(each.versions.values()))
     return str(each.id), when, merges, f"{each.size_bytes / 1e6:.1f}", str(each.generation)
 
@@ -45,8 +45,7 @@ def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> Rende
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
     ]
     if reply.HasField("restored"):
-        when = datetime.fromtimestamp(reply.restored.at, UTC).isoformat(timespec="seconds")
-        parts.append(f"restored to checkpoint {reply.restored.checkpoint} (generation {reply.generation}) at {when}")
+        parts.append(_restored(reply.restored, reply.generation))
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
@@ -54,6 +53,20 @@ def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> Rende
     tables += [_datasets(reply, form)] if reply.datasets else []
     tables += [_learners(reply, form, most), _fragments(reply, form, most)]
     return Group(*parts, _totals(reply), *(part for table in tables for part in ("", table)))
+
+
+def _restored(restored: pb.Restored, generation: int) -> str:
+    """Returns a line about the restore that began the current generation."""
+    source = f"to checkpoint {restored.checkpoint}"
+    if restored.backup_at:
+        source = f"from the backup of {moment(restored.backup_at)}"
+    discarded = f": {restored.undone_tokens:,} trained tokens no longer count" if restored.undone_tokens else ""
+    return f"restored {source} (generation {generation}) at {moment(restored.at)}{discarded}"
+
+
+def moment(at: float) -> str:
+    """Returns a time as text for people. at: wall-clock seconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
 def _shards(reply: pb.StatusReply, form: Format) -> Table:
