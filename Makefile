@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
+.PHONY: help demo chaos bench-backups bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -100,6 +100,9 @@ simulate-defects: $(READY) ## check that the simulation finds every deliberate d
 
 chaos: $(READY) ## kill learners at random for ten minutes, and compare with a synchronous job under the same failures
 	@$(BIN)/python -m benchmarks.failures.chaos $(ARGS)
+
+bench-backups: $(READY) ## back up the core of a 25M run under learners, and restore it: ARGS="--json PATH"
+	@$(BIN)/python -m benchmarks.failures.backups $(ARGS)
 
 bench-kills: $(READY) ## kill the core 20 times under learners, compare with undisturbed runs, and time the restarts
 	@$(BIN)/python -m benchmarks.failures.restart

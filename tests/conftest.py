@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -12,6 +13,12 @@ from collections.abc import Iterator
 import pytest
 
 ENDING_S = 5.0  # limit on the wait for threads of a learner that has left
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hides the contexts of the person who runs the tests, from this process and from the commands that it starts."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture

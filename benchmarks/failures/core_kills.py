@@ -119,15 +119,15 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
         return figures(directory, status, learners, serving, done)
 
 
-def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
-    """Waits until `met` returns True. Raises DemoError if a learner fails, or after MAX_WAIT_S seconds."""
-    deadline = time.monotonic() + MAX_WAIT_S
+def until(met: Callable[[], bool], learners: Sequence[Child], wait_s: float = MAX_WAIT_S) -> None:
+    """Waits until `met` returns True. Raises DemoError if a learner fails, or after `wait_s` seconds."""
+    deadline = time.monotonic() + wait_s
     while not met():
         for child in learners:
             if child.process.poll():
                 raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
         if time.monotonic() > deadline:
-            raise DemoError(f"the run made no progress within {MAX_WAIT_S:.0f} s: {learners[0].tail()}")
+            raise DemoError(f"the run made no progress within {wait_s:.0f} s: {learners[0].tail()}")
         time.sleep(0.2)
 
 

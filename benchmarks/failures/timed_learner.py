@@ -1,14 +1,17 @@
 """A reference learner that records the time of every `Learner.step()`.
 
-python -m benchmarks.failures.timed_learner TIMES.npy NAME ADDRESS SEED
+python -m benchmarks.failures.timed_learner TIMES.npy NAME ADDRESS SEED [SIZE [BATCH]]
 
-Writes float64 (steps, 4). The first two columns are the times when `Learner.step()` was entered and left, in monotonic
-seconds. The third is the CPU time of the call. The last is a control: the wall-clock time of a busy loop that uses the
-same CPU time right afterwards.
+Trains until the run's end or SIGTERM. SIZE: of the reference model. BATCH: windows per step. Writes float64 (steps, 4).
+The first two columns are the times when `Learner.step()` was entered and left, in monotonic seconds. The third is the
+CPU time of the call. The last is a control: the wall-clock time of a busy loop that uses the same CPU time right
+afterwards.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -41,10 +44,17 @@ def compute(cpu_s: float) -> float:
 
 def main() -> None:
     """Trains one learner, then writes the times."""
-    path, name, address, seed = sys.argv[1:]
+    path, name, address, seed, *more = sys.argv[1:]
     configure("info", json=False)
     train.Learner = Timed  # type: ignore[attr-defined]
-    settings = TrainSettings(seed=int(seed), device="cpu")
+
+    def end(*_: object) -> None:
+        np.save(path, np.array(times))
+        os._exit(0)  # without leaving the run, which may take half a minute
+
+    signal.signal(signal.SIGTERM, end)
+    model = dict(zip(("size", "batch"), more, strict=False))
+    settings = TrainSettings.model_validate({"seed": int(seed), "device": "cpu", **model})
     train.train(settings, JoinSettings(servers=(address,), name=name, region=name))
     np.save(path, np.array(times))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.errors import SettingsError
+from atoll_wire.cli.option_groups import read_token
+from atoll_wire.errors import SettingsError, UsageError
 from atoll_wire.process.settings import Address, Certificates, Option
 from atoll_wire.security.transport import on_loopback
 from pydantic import Field
@@ -17,7 +19,11 @@ class DashboardSettings(Certificates):
 
     command: ClassVar[str] = "dashboard"
 
-    server: Annotated[Address, Field(description="Address of the core or of a front.")] = "127.0.0.1:7070"
+    server: Annotated[
+        str,
+        Field(description="Address of a core or a front."),
+        Option(metavar="HOST:PORT", variable="ATOLL_SERVER"),
+    ] = "127.0.0.1:7070"
     listen: Annotated[Address, Field(description="Address of the page. Port 0: any free port.")] = "127.0.0.1:7080"
     plaintext: Annotated[
         bool,
@@ -38,6 +44,9 @@ class DashboardSettings(Certificates):
         ),
         Option(variable="ATOLL_TOKEN"),
     ] = ""
+    token_file: Annotated[
+        Path | None, Field(description="File that holds the token for reading."), Option(variable="ATOLL_TOKEN_FILE")
+    ] = None
     price_per_gb: Annotated[
         float, Field(ge=0, description="Price of a gigabyte on the WAN, in US dollars, for the displayed cost.")
     ] = 0.09
@@ -54,8 +63,15 @@ class DashboardSettings(Certificates):
         for host in self.hosts:
             if ":" in host or "/" in host:
                 raise SettingsError(f"--host {host} is not a host name: give the name without a scheme or port")
-        if not (self.token.isascii() and self.token.isprintable()):
+        if self.token and self.token_file is not None:
+            raise UsageError("--token and --token-file cannot be combined: give only one of them")
+        own = self.own_token()
+        if not (own.isascii() and own.isprintable()):
             raise SettingsError("--token contains invalid characters: give the token that `atoll token` printed")
+
+    def own_token(self) -> str:
+        """Returns the token for reading; empty if there is none. Raises UserError if the file cannot be read."""
+        return self.token if self.token_file is None else read_token(self.token_file)
 
     def names(self) -> tuple[str, ...]:
         """Returns the allowed host names, in addition to IP addresses."""

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from atoll_wire.errors import UserError, need
+from atoll_wire.cli.option_groups import STDOUT, count, figures, size, takes
+from atoll_wire.cli.output import Figures
+from atoll_wire.errors import UsageError, UserError, need
+from rich.console import Console, Group
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", metavar="PATH")]
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
+MAX_PARAMETERS = 10**13
 MAX_EVENTS = 1e7  # limit on the events in one simulation; a simulation of this size takes minutes
 MAX_LEARNERS = 4096  # limit on the learners in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
+
+
+def _parameters(text: str | int) -> int:
+    found = count(text)
+    if not 1 <= found <= MAX_PARAMETERS:
+        raise typer.BadParameter(f"give 1 to {MAX_PARAMETERS:,} parameters")
+    return found
+
+
+def _shard_memory(text: str | int) -> int:
+    found = size(text)
+    if not 1 << 30 <= found <= 1 << 50:
+        raise typer.BadParameter("give 1GiB to 1024TiB")
+    return found
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +50,9 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan_command)
 
 
+@takes(out=figures)
 def goodput_command(
+    out: Figures,
     chips: Annotated[
         int | None,
         typer.Option(min=1, max=100_000_000, help="Chips in one fleet. Default: 150,000 to 2,400,000 (Table 1)."),
@@ -56,12 +74,9 @@ def goodput_command(
     ] = 1.0,
     restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to restart an inelastic job.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
-    json_path: Json = None,
     plot: Plot = None,
 ) -> None:
     """Goodput under failures: Table 1 of the paper, or your own fleet."""
-    from atoll_server.cli.tables import console
-
     from atoll_forecast.paper import figures, goodput
     from atoll_forecast.paper.claims import goodput_claims
     from atoll_forecast.paper.tables import goodput_table
@@ -71,57 +86,87 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MAX_EVENTS:
-        raise UserError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): lower --hours")
+        raise UsageError(f"the simulation would have {events:,.0f} failures (limit {MAX_EVENTS:,}): lower --hours")
     if chips is None and learners is not None:
-        raise UserError("--learners needs --chips: give the number of chips in the fleet")
+        raise UsageError("--learners needs --chips: give the number of chips in the fleet")
     if chips is not None:
         parts = learners or 8
         if parts * slice_chips > chips:
-            raise UserError(
+            raise UsageError(
                 f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips each: raise --chips"
             )
         if plot is not None:
-            raise UserError("--plot draws Table 1, not one fleet: omit --plot or --chips")
+            raise UsageError("--plot draws Table 1, not one fleet: omit --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
-        console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
-        _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
+        text = f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time"
+        out.show({"goodput": found.goodput, "uptime": found.uptime}, lambda: text)
         return
-    with console().status("30 fleets ..."):
+    with Console(stderr=True).status("30 fleets ..."):
         ours = goodput_claims(failures, hours)
     difference = goodput.rmse(ours, figures.GOODPUT)
-    console().print(goodput_table(ours, failures_per_year, difference))
-    _write(json_path, {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference})
+    found_figures = {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference}
+    out.show(found_figures, lambda: goodput_table(ours, failures_per_year, difference))
     if plot is not None:
         _draw(plot, lambda plots: plots.goodput(ours, plot))
 
 
-def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(out=figures)
+def bandwidth_command(out: Figures, plot: Plot = None) -> None:
     """Link rates by the paper's accounting, with the paper's bits per parameter and with Atoll's."""
     from atoll_forecast.paper.claims import bandwidth_claims
 
     finding = "Decoupled int4 training needs 0.4 % of the link of data-parallel training, Atoll 0.3 %"
-    _claims("Link rates for 5B parameters and 1 s steps", finding, bandwidth_claims(), json_path, plot)
+    _claims("Link rates for 5B parameters and 1 s steps", finding, bandwidth_claims(), out, plot)
 
 
-def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(out=figures)
+def scavenging_command(out: Figures, plot: Plot = None) -> None:
     """Extra compute for half of the training: training time relative to a run without extra compute."""
     from atoll_forecast.paper.claims import scavenging_claims
 
     title = "Training time with extra compute for half of the tokens, relative to no extra compute"
     finding = "Extra compute shortens a decoupled run; data-parallel training gains only from +300 %"
-    _claims(title, finding, scavenging_claims(), json_path, plot)
+    _claims(title, finding, scavenging_claims(), out, plot)
 
 
-def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
+@takes(out=figures)
+def hardware_command(out: Figures, plot: Plot = None) -> None:
     """Mixed hardware: one of eight learners is 18 % slower, and step times have 10 % jitter."""
     from atoll_forecast.paper.claims import hardware_claims
 
     finding = "One slow learner of eight costs goodput only if the others wait for it"
-    _claims("Goodput with mixed hardware", finding, hardware_claims(), json_path, plot)
+    _claims("Goodput with mixed hardware", finding, hardware_claims(), out, plot)
 
 
+Parameters = Annotated[
+    int, typer.Option(parser=_parameters, metavar="<count>", help="Number of trained parameters, such as 12B.")
+]
+ShardMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_shard_memory,
+        metavar="<bytes>",
+        help="Memory of each shard's machine, such as 671GiB. Decides the number of shards.",
+        show_default="512GiB",
+    ),
+]
+Values = Annotated[
+    Path | None,
+    typer.Option(help="Write Helm values to this file. -: print them, and nothing else.", metavar="PATH"),
+]
+Compose = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write an override for docker/compose.yaml to this file. -: print it, and nothing else.",
+        metavar="PATH",
+    ),
+]
+
+
+@takes(out=figures)
 def plan_command(
-    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Number of trained parameters, such as 12e9.")],
+    out: Figures,
+    parameters: Parameters,
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Duration of one learner's inner step, in seconds.")],
     region: Annotated[
         list[str], typer.Option(help="A region (see above). You may repeat this option.", metavar="REGION")
@@ -136,15 +181,9 @@ def plan_command(
         float, typer.Option(min=0, max=1e9, help="Rate of the core's own link each way, in Mbit/s. 0: unlimited.")
     ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P: number of fragments. 0 means 24.")] = 0,
-    shard_memory_gib: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, help="Memory of each shard's machine, in GiB. Sets the number of shards."),
-    ] = 512.0,
-    values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
-    compose: Annotated[
-        Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
-    ] = None,
-    json_path: Json = None,
+    shard_memory: ShardMemory = 512 << 30,
+    values: Values = None,
+    compose: Compose = None,
 ) -> None:
     """Plan a run: settings, expected link load, cost, goodput and memory, and the effect of losing a region.
 
@@ -153,13 +192,10 @@ def plan_command(
     """
     import math
 
-    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit + shard_memory_gib):
-        raise UserError(
-            "--parameters, --step-s, --between-failures-h, --repair-min, --core-mbit or --shard-memory-gib is nan: "
-            "give a number"
-        )
-
-    from atoll_server.cli.tables import console
+    if math.isnan(step_s + between_failures_h + repair_min + core_mbit):
+        raise UsageError("--step-s, --between-failures-h, --repair-min or --core-mbit is nan: give a number")
+    if [values, compose].count(STDOUT) + out.form.is_json > 1:
+        raise UsageError("--values -, --compose - and JSON need standard output for themselves: give only one of them")
 
     from atoll_forecast.planning.deployment import compose_override, helm_values
     from atoll_forecast.planning.job import Job
@@ -169,13 +205,15 @@ def plan_command(
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = _regions(region)
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
-    with console().status("simulating the plan ..."):
-        made = plan(job, fragments, shard_memory_gib * 2**30)
-    for table in plan_tables(job, made):
-        console().print(table)
-    for warning in made.warnings:
-        console().print(f"[yellow]{warning}[/]")
-    _write(json_path, plan_json(job, made))
+    with Console(stderr=True).status("simulating the plan ..."):
+        made = plan(job, fragments, shard_memory)
+    warnings = [f"[yellow]{warning}[/]" for warning in made.warnings]
+    tables = Group(*(part for table in plan_tables(job, made) for part in (table, "")), *warnings)
+    if STDOUT not in {values, compose}:
+        out.show(plan_json(job, made), lambda: tables)
+    else:
+        out.write(plan_json(job, made))
+        Console(stderr=True).print(*warnings if made.works else [tables], sep="\n")
     if not made.works:
         raise UserError("the plan is infeasible: the warnings above say what to change")
     _write_text(values, helm_values(job, made))
@@ -185,9 +223,9 @@ def plan_command(
 def _regions(texts: list[str]) -> tuple[Any, ...]:
     regions = tuple(map(_region, texts))
     if sum(each.learners for each in regions) > MAX_LEARNERS:
-        raise UserError(f"--region: a run has at most {MAX_LEARNERS} learners: give fewer")
+        raise UsageError(f"--region: a run has at most {MAX_LEARNERS} learners: give fewer")
     if len({each.name for each in regions}) < len(regions):
-        raise UserError("--region: two regions have the same name: give each region its own name")
+        raise UsageError("--region: two regions have the same name: give each region its own name")
     return regions
 
 
@@ -199,25 +237,22 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
         learners, mbit, trip_ms, *price = rest
         made = Region(name, int(learners), float(mbit) * 1e6, float(trip_ms) / 1e3, *map(float, price))
     except (ValueError, TypeError) as error:
-        raise UserError(
+        raise UsageError(
             f'--region "{text}" is invalid: give NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], such as eu:2:1000:30:0.09'
         ) from error
     if not NAME.fullmatch(name):
-        raise UserError(f'--region "{text}": use only letters, digits, - and _ in the name')
+        raise UsageError(f'--region "{text}": use only letters, digits, - and _ in the name')
     if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
-        raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate of 0.001 to 1e9 Mbit/s')
+        raise UsageError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate of 0.001 to 1e9 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
-        raise UserError(f'--region "{text}": give a round trip of 0 to 3.6e6 ms, and a price of 0 to 1e6')
+        raise UsageError(f'--region "{text}": give a round trip of 0 to 3.6e6 ms, and a price of 0 to 1e6')
     return made
 
 
-def _claims(title: str, finding: str, claims: Any, json_path: Path | None, plot: Path | None) -> None:  # noqa: ANN401
-    from atoll_server.cli.tables import console
-
+def _claims(title: str, finding: str, claims: Any, out: Figures, plot: Path | None) -> None:  # noqa: ANN401
     from atoll_forecast.paper.tables import claims_json, claims_table
 
-    console().print(claims_table(title, claims))
-    _write(json_path, {title: claims_json(claims)})
+    out.show({title: claims_json(claims)}, lambda: claims_table(title, claims))
     if plot is not None:
         _draw(plot, lambda plots: plots.claims(finding, claims, plot))
 
@@ -234,13 +269,11 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 
-def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is not None:
-        _write_text(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
-
-
 def _write_text(path: Path | None, text: str) -> None:
     if path is None:
+        return
+    if path == STDOUT:
+        print(text, end="")
         return
     try:
         path.write_text(text)

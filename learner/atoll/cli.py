@@ -6,14 +6,13 @@ dependencies only when it runs. The command prints errors that a user can fix as
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
-from atoll_wire.errors import UserError
+from atoll_wire.cli import application
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = application.application()
 
 
 def _say_version(wanted: bool) -> None:
@@ -25,21 +24,18 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, show_envvar=False, help="Show the version."),
     ] = False,
 ) -> None:
     """Train one model on many islands of compute that never wait for each other."""
 
 
 def main() -> None:
-    """Runs the command line. Exit status: 0 for success, 1 for an error that the user can fix, 2 for wrong usage."""
+    """Runs the command line."""
     for entry in sorted(entry_points(group="atoll.commands"), key=lambda entry: entry.name):
         entry.load()(app)
-    try:
-        app(auto_envvar_prefix="ATOLL")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    application.run(app)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from atoll_wire.cli.option_groups import Reach, cores, figures, output, takes
+from atoll_wire.cli.output import Figures, Format, show
 from atoll_wire.errors import need
 from atoll_wire.process import lazy_commands
 
-REACH = "Connection to a core"
 TRAINING = ("torch", "psutil", "numba", "zstandard")
 
 
@@ -35,22 +38,20 @@ def _learner() -> lazy_commands.Command:
     def learner(settings: TrainSettings, joining: JoinSettings, logs: Logs) -> None:
         need("learner", "learner", *TRAINING)
         from atoll.agent.join_request import own_name
+        from atoll.reference.refusal import handle_refusal
         from atoll.reference.train import train
 
         logs.begin()
-        train(settings, joining.model_copy(update={"name": joining.name or own_name(joining.region)}))
+        named = joining.model_copy(update={"name": joining.name or own_name(joining.region)})
+        handle_refusal(lambda: train(settings, named), wait=joining.if_refused == "wait")
 
     return command(learner, TrainSettings, JoinSettings, Logs)
 
 
+@takes(reach=cores)
 def pull_command(
     out: Annotated[Path, typer.Argument(help="Safetensors file to write.")],
-    server: Annotated[
-        list[str],
-        typer.Option(
-            help="Address of a core or a front. You may repeat this option.", metavar="HOST:PORT", rich_help_panel=REACH
-        ),
-    ] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
+    reach: Reach,
     follow: Annotated[
         bool, typer.Option("--follow", help="Replace the file whenever the model has changed, until Ctrl-C.")
     ] = False,
@@ -59,31 +60,8 @@ def pull_command(
     ] = 60.0,
     connect_timeout_s: Annotated[
         float,
-        typer.Option(help="Longest wait for the first model, in seconds.", min=0.0, max=1e6, rich_help_panel=REACH),
+        typer.Option(help="Longest wait for the first model, in seconds.", min=0.0, max=1e6),
     ] = 600.0,
-    tls: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls",
-            help="Directory of certificates (see atoll certs).",
-            envvar="ATOLL_TLS",
-            rich_help_panel=REACH,
-        ),
-    ] = None,
-    token: Annotated[
-        str,
-        typer.Option(
-            help="Operator's token (see atoll token).",
-            envvar="ATOLL_TOKEN",
-            rich_help_panel=REACH,
-        ),
-    ] = "",
-    insecure_plaintext: Annotated[
-        bool,
-        typer.Option(
-            "--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH
-        ),
-    ] = False,
 ) -> None:
     """Write the published model as a safetensors file, with the same bytes as `atoll checkpoint export`.
 
@@ -96,7 +74,7 @@ def pull_command(
     from atoll.follower.follow_session import Source
     from atoll.follower.pull import pull
 
-    source = Source(server, connect_timeout_s, TransportSecurity(tls, insecure_plaintext), token)
+    source = Source(reach.servers, connect_timeout_s, TransportSecurity(reach.tls, reach.plaintext), reach.token)
     pull(out, source, SYSTEM, every_s if follow else None, lambda line: print(line, flush=True))
 
 
@@ -106,13 +84,14 @@ def _doctor() -> lazy_commands.Command:
     from atoll.doctor import (
         DoctorSettings,
         LearnerToCheck,
+        Severity,
         check_connection,
         check_disk,
         of_model,
         print_findings,
     )
 
-    def doctor(settings: DoctorSettings) -> None:
+    def doctor(settings: DoctorSettings, form: Format) -> None:
         if not settings.servers and settings.directory is None:
             raise typer.BadParameter(
                 "nothing to check: give the address of a core or front (--server), or a core's directory (--dir)",
@@ -126,12 +105,17 @@ def _doctor() -> lazy_commands.Command:
 
             reference = Transformer(SIZES[settings.size])
             model = of_model(reference, optimizer_for(reference, 1e-3))
-        bad = print_findings(check_disk(settings.directory)) if settings.directory is not None else False
-        for address in settings.servers:
-            bad |= print_findings(check_connection(LearnerToCheck(address, settings.security, settings.name, **model)))
-        raise typer.Exit(1 if bad else 0)
+        learners = [LearnerToCheck(each, settings.security, settings.name, **model) for each in settings.servers]
+        findings = itertools.chain(
+            check_disk(settings.directory) if settings.directory is not None else (), *map(check_connection, learners)
+        )
+        if form.is_json:
+            found = [asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
+            show(found, form, lambda: "")
+            raise typer.Exit(any(each["verdict"] == Severity.BAD.value for each in found))
+        raise typer.Exit(print_findings(findings))
 
-    return command(doctor, DoctorSettings)
+    return command(doctor, DoctorSettings, form=output)
 
 
 def _demo() -> lazy_commands.Command:
@@ -139,13 +123,13 @@ def _demo() -> lazy_commands.Command:
 
     from atoll.demo.settings import DemoSettings
 
-    def demo(settings: DemoSettings) -> None:
+    def demo(settings: DemoSettings, out: Figures) -> None:
         need("demo", "learner", *TRAINING)
         from atoll.demo.run import run_demo
 
-        run_demo(settings)
+        run_demo(settings, out)
 
-    return command(demo, DemoSettings)
+    return command(demo, DemoSettings, out=figures)
 
 
 def _chaos() -> lazy_commands.Command:
@@ -153,10 +137,10 @@ def _chaos() -> lazy_commands.Command:
 
     from atoll.chaos.settings import ChaosSettings
 
-    def chaos(settings: ChaosSettings) -> None:
+    def chaos(settings: ChaosSettings, out: Figures) -> None:
         need("chaos", "learner", *TRAINING)
         from atoll.chaos.run import run_chaos
 
-        run_chaos(settings)
+        run_chaos(settings, out)
 
-    return command(chaos, ChaosSettings)
+    return command(chaos, ChaosSettings, out=figures)

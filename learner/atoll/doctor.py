@@ -83,7 +83,7 @@ class DoctorSettings(Certificates):
     servers: Annotated[
         tuple[str, ...],
         Field(description="Address of a core or front to check."),
-        Option(name="server", metavar="HOST:PORT"),
+        Option(name="server", metavar="HOST:PORT", variable="ATOLL_SERVER"),
     ] = ()
     directory: Annotated[
         Path | None, Field(description="Directory in which a core would store a run."), Option(name="dir")

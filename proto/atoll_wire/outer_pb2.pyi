@@ -736,12 +736,16 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., attached: bool = ..., fragments: _Optional[_Iterable[int]] = ..., heard_s: _Optional[float] = ...) -> None: ...
 
 class Restored(_message.Message):
-    __slots__ = ("checkpoint", "at")
+    __slots__ = ("checkpoint", "at", "backup_at", "undone_tokens")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_AT_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     checkpoint: int
     at: float
-    def __init__(self, checkpoint: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+    backup_at: float
+    undone_tokens: int
+    def __init__(self, checkpoint: _Optional[int] = ..., at: _Optional[float] = ..., backup_at: _Optional[float] = ..., undone_tokens: _Optional[int] = ...) -> None: ...
 
 class FragmentStatus(_message.Message):
     __slots__ = ("fragment", "parameters", "version", "cycle", "state", "published_s")

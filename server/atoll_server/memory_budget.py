@@ -48,7 +48,7 @@ def too_much(parameters: int, memory_bytes: int | None) -> str:
     if needed <= given or not parameters:
         return ""
     where, fix = (
-        ("--memory-gib gives", "raise --memory-gib")
+        ("--memory gives", "raise --memory")
         if memory_bytes
         else ("this machine or container has", "give the core more memory")
     )

@@ -12,7 +12,7 @@ from atoll_wire.layout.sharding import MAX_SHARDS
 from atoll_wire.messages.frame_messages import TENSORS
 from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from atoll_wire.process import metrics_server
-from atoll_wire.process.settings import Address, Bytes, Certificates, Metrics, Option, Settings
+from atoll_wire.process.settings import Address, Bytes, Certificates, Count, Metrics, Option, Settings
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from atoll_server.access.quotas import Quotas, Reading, Watching
@@ -66,7 +66,7 @@ class RunSettings(Settings):
         Field(ge=0, le=1, description="Final fraction of --total-tokens over which outer steps become plain means."),
     ] = 0.1  # see `heat`
     total_tokens: Annotated[
-        int,
+        Count,
         Field(
             ge=0,
             le=1 << 60,
@@ -195,7 +195,9 @@ class Limits(ServerLimits):
     learners: Annotated[int, Field(ge=1, le=1 << 16, description="Largest number of learner names in a run.")] = 4096
     tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Largest number of trainable tensors.")] = TENSORS
     tensor_name_bytes: int = 512
-    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = 1 << 36
+    parameters: Annotated[Count, Field(ge=1, le=1 << 40, description="Largest number of trainable parameters.")] = (
+        1 << 36
+    )
     tokens: int = 1 << 50  # largest number of tokens, and of steps, that a learner may report
     model_bytes: Annotated[
         Bytes, Field(ge=1, le=1 << 50, description="Largest size of the initial parameters' file.")
@@ -319,9 +321,9 @@ class CoreSettings(Serving):
             "An alert fires above the budget. 0: no budget.",
         ),
     ] = 0.0
-    memory_gib: Annotated[
-        float | None,
-        Field(gt=0, description="Memory for the core, in GiB (default: all). The core refuses models that need more."),
+    memory: Annotated[
+        Bytes | None,
+        Field(ge=1 << 20, description="Memory for the core (default: all). The core refuses models that need more."),
     ] = None
     standby: Annotated[bool, Field(description="Wait while another core uses the directory, then take over.")] = False
     shard: Annotated[
@@ -374,11 +376,6 @@ class CoreSettings(Serving):
     @classmethod
     def _shard_by_text(cls, value: object) -> object:
         return ShardNumber.parse(value) if isinstance(value, str) else value
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """The memory for the core in bytes, or None for all memory of the machine."""
-        return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     def check(self) -> None:
         """Raises SettingsError for contradictory options or a missing --init, and as `check_reach` does."""

@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": (DemoSettings,),
     "chaos": (ChaosSettings,),
 }
+SHOWING = {"doctor", "demo", "chaos"}  # commands with --output
 SETTINGS = [(each, cls) for classes in COMMANDS.values() for cls in classes for each in declared(cls)]
 
 
@@ -41,7 +42,8 @@ def test_help_has_each_setting_once_with_its_range_default_help_and_variable(nam
     shown = run(name, "--help", COLUMNS="500").stdout
     found = [(flag[1], flag[0]) for flag in re.finditer(r"^│ [* ]? *(--[a-z0-9-]+) .*$", shown, re.MULTILINE)]
     lines, options = dict(found), [each for cls in COMMANDS[name] for each in declared(cls)]
-    assert sorted(flag for flag, _ in found) == sorted(["--help", *(each.flag for each in options)])
+    shared = ["--help", *(["--output", "--json"] if name in SHOWING else [])]
+    assert sorted(flag for flag, _ in found) == sorted([*shared, *(each.flag for each in options)])
     for each in options:
         line = lines[each.flag]
         assert f" {each.help} [" in line
@@ -60,7 +62,7 @@ def test_a_range_is_shown_in_words():
     for name, said in {
         "inner-steps": "1 to 100000", "overlap": "above 0 to 1000", "grace-ratio": "0 to below 1",
         "codec": "float32, int8 or int4",
-        "keep-snapshots": "at least 2", "memory-gib": "above 0", "limit-spool-bytes": "1 to 1024TiB",
+        "keep-snapshots": "at least 2", "memory": "at least 1MiB", "limit-spool-bytes": "1 to 1024TiB",
     }.items():  # fmt: skip
         assert ranges[name] == said
 
@@ -87,12 +89,16 @@ def test_a_shown_default_can_be_given_as_a_value():
         ("core --dir x --overlap nan", "input should be a finite number"),
         ("core --dir x --outer-lr much", "input should be a valid number, unable to parse string as a number"),
         (
-            "core --dir x --limit-spool-bytes 5GB",
-            "not a size: give a whole number of bytes, KiB, MiB, GiB or TiB, such as 64GiB",
+            "core --dir x --limit-spool-bytes 5gigs",
+            "not a size: give bytes, or KiB, MiB, GiB, TiB, kB, MB, GB or TB, such as 64GiB",
+        ),
+        (
+            "core --dir x --total-tokens 5GiB",
+            "not a count: give a number, or K, M, B or T for a power of 1,000, such as 12B",
         ),
         ("core --dir x --limit-message-bytes 1KiB", "input should be greater than or equal to 278528"),
         ("core --dir x --quota-calls-per-s 0", "input should be greater than 0"),
-        ("front --core x --cache-mib 0", "input should be greater than or equal to 1"),
+        ("front --core x --cache 0", "input should be greater than or equal to 1048576"),
         ("dashboard --price-per-gb -1", "input should be greater than or equal to 0"),
         ("learner --size huge", "input should be 'tiny', '25m' or '124m'"),
         ("demo --steps 1", "input should be greater than or equal to 30"),
@@ -102,7 +108,7 @@ def test_a_shown_default_can_be_given_as_a_value():
 def test_an_invalid_value_is_refused_in_one_line(typed, said):
     name, *_, flag, value = typed.split()
     done = run(*typed.split())
-    assert (done.returncode, done.stderr) == (1, f"error: {flag} {value}: {said}; see atoll {name} --help\n")
+    assert (done.returncode, done.stderr) == (2, f"error: {flag} {value}: {said}; see atoll {name} --help\n")
 
 
 def test_environment_variables_set_limits(tmp_path):

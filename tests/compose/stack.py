@@ -84,7 +84,7 @@ class Stack:
 
     def receipts(self) -> dict[tuple[str, str, str, str], dict[str, Any]]:
         """Returns the current receipt of each acknowledged contribution, by key."""
-        lines = map(json.loads, self.atoll("receipts", "--json", "--last", "10000").splitlines())
+        lines = json.loads(self.atoll("receipts", "--json", "--last", "10000"))
         key = ("learner", "incarnation", "fragment", "seq")
         found = [line["receipt"] for line in lines]
         return {tuple(str(each.get(part, 0)) for part in key): each for each in found}  # type: ignore[misc]

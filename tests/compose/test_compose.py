@@ -22,7 +22,7 @@ LASTING = [
     "dashboard",
 ]
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
-DONE = ("FATE_MERGED", "FATE_REFUSED")
+DONE = ("merged", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,19 @@ def test_images_contain_only_what_they_need(stack):
     assert not {"numpy", "numba"} & (files("front") | files("dashboard"))
 
 
+def test_the_core_is_backed_up_while_it_runs(stack, up):
+    def backups() -> list[str]:
+        return stack.compose("exec", "-T", "backup", "sh", "-c", "ls /var/lib/backups/core || true").split()
+
+    newest = until(lambda: [name for name in backups() if name.endswith("Z")])[-1]
+    verified = stack.compose(
+        "exec", "-T", "backup", "start", "atoll", "checkpoint", "verify", f"/var/lib/backups/core/{newest}"
+    )
+    assert "a core can start from" in verified
+
+
 def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
-    for service in LASTING:
+    for service in [*LASTING, "backup"]:
         for each in stack.containers(service):
             host = each["HostConfig"]
             assert host["ReadonlyRootfs"], service
@@ -177,7 +188,7 @@ def test_a_core_is_upgraded_under_load_and_loses_nothing(stack, up):
     assert int(stack.status()["epoch"]) == epoch + 1
     after = stack.receipts()
     _kept(before, after)
-    until(lambda: len([each for each in stack.receipts().values() if each["fate"] == "FATE_MERGED"]) > len(after))
+    until(lambda: len([each for each in stack.receipts().values() if each["fate"] == "merged"]) > len(after))
     _nothing_is_lost(stack)
 
 

@@ -43,7 +43,8 @@ FENCES = {
         "masters = lambda: zip(optimizer.model_params, optimizer.master_params)": "needs an optimizer with masters",
     },
     "docs/operate/backups.md": {
-        "docker compose stop core": DOCKER,
+        "until docker compose exec -T backup ls /var/lib/backups/core | grep Z; do sleep 5; done": DOCKER,
+        "kubectl delete statefulset atoll-core --namespace atoll --cascade=orphan": CLUSTER,
     },
     "docs/operate/deploy.md": {
         "docker compose up --build --detach --wait": DOCKER,
@@ -57,7 +58,7 @@ FENCES = {
         "helm rollback atoll --namespace atoll": "needs Docker and a cluster, and a newer version",
     },
     "docs/operate/runbooks.md": {
-        "atoll checkpoint verify --dir run                        # on the core's machine, while no core runs: "
+        "atoll checkpoint verify run                              # on the core's machine, while no core runs: "
         "damaged files": "needs a run that failed; backups.md runs these commands",
         "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
             "needs a region with certificates; deploy.md runs such a region"

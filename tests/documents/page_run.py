@@ -178,8 +178,9 @@ def prepared(directory: Path) -> dict[str, str]:
     path = f"{directory / 'venv/bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "PYTHON"))}
     packages = {PACKAGES: sysconfig.get_path("purelib"), "PYTHONPATH": ":".join(code)}
+    config = {"XDG_CONFIG_HOME": str(directory / "config")}  # contexts
     kernels = {"NUMBA_CACHE_DIR": str(ROOT / "build/page-kernels")}
-    return kept | packages | kernels | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    return kept | packages | kernels | config | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def installed(directory: Path, environment: Mapping[str, str]) -> None:

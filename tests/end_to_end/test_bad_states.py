@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atoll_server.checkpoints.restore import RESTORING
 from atoll_server.cli.run_directory import read_run
 from atoll_server.cli.verify import verify
 from atoll_server.ledger import database, run_ledger
@@ -327,6 +328,11 @@ def spool_is_a_file(directory: Path) -> None:
     (directory / "spool").write_text("no directory")
 
 
+@bad("is incomplete (a restore of a backup was interrupted): run the restore again")
+def restore_of_a_backup_was_interrupted(directory: Path) -> None:
+    (directory / RESTORING).touch()
+
+
 def files(directory: Path) -> dict[Path, bytes]:
     """Returns all files except SQLite's shared memory, which a reader may create."""
     paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
@@ -355,7 +361,7 @@ def test_verify_reports_without_a_core_what_a_start_would_find(template, tmp_pat
 
 
 def type_verify(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", "--dir", str(directory)]
+    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -32,8 +32,10 @@ OF_OTHERS = (
     "stage.",
     "begun.",
     "reshard.",
+    "backup.",
+    "restoring.",
     "units.",
-)  # tested in test_restore, test_sharded*, test_reshard and test_data_units
+)  # tested in test_restore, test_sharded*, test_reshard, test_backup and test_data_units
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 

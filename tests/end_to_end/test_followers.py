@@ -173,7 +173,7 @@ def test_pull_names_what_is_wrong(tmp_path):
         text=True,
         timeout=60,
     )
-    assert lost.returncode == 1
+    assert lost.returncode == 3
     assert lost.stderr.splitlines()[-1].startswith("error: no model arrived from 127.0.0.1:1 within")
     with core(tmp_path) as running:
         train(running.address, "a", steps=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from atoll.demo.processes import free_port
 from atoll.errors import LearnerError
 from atoll_server.access.certificate_authority import init, issue
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.errors import ExitStatus
 from atoll_wire.security.certificate import Role
 
 from tests.end_to_end.test_refusals import Hand, _rescale, _set
@@ -25,7 +27,8 @@ def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
 def receipts(*arguments: str) -> list[dict]:
     done = atoll("receipts", "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found: list[dict] = json.loads(done.stdout)
+    return found
 
 
 def test_receipts_list_every_contribution_newest_first_also_from_the_directory(tmp_path):
@@ -35,11 +38,11 @@ def test_receipts_list_every_contribution_newest_first_also_from_the_directory(t
         counts = running.status().contributions
         told = receipts("--server", running.address, "--last", "10000")
         assert len(told) == counts.accepted == counts.merged
-        assert [each["number"] for each in told] == sorted((each["number"] for each in told), key=int, reverse=True)
+        assert [each["number"] for each in told] == sorted((each["number"] for each in told), reverse=True)
         for each in told:
-            assert each["receipt"]["fate"] == "FATE_MERGED"
+            assert each["receipt"]["fate"] == "merged"
             assert 0 < each["receipt"]["weight"] <= 1
-            assert int(each["receipt"]["version"]) > int(each["base_version"])
+            assert each["receipt"]["version"] > each["base_version"]
         assert receipts("--dir", str(running.directory), "--last", "10000") == told
         mine = receipts("--server", running.address, "--learner", "a", "--last", "3")
         assert mine == [each for each in told if each["receipt"]["learner"] == "a"][:3]
@@ -54,7 +57,7 @@ def test_a_command_through_a_front_without_its_core_names_the_core_to_start(tmp_
     address = f"127.0.0.1:{free_port()}"
     with front(tmp_path, address) as alone:
         done = atoll("status", "--server", alone.address)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.startswith(
         f"error: the front at {alone.address} answers, but the core at {address} does not answer the front ("
     )
@@ -76,9 +79,9 @@ def test_the_audit_log_has_the_outcome_of_an_action_that_failed(tmp_path):
     with core(tmp_path) as running:
         for early in (("take",), ("export", str(tmp_path / "model"))):
             assert "the run has no parameters yet" in atoll("checkpoint", *early, "--server", running.address).stderr
-        assert atoll("evict", "z", "--server", running.address).returncode == 1
+        assert atoll("evict", "z", "--yes", "--server", running.address).returncode == 4
         train(running.address, "a", steps=8)
-        for command in (("checkpoint", "take"), ("evict", "a")):
+        for command in (("checkpoint", "take"), ("evict", "a", "--yes")):
             assert atoll(*command, "--server", running.address).returncode == 0
         running.stop()
     lines = [json.loads(line) for line in (running.directory / "audit.jsonl").read_text().splitlines()]
@@ -125,7 +128,7 @@ def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(t
         for trainee in (stays, goes):
             trainee.start()
         eventually(lambda: all(len(t.losses) > 30 for t in (stays, goes)))
-        done = atoll("evict", "goes", "--server", running.address, "--reason", "spoils the run")
+        done = atoll("evict", "goes", "--yes", "--server", running.address, "--reason", "spoils the run")
         assert done.stdout == "goes was evicted: spoils the run\n"
         with pytest.raises(
             LearnerError,
@@ -146,8 +149,31 @@ def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(t
         stays.done()
         eventually(lambda: running.status().contributions.pending == 0)  # merged when all have left
         assert receipts("--dir", str(running.directory), "--fate", "pending") == []
-    unknown = atoll("evict", "absent", "--server", running.address)
-    assert unknown.returncode == 1
+    unknown = atoll("evict", "absent", "--yes", "--server", running.address)
+    assert unknown.returncode == 3
+
+
+def test_a_process_of_an_evicted_learner_waits_for_sigterm_and_ends_with_its_own_status(tmp_path, unused_port):
+    with core(tmp_path) as running:
+        command = [sys.executable, "-m", "atoll.cli", "learner", "--name", "goes", "--server", running.address]
+        subprocess.run([*command, "--max-steps", "2", "--drain-s", "1"], check=True, capture_output=True, timeout=100)
+        assert atoll("evict", "goes", "--yes", "--server", running.address).returncode == 0
+        waiting = subprocess.Popen(
+            [*command, "--if-refused", "wait", "--metrics-listen", f"127.0.0.1:{unused_port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with waiting:
+            assert waiting.stdout is not None
+            while "this process waits for SIGTERM" not in (line := waiting.stdout.readline()):
+                assert line, "it ended"
+            assert 'learner "goes" was evicted' in line
+            assert waiting.poll() is None
+            with pytest.raises(ConnectionRefusedError):  # its container is therefore unhealthy
+                socket.create_connection(("127.0.0.1", unused_port), timeout=5)
+            waiting.terminate()
+            assert waiting.wait(20) == ExitStatus.REFUSED
 
 
 def test_an_evicted_learners_pending_work_is_refused(tmp_path):
@@ -167,8 +193,8 @@ def test_an_evicted_learners_pending_work_is_refused(tmp_path):
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         eventually(lambda: not receipts("--server", running.address, "--learner", "hand", "--fate", "pending"))
         (told,) = receipts("--server", running.address, "--learner", "hand")
-        assert told["receipt"]["fate"] in {"FATE_MERGED", "FATE_REFUSED"}
-        if told["receipt"]["fate"] == "FATE_REFUSED":
+        assert told["receipt"]["fate"] in {"merged", "refused"}
+        if told["receipt"]["fate"] == "refused":
             assert told["receipt"]["reason"] == "its learner was evicted: test"
         stop.append(True)
         trainee.done()

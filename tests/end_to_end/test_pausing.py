@@ -27,7 +27,7 @@ def test_a_paused_run_stays_paused_over_a_restart_until_it_is_resumed(tmp_path):
         for trainee in trainees:
             trainee.start()
         eventually(lambda: running.status().contributions.merged > 4)
-        said = atoll("pause", "--server", running.address, "--reason", "maintenance")
+        said = atoll("pause", "--yes", "--server", running.address, "--reason", "maintenance")
         assert (said.returncode, said.stdout) == (0, "the run is paused: maintenance\n")
         eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
         # Open rounds close. A late contribution waits for the next round.

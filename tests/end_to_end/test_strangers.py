@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -268,8 +269,44 @@ def test_operators_are_told_by_their_certificate(home, papers):
     assert any(act["act"] == "operator refused" for act in audited(home))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no TLS", "accepts only TLS: give --tls DIR"),
+        ("another authority's", r"refused the certificate in --tls .* \(.*\): issue it again"),
+        ("expired", r"refused the certificate in --tls .* \(.*\): issue it again"),
+        ("its own authority's", r"has a certificate that --tls .* does not trust \(unable to get local issuer"),
+    ],
+)
+def test_a_tls_failure_of_a_command_names_its_fix_and_does_not_ask_for_another_core(home, papers, given, said):
+    made = HANDSHAKES.get(given, lambda papers, _: TransportSecurity(issue(papers.other, Role.OPERATOR, "zoe", (), 1)))
+    strange = made(papers, None).tls
+    with_tls = ["--tls", str(strange)] if strange else []
+    command = [sys.executable, "-m", "atoll.cli", "status", "--server", home.address, *with_tls]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(f"^error: {home.address} {said}.*\n$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_command_with_tls_names_a_core_without_it(tmp_path, papers):
+    with core(tmp_path) as plain:
+        command = [
+            sys.executable,
+            "-m",
+            "atoll.cli",
+            "status",
+            "--server",
+            plain.address,
+            "--tls",
+            str(papers.operator),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"error: {plain.address} does not answer with TLS (" in done.stderr
+
+
 def test_operator_actions_are_recorded(home, papers):
-    command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--server", home.address]
+    command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--yes", "--server", home.address]
     done = subprocess.run([*command, "--tls", str(papers.operator)], capture_output=True, text=True, timeout=60)
     assert "no learner" in done.stderr
     eventually(lambda: any(act["act"] == "evict" and act["operator"] == "alice" for act in audited(home)))
@@ -287,11 +324,13 @@ def test_tokens(tmp_path):
         tokens.write_text("".join(line + "\n" for line in tokens.read_text().splitlines() if line.startswith("b ")))
         assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "removed at run time"
         assert with_token(bob).run
-        shown = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, "--token", bob],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert shown.returncode == 0, shown.stderr
+        (tmp_path / "bob").write_text(bob + "\n")
+        for given, code in ((["--token", bob], 0), (["--token-file", str(tmp_path / "bob")], 0), ([], 4)):
+            shown = subprocess.run(
+                [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, *given],
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert shown.returncode == code, shown.stderr
     assert alice not in tokens.read_text()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +14,11 @@ import pytest
 import yaml
 from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
-from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
-from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
+from atoll_forecast.planning.planner import LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
+from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, backup_bytes, disk_bytes, sharding
+from atoll_forecast.planning.tables import plan_json, plan_tables
 from atoll_server.memory_budget import needed_bytes
+from rich.console import Console
 
 ROOT = Path(__file__).parents[2]
 KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")
@@ -124,7 +129,7 @@ def test_more_inner_steps_than_were_measured_give_a_warning():
     ("job", "said"),
     [
         (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
-        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory-gib is 512"),
+        (Job(1e13, 1e5, (WIDE,)), "each of 24 shards needs 4,812 GiB, but --shard-memory is 512 GiB"),
     ],
 )
 def test_impossible_jobs_are_refused(job, said):
@@ -143,7 +148,7 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
         fewer = -(-24 // max(1, shards - 1)) / 24  # the largest shard's share, with one shard fewer
         assert shards == 1 or needed_bytes(fewer * 70e9) > limit_gib * 2**30
     values, _, out = files(tmp_path)
-    words = ["--parameters", "70e9", "--step-s", "60", "--shard-memory-gib", "256", "--values", values, "--json", out]
+    words = ["--parameters", "70B", "--step-s", "60", "--shard-memory", "256GiB", "--values", values, "--json", out]
     code, said, error = atoll("plan", *words)
     assert (code, error) == (0, "")
     assert "25% of the parameters in the largest" in said
@@ -154,7 +159,8 @@ def test_a_model_too_large_for_one_core_gets_as_few_shards_as_hold_it(tmp_path):
 
 def test_shards_of_uneven_numbers_of_fragments_are_planned_by_the_largest():
     assert sharding(1e12, 24, 1 << 50, 0.0).shards == 1
-    assert sharding(24e9, 24, needed_bytes(5e9), 0.0) == Sharding(5, 5 / 24, needed_bytes(5e9), 48.0 * 5e9 + 4.0 * 24e9)
+    disk, backups = 60.0 * 5e9 + 4.0 * 24e9, 144.0 * 5e9 + 4.0 * 24e9
+    assert sharding(24e9, 24, needed_bytes(5e9), 0.0) == Sharding(5, 5 / 24, needed_bytes(5e9), disk, backups)
 
 
 def test_a_hopeless_link_is_named():
@@ -189,7 +195,7 @@ def test_step_boundaries_of_a_large_model_get_more_inner_steps():
 def test_more_contributions_than_a_core_was_measured_with_give_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
-    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # as added up in k8s/atoll/values.yaml
+    assert made.disk_bytes == pytest.approx((48 + 12 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
     assert not made.losses, "without its only region, a run has no learners"
 
 
@@ -244,6 +250,27 @@ def test_the_chart_accepts_the_written_values(tmp_path):
     assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
 
 
+@pytest.mark.parametrize("parameters", [1e9, 12e9, 405e9])
+def test_the_table_the_json_and_the_charts_values_have_the_same_disks(parameters):
+    job = Job(parameters, 30.0, (Region("eu", 4, 1e10, 0.03), Region("us", 4, 1e10, 0.1)))
+    made = plan(job)
+    core = yaml.safe_load(helm_values(job, made))["core"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in plan_tables(job, made):
+        console.print(table)
+    text, written = console.export_text(), plan_json(job, made)
+    for size, key, told in (
+        (core["storage"]["size"], "shard_disk_bytes", "of memory, {} GiB of disk"),
+        (core["backup"]["storage"]["size"], "shard_backup_bytes", "its backups +│ {} GiB of disk"),
+    ):
+        gib = int(size.removesuffix("Gi"))
+        assert gib == math.ceil(written[key] / 2**30)
+        assert re.search(told.format(gib), text), text
+    memory = int(core["backup"]["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert memory > 20 * parameters / made.settings.fragments, "a backup's check holds a whole fragment"
+    assert made.works
+
+
 def test_compose_knows_every_variable_in_the_file():
     job = Job(1e9, 1.0, (WIDE,))
     ours = yaml.safe_load(compose_override(job, plan(job)))["services"]
@@ -265,6 +292,9 @@ def test_the_command_prints_and_writes(tmp_path):
     assert (code, error) == (0, "")
     assert "H = 26" in said
     found = json.loads(out.read_text())
+    assert atoll("plan", *words, "--values", "-")[1] == values.read_text(), "- is stdout"
+    for printed in (["--json", "-"], ["-o", "json"], ["-o", "jsonl"]):
+        assert json.loads(atoll("plan", *words, *printed)[1]) == found
     assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 26, rel=1e-3)
     assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo, H = 500"]
     assert yaml.safe_load(values.read_text())
@@ -292,10 +322,29 @@ def test_the_command_prints_and_writes(tmp_path):
 )
 def test_an_invalid_region_is_named(region):
     code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
-    assert code == 1
+    assert code == 2
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
     assert region in error
+
+
+def test_standard_output_has_only_one_document(tmp_path):
+    words = ["plan", "--parameters", "1B", "--step-s", "1"]
+    for two in (
+        ["--values", "-", "--json", "-"],
+        ["--values", "-", "--compose", "-"],
+        ["--compose", "-", "-o", "jsonl"],
+    ):
+        code, said, error = atoll(*words, *two)
+        assert (code, said) == (2, "")
+        assert "give only one of them" in error
+    out = tmp_path / "plan.json"
+    code, said, _ = atoll(*words, "--region", "slow:2:1:30", "--values", "-", "--json", out)
+    assert (code, said) == (1, ""), "an infeasible plan has no values"
+    assert json.loads(out.read_text())["works"] is False
+    code, _, error = atoll(*words, "--json", tmp_path)
+    assert code == 1
+    assert error == f"error: --json {tmp_path} cannot be written (Is a directory): give another path\n"
 
 
 def test_goodput_as_json_has_all_cells(tmp_path):
@@ -323,11 +372,11 @@ def test_a_users_own_fleet_is_simulated(tmp_path):
     assert code == 0
     assert "goodput" in said
     code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
-    assert code == 1
+    assert code == 2
     assert "raise --chips" in error
     for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
         code, _, error = atoll("simulate", "goodput", *words)
-        assert code == 1
+        assert code == 2
         assert error.startswith("error: --")
 
 
@@ -345,9 +394,13 @@ def test_the_table_of_memory_and_disk_is_the_planners():
     rows = {line.split(" | ")[0]: line for line in page.splitlines()}
     sizes = 124e6, 1e9, 7e9
     assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
-    assert f"| {DISK_BYTES:g} N bytes, plus waiting contributions " in rows["| core, disk"]
+    each = disk_bytes(1.0, 1.0, 0.0)
+    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core, disk"]
     assert f" {WAITING_BYTES:g} N bytes per learner per outer step of `--max-staleness`" in " ".join(page.split())
-    assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
+    assert rows["| core, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
+    each = backup_bytes(1.0, 1.0, 0.0, shards=1)
+    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core's backups, disk"]
+    assert rows["| core's backups, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
     learners = rows["| learner, host memory, excluding model and optimizer"]
     assert f"| {LEARNER_BYTES:g} N bytes" in learners
     assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")

@@ -48,6 +48,10 @@ OTHERS: dict[str, Any] = {
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
     "core.enabled": False, "core.shards": 2, "core.shardDomain": "shards.example.com",
     "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
+    "core.backup.enabled": True, "core.backup.everySeconds": 60, "core.backup.keep": 9,
+    "core.backup.storage.size": "2Ti", "core.backup.storage.storageClassName": "slow",
+    "core.backup.volume": {"persistentVolumeClaim": {"claimName": "x"}},
+    "core.backup.resources.requests": {"cpu": "7"}, "core.backup.resources.limits": {"memory": "7Gi"},
     "core.storage.size": "1Ti", "core.storage.storageClassName": "fast", "core.restoreSeconds": 60,
     "core.settings.preset": "finetune",
     "core.settings.innerSteps": 12, "core.settings.fragments": 8, "core.settings.overlap": 1.5,
@@ -88,6 +92,7 @@ for _part in PARTS:
     }  # fmt: skip
 OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
 IN_SHARDS = {"core.shardDomain"}  # these have an effect only with several shards
+IN_BACKUP = "core.backup."  # these have an effect only with backups
 ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only with a core elsewhere
 
 # Name -> values, and a part of the expected refusal.
@@ -115,6 +120,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],
         "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
     ),
+    "backups that are all removed": ([{"core": {"backup": {"keep": 0}}}], "/core/backup/keep"),
     "no shards": ([{"core": {"shards": 0}}], "/core/shards"),
     "a domain that a wildcard cannot cover": ([{"core": {"shardDomain": "shards"}}], "/core/shardDomain"),
     "a public page": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
@@ -131,10 +137,12 @@ def _changed(path: str, value: Any) -> Values:
     for name in reversed(path.split(".")):
         value = {name: value}
     more = [UPSTREAM] if path in ELSEWHERE else [SHARDS] if path in IN_SHARDS else []
+    more += [BACKUP] if path.startswith(IN_BACKUP) and path != "core.backup.enabled" else []
     return [EVERYTHING, *more, value]
 
 
 SHARDS: dict[str, Any] = {"core": {"shards": 3}}
+BACKUP: dict[str, Any] = {"core": {"backup": {"enabled": True}}}
 
 
 UPSTREAM: dict[str, Any] = {
@@ -156,6 +164,9 @@ CASES: dict[str, Values] = {
     "as a dependency": [{"global": {"anything": 1}}],
     "elsewhere": [EVERYTHING, UPSTREAM],
     "shards": [EVERYTHING, SHARDS],
+    "backup": [EVERYTHING, BACKUP],
+    "backup of shards": [EVERYTHING, SHARDS, BACKUP],
+    "backup to a volume": [EVERYTHING, BACKUP, {"core": {"backup": {"volume": {"nfs": {"server": "x", "path": "/"}}}}}],
     "shards without cert-manager": [EVERYTHING, SHARDS, {"tls": {"certManager": {"enabled": False}}}],
 }
 CASES |= {name: values for name, (values, _) in REFUSED.items()}

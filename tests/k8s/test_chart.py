@@ -14,6 +14,7 @@ from tests.k8s import engine
 from tests.k8s.cases import (
     CASES,
     ELSEWHERE,
+    IN_BACKUP,
     IN_SHARDS,
     OTHERS,
     PARTS,
@@ -48,6 +49,8 @@ def test_every_value_has_a_case():
 def test_every_value_changes_something(rendered):
     for path in OTHERS:
         base = "elsewhere" if path in ELSEWHERE else "shards" if path in IN_SHARDS else "everything"
+        if path.startswith(IN_BACKUP) and path != "core.backup.enabled":
+            base = "backup"
         answer, before = rendered[f"other {path}"], rendered[base]
         assert (answer["manifest"], answer["notes"]) != (before["manifest"], before["notes"]), f"{path} changes nothing"
 
@@ -88,7 +91,8 @@ def test_atoll_accepts_the_arguments(rendered):
     given = set()
     for name in SOUND:
         for part, pod in pods(rendered[name]).items():
-            (container,) = pod["containers"]
+            container, *others = pod["containers"]
+            assert [each["name"] for each in others] in ([], ["backup"])
             if container.get("args") not in (None, ["x"]):  # unless it is a user's own container
                 assert container["args"][0] == part
                 given.add(tuple(container["args"]))
@@ -109,7 +113,7 @@ def test_numbers_have_no_exponent(rendered):
     """Helm reads numbers as floats, so 1000000 would become 1e+06."""
     everything = pods(rendered["everything"])
     assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
-    assert "--cache-mib=2000000" in everything["front"]["containers"][0]["args"]
+    assert "--cache=2000000MiB" in everything["front"]["containers"][0]["args"]
     assert "--price-per-gb=1000000" in everything["dashboard"]["containers"][0]["args"]
 
 

@@ -23,7 +23,9 @@ CASES = ["default", "home", "remote", "everything"]
 
 
 def _container(pod: dict) -> dict:
-    (container,) = pod["containers"]
+    """Returns the container of the component."""
+    container, *others = pod["containers"]
+    assert [each["name"] for each in others] in ([], ["backup"])
     return container
 
 
@@ -138,6 +140,38 @@ def test_there_is_one_core_and_it_keeps_its_disk(rendered):
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
     assert Path(parsed(container["args"])["dir"]).is_relative_to(mount["mountPath"])
     assert one(rendered["home"], "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("name", ["backup", "backup of shards", "backup to a volume"])
+def test_backups_have_a_container_and_a_volume_of_their_own(rendered, name):
+    core = one(rendered[name], "StatefulSet", "atoll-core")["spec"]
+    pod = core["template"]["spec"]
+    process, backup = pod["containers"]
+    said = parsed(backup["args"])
+    assert str(said["directory"]) == str(parsed(process["args"])["dir"])
+    assert (said["every_s"], said["keep"]) == (3600.0, 3)
+    assert backup["securityContext"] == process["securityContext"]
+    assert backup["image"] == process["image"]
+    assert backup["resources"]["limits"] == {"memory": "1Gi"}
+    mounts = {each["mountPath"]: each["name"] for each in backup["volumeMounts"]}
+    assert mounts["/var/lib/atoll"] == "run"
+    assert "/etc/atoll/tls" not in mounts, "backups need no key"
+    root = Path(str(said["root"]).replace("$(POD)", "atoll-core-0"))
+    assert root == Path("/var/lib/backups/atoll-core-0"), "each shard has its own folder"
+    assert mounts[str(root.parent)] == "backups"
+    claims = {each["metadata"]["name"]: each["spec"] for each in core["volumeClaimTemplates"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert ("backups" in claims) != ("backups" in volumes)
+    if name == "backup to a volume":
+        assert volumes["backups"]["nfs"] == {"server": "x", "path": "/"}
+    else:
+        assert claims["backups"]["resources"]["requests"]["storage"] == "20Gi"
+
+
+def test_nothing_is_backed_up_unless_it_is_asked_for(rendered):
+    core = one(rendered["everything"], "StatefulSet", "atoll-core")["spec"]
+    assert [each["metadata"]["name"] for each in core["volumeClaimTemplates"]] == ["run"]
+    assert "backup" not in str(core["template"])
 
 
 def _words(answer: dict, number: int) -> list[str]:

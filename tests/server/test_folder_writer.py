@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from atoll_server.cli import export_target as export_targets
-from atoll_server.cli.export_target import ExportError, export_target, file_size
-from atoll_wire.errors import SettingsError
+from atoll_server.cli.export_target import ExportError, export_target
 from atoll_wire.layout.tensor_header import TensorFileError, header_bytes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -198,10 +197,3 @@ def test_files_and_names_are_durable_before_the_folder_appears(tmp_path, whole, 
     split(whole.read_bytes(), tmp_path / "folder", 1500)
     names = sorted(f"folder.part/{each.name}" for each in (tmp_path / "folder").iterdir())
     assert synced == [*((name, False) for name in names), ("folder.part", False), (".", True)]
-
-
-@pytest.mark.parametrize(("text", "said"), [("5GB", "not a size: give a whole number"), ("1000", "at least 1MiB")])
-def test_an_invalid_limit_gives_a_one_line_error(text, said):
-    with pytest.raises(SettingsError, match=f"--max-file-size {text}: {said}.*see atoll checkpoint export --help"):
-        file_size(text)
-    assert file_size("5GiB") == 5 << 30

@@ -8,7 +8,9 @@ import math
 import random
 
 import pytest
-from atoll_server.learners.goodput import IncarnationCounters, TimeAccount, total_goodput
+from atoll_server.learners.goodput import TimeAccount, total_goodput
+from atoll_server.learners.learner_counters import IncarnationCounters
+from atoll_server.learners.plausibility import MaxRates
 
 
 def account() -> TimeAccount:
@@ -203,3 +205,22 @@ def test_the_run_is_the_sum_of_its_learners():
     a.heard(10.0, IncarnationCounters(tokens=1, stepping_s=10.0))
     b.heard(10.0, IncarnationCounters(tokens=1, stepping_s=5.0))
     assert total_goodput([a.balance(10.0), b.balance(10.0)]).ratio == pytest.approx(0.75)
+
+
+def test_work_that_a_restored_backup_lacks_is_thrown_away_and_counted_once():
+    a = account()
+    a.heard(40.0, IncarnationCounters(steps=40, tokens=400, stepping_s=40.0))
+    a.accepted(0, 400.0, current=True)
+    a.restored(400, 0.0, kept_tokens=400.0)  # as the backup says, which was taken at 40 s
+    a.by_shard.clear()
+    a.accepted(0, 400.0, current=True)  # the shard adds up the backup's contributions again
+    a.heard(100.0, IncarnationCounters(steps=100, tokens=1000, stepping_s=100.0), MaxRates(tokens_s=0.0))
+    assert a.counted_tokens() == 400, "also the tokens that would count later are discarded"
+    assert a.balance(100.0).lost_s["thrown_away"] == pytest.approx(60.0)
+    a = TimeAccount.from_data(a.as_data())
+    a.heard(101.0, IncarnationCounters(steps=101, tokens=1010, stepping_s=101.0, abandoned_tokens=100.0))
+    assert a.counted_tokens() == 410
+    a.accepted(0, 10.0, current=True)
+    assert a.balance(101.0).lost_s["thrown_away"] == pytest.approx(60.0), "what the learner dropped is among it"
+    a.joined(101.0, 0.0, returning=True)
+    assert a.balance(101.0).lost_s["thrown_away"] == pytest.approx(60.0)

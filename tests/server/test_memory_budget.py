@@ -17,7 +17,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_needed_memory():
     reason = memory_budget.too_much(12_000_000_000, 16 << 30)
     assert "12000000000 trainable parameters" in reason
     assert "needs 139.2 GiB" in reason
-    assert "--memory-gib gives 16.0" in reason
+    assert "--memory gives 16.0" in reason
     assert "this machine or container has" in memory_budget.too_much(1 << 50, None)
 
 
@@ -31,10 +31,10 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
 
 
 def test_the_learner_of_a_too_large_model_ends_with_that_line(tmp_path):
-    with core(tmp_path, "--memory-gib", "0.5") as running:
+    with core(tmp_path, "--memory", "512MiB") as running:
         trainee = Trainee(running.address, "large", lambda _: True)
         trainee.start()
         trainee.join(30)
         assert isinstance(trainee.error, LearnerError)
-        assert "--memory-gib gives 0.5" in str(trainee.error)
+        assert "--memory gives 0.5" in str(trainee.error)
         assert "trainable parameters" in str(trainee.error)

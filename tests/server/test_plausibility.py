@@ -6,7 +6,8 @@ import random
 
 import pytest
 from atoll.stats import Counters
-from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.learners.plausibility import (
     FASTER,

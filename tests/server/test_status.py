@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.operators.status import merged_tokens, trained_tokens
 from atoll_server.rounds.liveness import LearnerLiveness

@@ -22,7 +22,7 @@ import safetensors.numpy
 import structlog
 from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
-from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.ledger import database, run_ledger, shard_ledger
 from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.ledger.lineage import Line

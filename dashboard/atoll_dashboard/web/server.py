@@ -30,7 +30,7 @@ class DashboardError(UserError):
 async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
     """Runs a dashboard until SIGTERM or SIGINT. announce: called with the page's URL. Raises DashboardError."""
     settings.check()
-    feed = RunFeed(CoreClient(settings.server, settings.security, settings.token), settings.price_per_gb)
+    feed = RunFeed(CoreClient(settings.server, settings.security, settings.own_token()), settings.price_per_gb)
     listening = _bind(settings.listen)
     config = uvicorn.Config(
         application(feed, settings.names()),

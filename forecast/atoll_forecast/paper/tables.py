@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from atoll_wire.cli.output import plain_table
 from rich.table import Table
 
 from atoll_forecast.paper import figures
@@ -16,12 +17,13 @@ NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"
 def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
     """Returns Table 1 in %. Each cell has our value and the paper's. difference: the RMSE in percentage points."""
     title = (
-        f"Goodput in %, {failures_per_year:g} failures per chip per year: ours (paper's); RMSE {difference:.2f} points"
+        f"Goodput in %, by chips, {failures_per_year:g} failures per chip per year: "
+        f"ours (paper's); RMSE {difference:.2f} points"
     )
-    table = Table(title=title)
+    table = plain_table(title=title)
     table.add_column("")
     for chips in figures.CHIPS:
-        table.add_column(f"{chips:,} chips", justify="right")
+        table.add_column(f"{chips:,}", justify="right")
     for name, row in ours.items():
         cells = [f"{mine:.0f} ({theirs})" for mine, theirs in zip(row, figures.GOODPUT[name], strict=True)]
         table.add_row(NAMES.get(name, f"Decoupled, M = {name}"), *cells)
@@ -30,7 +32,7 @@ def goodput_table(ours: dict[str, list[float]], failures_per_year: float, differ
 
 def claims_table(title: str, claims: Sequence[Claim]) -> Table:
     """Returns a table with one row per claim: our value, the paper's, and the unit."""
-    table = Table(title=title)
+    table = plain_table(title=title)
     for column, side in (("", "left"), ("ours", "right"), ("paper", "right"), ("", "left"), ("of what", "left")):
         table.add_column(column, justify="right" if side == "right" else "left")
     for claim in claims:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll_forecast.planning.job import Job
 from atoll_forecast.planning.planner import Plan
+from atoll_forecast.planning.shards import backup_memory
 
 FRONT_BYTES = 1792 << 20  # memory of a front without its cache: the process, and 64 uploads in transit
 LEARNER_BYTES = 8 << 30  # host memory of a learner apart from Atoll: torch, CUDA's libraries, and a data loader
@@ -16,8 +17,8 @@ def helm_values(job: Job, plan: Plan) -> str:
 
     Regions without the core use values-remote.yaml.
     """
-    memory, disk = gib(1.15 * plan.sharding.memory_bytes), gib(1.25 * plan.sharding.disk_bytes)
-    cache = _cache_mib(job, plan)
+    memory, disk = gib(1.15 * plan.sharding.memory_bytes), gib(plan.sharding.disk_bytes)
+    cache, backup = _cache_mib(job, plan), gib(backup_memory(job.parameters, plan.settings.fragments))
     front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
     gigabytes, price = plan.atoll.month_gb, plan.atoll.month_price
     return "\n".join(
@@ -32,6 +33,11 @@ def helm_values(job: Job, plan: Plan) -> str:
             f"    codec: {plan.settings.codec.name.lower()}",
             "    # totalTokens: target of the whole run; its last outer steps become plain means",
             f"  storage: {{size: {disk}Gi}}",
+            "  backup:",
+            f"    storage: {{size: {gib(plan.sharding.backup_bytes)}Gi}}",
+            "    resources:",
+            f"      requests: {{cpu: 100m, memory: {backup}Gi}}",
+            f"      limits: {{memory: {backup}Gi}}",
             "  resources:",
             f'    requests: {{cpu: "{cpus(job, plan)}", memory: {memory}Gi}}',
             f"    limits: {{memory: {memory}Gi}}",
@@ -68,7 +74,7 @@ def compose_override(job: Job, plan: Plan) -> str:
     for region in REGIONS:
         lines += [
             f"  front-{region}:",
-            f'    environment: {{ATOLL_FRONT_CACHE_MIB: "{cache}"}}',
+            f'    environment: {{ATOLL_FRONT_CACHE: "{cache}MiB"}}',
             f"    mem_limit: {_mib((cache << 20) + FRONT_BYTES)}m",
             f"  learner-{region}:",
             f"    mem_limit: {_mib(1.15 * learner)}m",

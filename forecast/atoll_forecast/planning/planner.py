@@ -21,14 +21,13 @@ from atoll_forecast.planning import bandwidth
 from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
 from atoll_forecast.planning.fleet_trial import Trial, run_trial
 from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
-from atoll_forecast.planning.shards import INITIAL_BYTES, SNAPSHOT_BYTES, WAITING_BYTES, Sharding, sharding
+from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, disk_bytes, sharding
 
 LINK_SHARE = 0.7  # share of a link's rate that a plan may use, because links carry other traffic and their rates vary
 MIN_INNER_STEPS = 24  # the paper's value; fewer steps are better only in short runs (records/quality)
 MAX_BLOCKED = 0.05  # limit on the step boundaries' share of the learners' time; H grows until the share is smaller
 BLOCKED_S = 1.3e-9  # duration of step boundaries, per parameter taken and adopted, on a CPU
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # bytes per round without payloads: headers, receipts (records/wan)
-DISK_BYTES = SNAPSHOT_BYTES + INITIAL_BYTES  # bytes per parameter
 LEARNER_BYTES = 7.4  # bytes of host memory per parameter
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
 MIN_MERGED = 0.9  # smallest share of the learners in each merge; below it, the plan warns
@@ -126,7 +125,7 @@ def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan
         trial.staleness,
         trial.contributions,
         needed_bytes(job.parameters),
-        (DISK_BYTES + waiting_bytes) * job.parameters,
+        disk_bytes(job.parameters, job.parameters, waiting_bytes),
         LEARNER_BYTES * job.parameters,
         tuple(RegionLoss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
         tuple(_warnings(job, (*carried, core), trial, settings, atoll, divided, shard_bytes)),
@@ -187,8 +186,8 @@ def _warnings(
         )
     if divided.memory_bytes > shard_bytes:
         yield (
-            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory-gib is "
-            f"{shard_bytes / 2**30:,.0f}: raise --fragments, or use larger machines"
+            f"each of {divided.shards} shards needs {divided.memory_bytes / 2**30:,.0f} GiB, but --shard-memory is "
+            f"{shard_bytes / 2**30:,.0f} GiB: raise --fragments, or use larger machines"
         )
 
 

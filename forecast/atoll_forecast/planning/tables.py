@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from atoll_wire.cli.output import plain_table
 from rich.markup import escape
 from rich.table import Table
 
@@ -39,6 +40,7 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
         },
         "shard_bytes": plan.sharding.memory_bytes,
         "shard_disk_bytes": plan.sharding.disk_bytes,
+        "shard_backup_bytes": plan.sharding.backup_bytes,
         "core_bytes": plan.core_bytes,
         "disk_bytes": plan.disk_bytes,
         "learner_bytes": plan.learner_bytes,
@@ -75,7 +77,7 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
 
 
 def _settings(job: Job, plan: Plan) -> Table:
-    table = Table(title="Settings", show_header=False)
+    table = plain_table(title="Settings", show_header=False)
     divided = plan.sharding
     one = divided.shards == 1
     why = "all fragments fit in one core" if one else f"{divided.share:.0%} of the parameters in the largest"
@@ -91,6 +93,7 @@ def _settings(job: Job, plan: Plan) -> Table:
             "one core" if one else "one core per shard",
         ),
         ("", f"{cpus(job, plan)} CPUs", "for merges, plus one spare"),
+        ("its backups", f"{gib(divided.backup_bytes)} GiB of disk", "the newest three, and one being written"),
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "in addition to model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),
         ("merges", f"{plan.contributions:.0%} of the live learners in each", "other contributions join the next round"),
@@ -101,7 +104,7 @@ def _settings(job: Job, plan: Plan) -> Table:
 
 
 def _links(plan: Plan) -> Table:
-    table = Table(title="Links to the core")
+    table = plain_table(title="Links to the core")
     for column in ("region", "learners", "up", "down", "of the link", "per month", "cost"):
         table.add_column(column, justify="left" if column == "region" else "right")
     for carried in (*plan.carried, plan.core):
@@ -115,13 +118,12 @@ def _links(plan: Plan) -> Table:
             f"{carried.share:.0%}" if known else UNKNOWN,
             _volume(carried.month_gb),
             _price(price),
-            end_section=carried is plan.carried[-1],
         )
     return table
 
 
 def _methods(methods: Sequence[Method]) -> Table:
-    table = Table(title="Comparison with other methods")
+    table = plain_table(title="Comparison with other methods")
     for column in ("", "utilisation", "goodput", "per month", "cost", "1,000 steps", "cost"):
         table.add_column(column, justify="right" if column else "left")
     for method in methods:
@@ -138,7 +140,7 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 
 def _losses(plan: Plan) -> Table:
-    table = Table(title="Loss of a region")
+    table = plain_table(title="Loss of a region")
     for column in ("region", "remaining learners", "rounds stop waiting for it after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:

@@ -16,6 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import Link, close_gracefully
+from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
 from atoll_wire.process.tasks import first_ended
@@ -145,11 +146,13 @@ class RunSession:
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not self._name_may_become_free(error):
-            raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
+            status = ExitStatus.REFUSED if remedy(error) is Remedy.STOP else ExitStatus.FAILED
+            raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}", status)
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
                 f"could not join the run at {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "if no core runs there, start a core, or correct the server address"
+                "if no core runs there, start a core, or correct the server address",
+                ExitStatus.UNREACHABLE,
             )
         if not self._said_away:
             self._said_away = True

@@ -180,7 +180,7 @@ class Agent:
         text = (
             str(error) if known else f"the learner's agent failed ({error!r}): restart the learner and report this bug"
         )
-        self.failure = LearnerError(text)
+        self.failure = LearnerError(text, error.exit_status if isinstance(error, LearnerError) else None)
         self._exchange.end()
         self._counters.last_error = text
         if not self._ready.done():

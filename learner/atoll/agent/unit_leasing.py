@@ -10,6 +10,7 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, unary_reply
+from atoll_wire.errors import ExitStatus
 
 from atoll.agent.core_view import CoreView
 from atoll.errors import LearnerError
@@ -44,7 +45,9 @@ async def lease_units(
             pass  # another link replaces this link
         except grpc.aio.AioRpcError as error:
             match remedy(error):
-                case Remedy.STOP | Remedy.GIVE_UP:
+                case Remedy.STOP:
+                    raise LearnerError(detail(error), ExitStatus.REFUSED) from error
+                case Remedy.GIVE_UP:
                     raise LearnerError(detail(error)) from error
                 case Remedy.JOIN_AGAIN:
                     shard.lose(session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 import time
@@ -10,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from atoll_wire.cli.output import Figures
 from rich.console import Console
 
 from atoll.chaos.local_deployment import Deployment, procfile, reference
@@ -26,12 +26,14 @@ LEAVE_S = 90.0  # at the end, limit on the time until all learners have left
 BACK_S = 120.0  # at the end, limit on the time until the core answers again
 
 
-def run_chaos(settings: ChaosSettings) -> None:
+def run_chaos(settings: ChaosSettings, out: Figures) -> None:
     """Runs a local deployment with the failures of `settings`, and prints a summary. Ctrl-C ends every child.
 
-    Raises DemoError if a process ends by itself.
+    out: where the summary goes. If it is printed as JSON, the progress goes to standard error. Raises DemoError if a
+    process ends by itself.
     """
-    console = Console()
+    out.check()
+    console = Console(stderr=out.form.is_json)
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,9 +62,7 @@ def run_chaos(settings: ChaosSettings) -> None:
             from atoll.reference.train import loss_of_file  # noqa: PLC0415 - loads torch after the children have ended
 
             summary["validation_loss"] = loss_of_file(directory / "last.safetensors", settings.size, None)
-    console.print(summary_table(summary))
-    if settings.json_path is not None:
-        settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
+    out.show(summary, lambda: summary_table(summary))
 
 
 def _faults(settings: ChaosSettings, deployment: Deployment) -> list[Fault]:

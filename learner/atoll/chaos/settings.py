@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.process.settings import Option, Settings
+from atoll_wire.process.settings import Count, Option, Settings
 from pydantic import Field
 
 from atoll.reference.settings import Size
@@ -55,7 +55,7 @@ class ChaosSettings(Settings):
     size: Annotated[Size, Field(description="Size of the model in parameters. tiny has 1M."), WHAT] = "tiny"
     batch: Annotated[int, Field(ge=1, description="Text windows per step."), WHAT] = 8
     total_tokens: Annotated[
-        int,
+        Count,
         Field(ge=1, description="Length of the learning rate schedule in tokens. The run stops at this number."),
         WHAT,
     ] = 20_000_000
@@ -64,5 +64,4 @@ class ChaosSettings(Settings):
         Field(description="An option for the core, such as --core-option=--fragments=8."),
         Option(name="core-option", panel=WHAT.panel),
     ] = ("--fragments=8", "--snapshot-every-s=30")
-    json_path: Annotated[Path | None, Field(description="Write the summary to this file."), Option(name="json")] = None
     keep: Annotated[Path | None, Field(description="Store the run and all logs in this directory.")] = None

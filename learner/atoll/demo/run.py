@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.cli.output import Figures
 from atoll_wire.connections.calls import open_stream
 from rich.console import Console
 
@@ -32,11 +32,16 @@ POLL_S = 0.5
 ANSWER_S = 20.0
 
 
-def run_demo(settings: DemoSettings) -> None:
-    """Runs the demo and prints the summary. Raises DemoError if a process fails. Ctrl-C ends every child."""
+def run_demo(settings: DemoSettings, out: Figures) -> None:
+    """Runs the demo and prints the summary. Raises DemoError if a process fails. Ctrl-C ends every child.
+
+    out: where the summary goes. If it is printed as JSON, the progress goes to standard error.
+    """
     settings.check()
-    _check_writable(settings)
-    console, began = Console(), time.monotonic()
+    out.check()
+    if settings.data is not None and not os.access(settings.data, os.R_OK):
+        raise DemoError(f"--data {settings.data} cannot be read: give a readable text file or folder")
+    console, began = Console(stderr=out.form.is_json), time.monotonic()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,22 +54,7 @@ def run_demo(settings: DemoSettings) -> None:
         solo = _alone(settings, status, console) if settings.solo else None
         if solo is not None:
             summary["solo_validation_loss"] = solo
-    console.print(summary_table(summary, solo))
-    if settings.json_path is not None:
-        settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
-
-
-def _check_writable(settings: DemoSettings) -> None:
-    """Raises DemoError for unusable paths before training begins."""
-    if settings.data is not None and not os.access(settings.data, os.R_OK):
-        raise DemoError(f"--data {settings.data} cannot be read: give a readable text file or folder")
-    if settings.json_path is not None:
-        try:
-            settings.json_path.touch()
-        except OSError as error:
-            raise DemoError(
-                f"--json {settings.json_path} cannot be written ({error.strerror}): give another path"
-            ) from error
+    out.show(summary, lambda: summary_table(summary, solo))
 
 
 def _train(

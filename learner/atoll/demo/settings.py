@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from atoll_wire.errors import SettingsError
-from atoll_wire.process.settings import Option, Settings
+from atoll_wire.process.settings import Settings
 from pydantic import Field
 
 NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
@@ -49,7 +49,6 @@ class DemoSettings(Settings):
         Path | None,
         Field(description="A text file, or a folder of text files. Default: sources of Python's standard library."),
     ] = None
-    json_path: Annotated[Path | None, Field(description="Write the summary to this file."), Option(name="json")] = None
     keep: Annotated[
         Path | None,
         Field(description="Store the run, its recording (for atoll replay PATH/run) and all logs in this directory."),

@@ -18,6 +18,7 @@ from atoll_wire.connections.arrival_estimator import ArrivalEstimator
 from atoll_wire.connections.calls import LinkLost, open_stream, unary_reply
 from atoll_wire.connections.link import Link, close_gracefully
 from atoll_wire.contract import JOIN_S, PROTOCOL, token_metadata
+from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout, LayoutError, plan
 from atoll_wire.model_file.fixed_values import FixedValues
@@ -143,11 +144,13 @@ class FollowSession:
         """Logs once per outage why the server cannot be read. Raises FollowerError if a retry cannot help."""
         address = self._links[self._turn].address
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP}:
-            raise FollowerError(f"the model cannot be read from {address}: {detail(error)}")
+            status = ExitStatus.REFUSED if remedy(error) is Remedy.STOP else ExitStatus.FAILED
+            raise FollowerError(f"the model cannot be read from {address}: {detail(error)}", status)
         if self._offered is None and waited_s > self._source.connect_timeout_s:
             raise FollowerError(
                 f"no model arrived from {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "start a core and a learner, or correct the server address"
+                "start a core and a learner, or correct the server address",
+                ExitStatus.UNREACHABLE,
             )
         if not self._said_away:
             self._said_away = True

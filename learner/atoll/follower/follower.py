@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll_wire import forking
+from atoll_wire.errors import ExitStatus
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.transport import TransportSecurity
 from torch import nn
@@ -85,7 +86,8 @@ class Follower:
                 address = self._source.addresses[0]
                 text = f"no model arrived from {address} within {self._source.connect_timeout_s:.0f} s"
                 raise FollowerError(
-                    f"{text}: start a core and a learner, correct the server address, or raise connect_timeout_s"
+                    f"{text}: start a core and a learner, correct the server address, or raise connect_timeout_s",
+                    ExitStatus.UNREACHABLE,
                 )
         except BaseException:
             self._end()

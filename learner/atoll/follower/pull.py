@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll_wire.errors import ExitStatus
 from atoll_wire.model_file.model_file import write_model
 from atoll_wire.model_file.unshared_tensors import warnings_of
 from atoll_wire.process.clock import Clock
@@ -32,7 +33,8 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
             if cut is None:
                 text = f"no model arrived from {source.addresses[0]} within {source.connect_timeout_s:.0f} s"
                 raise FollowerError(
-                    f"{text}: start a core and a learner, correct the server address, or raise --connect-timeout-s"
+                    f"{text}: start a core and a learner, correct the server address, or raise --connect-timeout-s",
+                    ExitStatus.UNREACHABLE,
                 )
             size = _write(out, cut)
             versions = cut.versions

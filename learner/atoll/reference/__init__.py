@@ -1,4 +1,4 @@
 """The reference learner: a small byte-level language model in a plain training loop.
 
-May import: learner, stats.
+May import: errors, learner, stats.
 """

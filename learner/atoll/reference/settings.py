@@ -45,7 +45,7 @@ class JoinSettings(Certificates, Metrics):
     servers: Annotated[
         tuple[str, ...],
         Field(description="Address of a core or a front."),
-        Option(name="server", metavar="HOST:PORT"),
+        Option(name="server", metavar="HOST:PORT", variable="ATOLL_SERVER"),
     ] = ("127.0.0.1:7070",)
     name: Annotated[str, Field(description="Name, unique in the run. Default: REGION.HOSTNAME.")] = ""
     region: Annotated[str, Field(description="Region of this learner, shown in status and metrics.")] = ""
@@ -56,6 +56,13 @@ class JoinSettings(Certificates, Metrics):
     connect_timeout_s: Annotated[
         float, Field(ge=0, description="Longest wait for a core when joining, in seconds.")
     ] = 600.0
+    if_refused: Annotated[
+        Literal["exit", "wait"],
+        Field(
+            description="If the core refuses this learner for good, for example after an eviction: exit with status 4, "
+            "or wait for SIGTERM, so that no supervisor restarts it."
+        ),
+    ] = "exit"
     drain_s: Annotated[
         float, Field(ge=0, description="Longest wait for acknowledgements when leaving, in seconds.")
     ] = 30.0

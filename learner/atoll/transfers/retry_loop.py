@@ -11,6 +11,7 @@ from typing import Protocol
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
+from atoll_wire.errors import ExitStatus
 
 from atoll.errors import LearnerError
 from atoll.transfers.call_errors import Remedy, backoff_s, detail, remedy
@@ -91,7 +92,7 @@ async def retry(
             failure = Failure(error, remedy(error), session, failures)
             acted = failed(failure)
             if failure.remedy is Remedy.STOP and wanted():
-                raise LearnerError(detail(error)) from error
+                raise LearnerError(detail(error), ExitStatus.REFUSED) from error
         if not acted:
             await asyncio.sleep(backoff_s(failures, rng))
         failures += 1

@@ -1,5 +1,5 @@
 """Parts of every Atoll process: settings and their command-line options, logs, durable folders, file locks, and the
 metrics and health server.
 
-May import: errors, outer_pb2, security.
+May import: cli, errors, outer_pb2, security.
 """

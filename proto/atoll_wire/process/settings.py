@@ -21,9 +21,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from atoll_wire.errors import SettingsError
+from atoll_wire.cli import option_groups
+from atoll_wire.cli.option_groups import Group
+from atoll_wire.cli.sizes import COUNT_UNITS, UNITS, parse_count, parse_size, shortest
+from atoll_wire.errors import UsageError
 from atoll_wire.process.logs import configure
-from atoll_wire.process.sizes import UNITS, parse_size
 from atoll_wire.security.transport import TransportSecurity
 
 TYPE_NAMES = {int: "int", float: "float", Path: "path"}
@@ -58,7 +60,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:  # noqa: ANN401
-        """Returns settings with these values, which may be strings. Raises SettingsError for an invalid value."""
+        """Returns settings with these values, which may be strings. Raises UsageError for an invalid value."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -69,8 +71,13 @@ def _bytes(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
-BYTES = BeforeValidator(_bytes)
+def _count(value: object) -> object:
+    return parse_count(value) if isinstance(value, str) else value
+
+
+BYTES, COUNT = BeforeValidator(_bytes), BeforeValidator(_count)
 Bytes: TypeAlias = Annotated[int, BYTES]  # written as 65536 or 64KiB
+Count: TypeAlias = Annotated[int, COUNT]  # written as 12000000000 or 12B
 Address: TypeAlias = Annotated[str, Option(metavar="HOST:PORT")]
 
 
@@ -166,8 +173,7 @@ class Declared:
     @property
     def form(self) -> str:
         """The placeholder for the option's value in `--help`."""
-        name = "bytes" if BYTES in self.info.metadata else TYPE_NAMES.get(self.kind, "text")
-        return self.option.metavar or f"<{name}>"
+        return self.option.metavar or f"<{self._quantity or TYPE_NAMES.get(self.kind, 'text')}>"
 
     @property
     def range(self) -> str:
@@ -199,12 +205,15 @@ class Declared:
             return value.name.lower()
         if isinstance(value, float):
             return f"{value:g}"
-        if isinstance(value, int) and BYTES in self.info.metadata:
-            unit = next(
-                name for name, size in reversed(UNITS.items()) if (value % size == 0 and value >= size) or not name
-            )
-            return f"{value // UNITS[unit]}{unit}"
+        if isinstance(value, int) and self._quantity:
+            return shortest(value, UNITS if self._quantity == "bytes" else COUNT_UNITS)
         return str(value)
+
+    @property
+    def _quantity(self) -> str:
+        """bytes or count, if the setting is written with a unit."""
+        found = set(filter(lambda each: isinstance(each, BeforeValidator), _metadata(self.info)))
+        return "bytes" if BYTES in found else "count" if COUNT in found else ""
 
 
 @cache
@@ -232,12 +241,12 @@ def _metadata(info: FieldInfo) -> Iterator[object]:
         yield from getattr(part, "__metadata__", ())
 
 
-def _named(cls: type[Settings], error: ValidationError) -> SettingsError:
+def _named(cls: type[Settings], error: ValidationError) -> UsageError:
     first = error.errors()[0]
     names = tuple(each for each in first["loc"] if isinstance(each, str))
     flag = next((each.flag for each in declared(cls) if each.path == names[: len(each.path)]), ".".join(names))
     wrong = first["msg"].removeprefix("Value error, ")
-    return SettingsError(f"{flag} {first['input']}: {wrong[0].lower()}{wrong[1:]}; see atoll {cls.command} --help")
+    return UsageError(f"{flag} {first['input']}: {wrong[0].lower()}{wrong[1:]}; see atoll {cls.command} --help")
 
 
 # ------------------------------------------------------------------------------------------------- the command line
@@ -250,20 +259,25 @@ class Given:
     of: type[Settings]
 
 
-def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Callable[..., None]:
-    """Returns a typer function with an option for each setting. taken: the classes of the arguments in order."""
+def command(function: Callable[..., None], *taken: type[Settings] | Given, **groups: Group) -> Callable[..., None]:
+    """Returns a typer function with an option for each setting.
+
+    taken: the classes of the arguments in order. groups: further arguments by name, see `option_groups`.
+    """
     classes = [each.of if isinstance(each, Given) else each for each in taken]
 
     def run(**values: Any) -> None:  # noqa: ANN401
-        function(*(_collected(each, values) for each in taken))
+        more = option_groups.collected(groups, values)
+        function(*(_collected(each, values) for each in taken), **more)
 
     all_of = [
         (each, isinstance(which, Given)) for which, cls in zip(taken, classes, strict=True) for each in declared(cls)
     ]
     all_of.sort(key=lambda each: len(each[0].path))  # nested settings, such as limits, come last
     options = [_parameter(each, only_given=only) for each, only in all_of]
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in options}
+    option_groups.described(
+        run, options + [each for group in groups.values() for each in option_groups.parameters(group)]
+    )
     return run
 
 
@@ -289,7 +303,7 @@ def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
 
 
 def _collected(which: type[Settings] | Given, values: dict[str, Any]) -> Settings | dict[str, Any]:
-    """Returns one argument of a command, from the values of all options. Raises SettingsError."""
+    """Returns one argument of a command, from the values of all options. Raises UsageError."""
     cls, tree = which.of if isinstance(which, Given) else which, dict[str, Any]()
     for each in declared(cls):
         if (value := values[each.key]) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -29,6 +29,23 @@ KEY = "key.pem"
 
 class TransportSecurityError(UserError):
     """Certificates cannot be used, or plain text would leave the machine. The message is one line with the fix."""
+
+
+class AddressError(TransportSecurityError):
+    """An address is not HOST:PORT. The message is one line with the fix."""
+
+
+def check_address(address: str) -> None:
+    """Raises AddressError if an address is neither HOST:PORT nor unix:PATH. An IPv6 address needs brackets."""
+    if address.startswith("unix:"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        raise AddressError(f'"{address}" has no port: give HOST:PORT, such as {address or "localhost"}:7070')
+    if ":" in host and not host.startswith("["):
+        raise AddressError(f'"{address}" is an IPv6 address without brackets: give [ADDRESS]:PORT, such as [::1]:7070')
+    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise AddressError(f'"{address}" is not HOST:PORT: give an address such as {host or "localhost"}:7070')
 
 
 def on_loopback(addresses: Iterable[str]) -> bool:
@@ -62,8 +79,13 @@ class TransportSecurity:
     tls: Path | None = None
     plaintext: bool = False
 
-    def check(self, addresses: Iterable[str]) -> None:
-        """Raises TransportSecurityError for unusable certificates, and for plain text beyond loopback."""
+    def check(self, addresses: Collection[str]) -> None:
+        """Raises TransportSecurityError for unusable certificates, and for plain text beyond loopback.
+
+        Raises AddressError for an address that is not HOST:PORT.
+        """
+        for address in addresses:
+            check_address(address)
         if self.tls is not None:
             read(self.tls)
             return

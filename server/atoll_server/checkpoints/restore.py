@@ -39,6 +39,7 @@ from atoll_server.storage.spool import Spool
 
 INITIAL = "initial.safetensors"
 LEDGER = "ledger.sqlite"
+RESTORING = "restoring"  # an empty file in a directory into which a backup is being restored; no core starts there
 READ_BYTES = 4 << 20
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
 
 Sender = tuple[str, int, int]  # learner, incarnation, fragment
+PER_GENERATION_S = 60.0  # assumed shortest time between two restores of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,12 @@ class RolledBack:
     shards: int = 0
 
 
-def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
+def roll_back(
+    directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM, *, backup_at: float = 0.0
+) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
+    backup_at: when the backup was taken from which the directory was restored, in wall-clock seconds; 0: no backup.
     Raises SettingsError if there is no run, if the checkpoint is missing or damaged, or if a core uses the directory.
     Raises SettingsError for the directory of a shard without the registrar. Raises LedgerError for a damaged ledger.
     """
@@ -62,7 +66,7 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
                 f"{directory} holds shard {meta['shard'][0]} of a run: restore the checkpoint in the registrar's "
                 "directory; this shard rolls back when it starts"
             )
-        return _Rollback(db, directory, meta, disk, clock).of_run(checkpoint)
+        return _Rollback(db, directory, meta, disk, clock, backup_at).of_run(checkpoint)
 
 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
@@ -86,14 +90,23 @@ def _meta(db: sqlite3.Connection, directory: Path) -> dict[str, Any]:
 
 
 class _Rollback:
-    """The rollback of one directory. meta: the run's values in the ledger."""
+    """The rollback of one directory. meta: the run's values in the ledger. backup_at: see `roll_back`."""
 
-    def __init__(self, db: sqlite3.Connection, directory: Path, meta: dict[str, Any], disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        directory: Path,
+        meta: dict[str, Any],
+        disk: Disk,
+        clock: Clock,
+        backup_at: float = 0.0,
+    ) -> None:
         self._db = db
         self._directory = directory
         self._meta = meta
         self._disk = disk
         self._clock = clock
+        self._backup_at = backup_at
         self._line = lineage.line_of(meta)
 
     def of_run(self, checkpoint: int) -> RolledBack:
@@ -109,7 +122,7 @@ class _Rollback:
         before = manifests.restored_of(self._meta)
         if before is not None and before.checkpoint == checkpoint and self._untouched():
             return RolledBack(row, merges, self._line.generation, began=False, shards=others)
-        generation = self._line.generation + 1
+        generation = self._next()
         manifest = RestoredManifest(generation, checkpoint, found.snapshots)
         self._begin(generation, replace(row, datasets=found.datasets), manifest)
         return RolledBack(row, merges, generation, began=True, shards=others)
@@ -120,8 +133,18 @@ class _Rollback:
         merges = sum(row.versions.values())
         if line.beginnings and line.beginnings[0].checkpoint == checkpoint and self._untouched():
             return RolledBack(row, merges, line.generation, began=False)
-        self._begin(line.generation + 1, row)
-        return RolledBack(row, merges, line.generation + 1, began=True)
+        generation = self._next()
+        self._begin(generation, row)
+        return RolledBack(row, merges, generation, began=True)
+
+    def _next(self) -> int:
+        """Returns the number of a new generation.
+
+        A backup does not know the generations that began after it. If one of their numbers were used again, learners
+        and shards of that generation would not notice the restore. So the number also grows with the backup's age.
+        """
+        age_s = max(0.0, self._clock.wall() - self._backup_at) if self._backup_at else 0.0
+        return self._line.generation + 1 + int(age_s / PER_GENERATION_S)
 
     def of_shard(self, generation: int, snapshot: int) -> RolledBack:
         """Rolls back a shard's directory. Raises SettingsError if the snapshot is missing or damaged."""
@@ -158,7 +181,8 @@ class _Rollback:
     def _begin(self, generation: int, row: SnapshotRow, manifest: RestoredManifest | None = None) -> None:
         """Begins a generation at a snapshot. manifest: the run's checkpoint that names the snapshot, if any."""
         db, meta = self._db, self._meta
-        begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], self._clock.wall())
+        now = self._clock.wall()
+        begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], now, self._backup_at)
         with database.transaction(db):
             _refuse_pending(db, self._line.generation, begun)
             meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
@@ -214,18 +238,25 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: O
             db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0, units={})
         )
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
+    from_backup = bool(line.beginnings[0].backup_at) and origin.owned is None
     for learner in run_ledger.learners(db):
-        run_ledger.put_learner(db, _restored(learner, row, undone, origin.layout))
+        kept = _mean(learner, counted, origin.layout) if from_backup else None
+        run_ledger.put_learner(db, _restored(learner, row, _mean(learner, undone, origin.layout), kept))
 
 
-def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:
-    """Returns a learner's row with its account reset to the checkpoint."""
-    account: TimeAccount = TimeAccount.from_data(learner.account)
+def _mean(learner: LearnerRow, tokens: Mapping[Sender, int], layout: Layout) -> float:
+    """Returns a learner's tokens in its newest incarnation, as a mean over fragments weighted by their length."""
     parts = (
-        undone.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
+        tokens.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
         for fragment in layout.fragments
     )
-    account.restored(row.tokens.get(learner.name, 0), sum(parts))
+    return sum(parts)
+
+
+def _restored(learner: LearnerRow, row: SnapshotRow, undone: float, kept: float | None) -> LearnerRow:
+    """Returns a learner's row with its account reset to the checkpoint. undone, kept: see `TimeAccount.restored`."""
+    account: TimeAccount = TimeAccount.from_data(learner.account)
+    account.restored(row.tokens.get(learner.name, 0), undone, kept)
     account.by_shard.clear()  # these sums include work that the restore discarded; each shard computes its own again
     data: dict[str, Any] = account.as_data()
     return replace(learner, account=data)

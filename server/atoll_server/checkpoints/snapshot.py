@@ -6,7 +6,7 @@ of its merges. The file is durable before the snapshot's row is written to the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +88,18 @@ def load_snapshot(
 
     row: the snapshot's row in the ledger. Raises SnapshotError if the snapshot is missing or damaged.
     """
-    states = {}
+    return dict(_states(path, fragments, row, disk))
+
+
+def check_snapshot(path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK) -> None:
+    """Does the same as `load_snapshot`, but keeps only one fragment at a time in memory."""
+    for _ in _states(path, fragments, row, disk):
+        pass
+
+
+def _states(
+    path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk
+) -> Iterator[tuple[int, FragmentState]]:
     try:
         file = open_tensors(path, disk)
         for fragment in fragments:
@@ -96,10 +107,9 @@ def load_snapshot(
             state = FragmentState(row.versions[fragment.index], *arrays)
             if state.checksums() != row.checksums[fragment.index]:
                 raise SnapshotError(f"{path}: fragment {fragment.index} does not match its checksums")
-            states[fragment.index] = state
             file.forget()
+            yield fragment.index, state
     except TensorFileError as error:
         raise SnapshotError(str(error)) from error
     except (OSError, KeyError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
-    return states

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from atoll_wire.cli.option_groups import output, takes
+from atoll_wire.cli.output import Format, pairs, show
 
 Folder = Annotated[
     Path,
@@ -69,15 +71,29 @@ def issue_command(
     )
 
 
+@takes(form=output)
 def show_command(
+    form: Format,
     path: Annotated[Path, typer.Argument(help="Certificate file, or certificate directory of a process.")],
 ) -> None:
     """Show a certificate's role, name, hosts and validity."""
     from atoll_wire.security.certificate import read_certificate
 
-    found = read_certificate(path)
-    print(f"identity     {found.identity}\nhosts        {' '.join(found.hosts) or 'none'}\nissuer       {found.issuer}")
-    print(
-        f"valid        {found.begins:%Y-%m-%d %H:%M} to {found.ends:%Y-%m-%d %H:%M} UTC, {found.days_left:.1f} days left"
-    )
-    print(f"fingerprint  {found.fingerprint}")
+    cert = read_certificate(path)
+    found = {
+        "identity": cert.identity,
+        "hosts": list(cert.hosts),
+        "issuer": cert.issuer,
+        "begins": cert.begins.timestamp(),
+        "ends": cert.ends.timestamp(),
+        "days_left": cert.days_left,
+        "fingerprint": cert.fingerprint,
+    }
+    rows = [
+        ("identity", cert.identity),
+        ("hosts", " ".join(cert.hosts) or "none"),
+        ("issuer", cert.issuer),
+        ("valid", f"{cert.begins:%Y-%m-%d %H:%M} to {cert.ends:%Y-%m-%d %H:%M} UTC, {cert.days_left:.1f} days left"),
+        ("fingerprint", cert.fingerprint),
+    ]
+    show(found, form, lambda: pairs(rows))

@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from atoll_wire.errors import UserError, need
+from atoll_wire.cli.option_groups import Reach, confirm, core, count, output, size, takes
+from atoll_wire.cli.output import Format, console
+from atoll_wire.errors import UsageError, need
 from atoll_wire.process import lazy_commands
 
+from atoll_server.cli import backup_commands, contexts
+
 KEEPING = ("numba", "zstandard")
-REACH = "Connection to a core"
-Server = Annotated[str, typer.Option(help="Address of a core or a front.", metavar="HOST:PORT", rich_help_panel=REACH)]
-Tls = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls", help="Directory of certificates (see atoll certs).", envvar="ATOLL_TLS", rich_help_panel=REACH
-    ),
-]
-Token = Annotated[
-    str, typer.Option(help="Operator's token (see atoll token).", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
-]
-Plaintext = Annotated[
-    bool,
-    typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH),
-]
+SMALLEST_FILE = 1 << 20
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -45,13 +36,17 @@ def register(app: typer.Typer) -> None:
     app.command("token")(token_command)
     app.command("replay")(replay_command)
     app.command("reshard")(reshard_command)
-    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, verify, restore and export checkpoints of a run.")
+    checkpoint = typer.Typer(
+        no_args_is_help=True, help="List, take, verify, restore, export and back up checkpoints of a run."
+    )
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
     checkpoint.command("verify")(checkpoint_verify)
     checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
+    backup_commands.register(checkpoint)
     app.add_typer(checkpoint, name="checkpoint")
+    contexts.register(app)
 
 
 def _start_core() -> lazy_commands.Command:
@@ -74,52 +69,45 @@ def _start_core() -> lazy_commands.Command:
     return command(core, CoreSettings, Given(RunSettings), Logs)
 
 
+@takes(reach=core, form=output)
 def status_command(
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
+    reach: Reach,
+    form: Format,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show the status of a run: goodput, learners, fragments, contributions and bytes."""
     from atoll_server.cli.watch import show_status, watch_status
 
-    if watch and as_json:
-        raise UserError("--watch and --json cannot be combined: give only one of them")
-    if watch:
-        watch_status(_core(server, tls, token, insecure_plaintext))
-    else:
-        show_status(_core(server, tls, token, insecure_plaintext), as_json=as_json)
+    if watch and form is Format.JSON:
+        raise UsageError("--watch and --json cannot be combined: give --output jsonl for one line per second")
+    (watch_status if watch else show_status)(_target(reach), form)
 
 
+@takes(reach=core)
 def pause_command(
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
+    reach: Reach,
     reason: Annotated[str, typer.Option(help="Reason to show to learners and operators.")] = "no reason given",
+    yes: Yes = False,
 ) -> None:
     """Pause the run until `atoll resume`, even if the core restarts. Learners wait in step(), and no round opens."""
     from atoll_server.cli.operator_client import pause
 
-    pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
+    confirm(f"Pause the run at {reach.servers[0]}? All learners stop training.", "pause", yes=yes)
+    pause(_target(reach), reason or "no reason given")
 
 
-def resume_command(
-    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
-) -> None:
+@takes(reach=core)
+def resume_command(reach: Reach) -> None:
     """Resume a run that `atoll pause` paused."""
     from atoll_server.cli.operator_client import pause
 
-    pause(_core(server, tls, token, insecure_plaintext), "")
+    pause(_target(reach), "")
 
 
+@takes(reach=core, form=output)
 def receipts_command(
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
+    reach: Reach,
+    form: Format,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -129,45 +117,51 @@ def receipts_command(
     learner: Annotated[str, typer.Option(help="Show only contributions of this learner.")] = "",
     fate: Annotated[str, typer.Option(help="Show only contributions with this fate: pending, merged or refused.")] = "",
     last: Annotated[int, typer.Option(help="Number of newest contributions to show.", min=1)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the fate of contributions: merged (version, weight), refused (reason), or pending."""
     need("receipts", "server", *KEEPING)
-    from atoll_server.cli.receipts import from_core, from_directory, show
+    from atoll_server.cli.receipts import from_core, from_directory, show_receipts
 
     if directory is not None:
         found = from_directory(directory, learner, fate, last)
     else:
-        found = from_core(_core(server, tls, token, insecure_plaintext), learner, fate, last)
-    show(found, as_json=as_json)
+        found = from_core(_target(reach), learner, fate, last)
+    show_receipts(found, form)
 
 
+@takes(reach=core)
 def evict_command(
     learner: Annotated[str, typer.Argument(help="Name of the learner.")],
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
+    reach: Reach,
     reason: Annotated[str, typer.Option(help="Reason to record and to show to the learner.")] = "by an operator",
     undo: Annotated[bool, typer.Option("--undo", help="Let the learner join again.")] = False,
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Number of the learner's reported tokens that still count, if its reports were false."
+            parser=count,
+            metavar="<count>",
+            help="Number of the learner's reported tokens that still count, if its reports were false.",
         ),
     ] = None,
+    yes: Yes = False,
 ) -> None:
     """Evict a learner. The learner stops and cannot join again, and the core refuses its pending contributions."""
     from atoll_server.cli.operator_client import evict
 
-    evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
+    if not undo:
+        confirm(f"Evict learner {learner} from the run at {reach.servers[0]}?", "evict", yes=yes)
+    evict(_target(reach), learner, "" if undo else reason or "by an operator", tokens)
 
 
 def token_command(
     name: Annotated[str, typer.Argument(help="Name of the operator, for the audit log.")],
-    file: Annotated[Path, typer.Option(help="Token file. Give this file to the core as --operator-tokens.")] = Path(
-        "operator-tokens"
-    ),
+    file: Annotated[
+        Path,
+        typer.Option(
+            help="Token file. Give this file to the core as --operator-tokens.",
+            envvar="ATOLL_CORE_OPERATOR_TOKENS",  # the core's variable: ATOLL_TOKEN_FILE holds one token
+        ),
+    ] = Path("operator-tokens"),
 ) -> None:
     """Create an operator's token, which replaces an earlier token with this name. Start the core with --operator-tokens FILE."""
     from atoll_server.access.tokens import new
@@ -175,11 +169,10 @@ def token_command(
     print(new(file, name))
 
 
+@takes(reach=core, form=output)
 def checkpoint_list(
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
+    reach: Reach,
+    form: Format,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -194,24 +187,20 @@ def checkpoint_list(
         need("checkpoint list --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import list_from_directory
 
-        list_from_directory(directory)
+        list_from_directory(directory, form)
         return
     from atoll_server.cli.operator_client import list_checkpoints
 
-    list_checkpoints(_core(server, tls, token, insecure_plaintext))
+    list_checkpoints(_target(reach), form)
 
 
 def checkpoint_verify(
     directory: Annotated[
         Path,
-        typer.Option(
-            "--dir",
-            help="Directory of the run, or a copy of it. No core may use the directory at the same time.",
-            envvar="ATOLL_CHECKPOINT_VERIFY_DIR",
-        ),
+        typer.Argument(help="A backup, or the directory of a run that no core uses at the same time."),
     ],
 ) -> None:
-    """Check whether a core can start from a directory, for example from a backup.
+    """Check whether a core can start from a backup, or from a stopped run's directory.
 
     The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
     It repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that
@@ -247,21 +236,18 @@ def checkpoint_restore(
     restore_checkpoint(directory, checkpoint)
 
 
-def checkpoint_take(
-    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
-) -> None:
+@takes(reach=core)
+def checkpoint_take(reach: Reach) -> None:
     """Take a checkpoint now, and wait until it is durable."""
     from atoll_server.cli.operator_client import take_checkpoint
 
-    take_checkpoint(_core(server, tls, token, insecure_plaintext))
+    take_checkpoint(_target(reach))
 
 
+@takes(reach=core)
 def checkpoint_export(
     out: Annotated[Path, typer.Argument(help="Safetensors file to write; with --max-file-size, the folder to write.")],
-    server: Server = "127.0.0.1:7070",
-    tls: Tls = None,
-    token: Token = "",
-    insecure_plaintext: Plaintext = False,
+    reach: Reach,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -272,8 +258,9 @@ def checkpoint_export(
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Write the initial parameters (version 0).")] = False,
     max_file_size: Annotated[
-        str | None,
+        int | None,
         typer.Option(
+            parser=size,
             help="Write a folder with an index and files of at most this size, such as 5GiB. A larger tensor gets its own file.",
             metavar="<bytes>",
         ),
@@ -284,17 +271,19 @@ def checkpoint_export(
     A folder follows the format of Hugging Face's libraries: files and an index. The command
     overwrites an earlier export at the same path.
     """
-    from atoll_server.cli.export_target import file_size
     from atoll_server.cli.operator_client import export_checkpoint
 
-    most = None if max_file_size is None else file_size(max_file_size)
+    if max_file_size is not None and max_file_size < SMALLEST_FILE:
+        raise UsageError(
+            f"--max-file-size {max_file_size}: at least 1MiB is needed; see atoll checkpoint export --help"
+        )
     if directory is not None:
         need("checkpoint export --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import export_from_directory
 
-        export_from_directory(directory, out, initial=initial, max_file_bytes=most)
+        export_from_directory(directory, out, initial=initial, max_file_bytes=max_file_size)
     else:
-        export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial, max_file_bytes=most)
+        export_checkpoint(_target(reach), out, initial=initial, max_file_bytes=max_file_size)
 
 
 def replay_command(
@@ -305,6 +294,7 @@ def replay_command(
             "--set",
             help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. You may repeat this option.",
             metavar="NAME=VALUE",
+            envvar="ATOLL_REPLAY_SET",
         ),
     ] = [],  # noqa: B006 - typer copies it
     out: Annotated[
@@ -323,7 +313,6 @@ def replay_command(
 
     from atoll_server.cli.replay import replay
     from atoll_server.cli.run_directory import check_whole_model, run_id, write_model
-    from atoll_server.cli.tables import console
 
     if out is not None:
         check_whole_model(directory)
@@ -386,9 +375,9 @@ def reshard_command(
     reshard_directories(directories, shards, out, alone=registrar_only)
 
 
-def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401
+def _target(reach: Reach) -> Any:  # noqa: ANN401
     from atoll_wire.security.transport import TransportSecurity
 
     from atoll_server.cli.operator_client import OperatorTarget
 
-    return OperatorTarget(server, TransportSecurity(tls, insecure_plaintext), token)
+    return OperatorTarget(reach.servers[0], TransportSecurity(reach.tls, reach.plaintext), reach.token)

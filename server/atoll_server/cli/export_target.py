@@ -8,31 +8,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll_wire.errors import SettingsError, UserError
+from atoll_wire.errors import UserError
 from atoll_wire.layout.tensor_header import INDEX, Sink
 from atoll_wire.model_file.unshared_tensors import warnings_of
 from atoll_wire.process.durable import new_file, sync_folder
-from atoll_wire.process.sizes import parse_size
 
 from atoll_server.checkpoints.folder_writer import folder_writer
 
-SMALLEST = 1 << 20
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
 class ExportError(UserError):
     """The target cannot be written. The message is one line with the fix."""
-
-
-def file_size(text: str) -> int:
-    """Reads the value of --max-file-size. Raises SettingsError."""
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise SettingsError(f"--max-file-size {text}: {error}; see atoll checkpoint export --help") from error
-    if size < SMALLEST:
-        raise SettingsError(f"--max-file-size {text}: at least 1MiB is needed; see atoll checkpoint export --help")
-    return size
 
 
 @contextlib.contextmanager

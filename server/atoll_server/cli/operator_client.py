@@ -11,21 +11,30 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.cli.output import Format
 from atoll_wire.connections.calls import open_stream
 from atoll_wire.connections.link import core_away, is_unreachable
 from atoll_wire.contract import token_metadata
-from atoll_wire.errors import UserError
+from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.security.certificate import Role, read_certificate
+from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
 from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # a new channel does not wait as an earlier one would
 
 
 class OperatorError(UserError):
-    """The core is unreachable, or refused the call. The message is one line with the fix."""
+    """A call to a core cannot be made, or failed. The message is one line with the fix."""
+
+
+class CoreUnreachableError(OperatorError):
+    """Neither a core nor a front answered, or a front could not reach its core."""
+
+    exit_status = ExitStatus.UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +53,14 @@ class OperatorTarget:
 def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
     """Context manager that yields a stub for calls to a core.
 
-    Raises OperatorError if the core is unreachable or refuses the call. Raises TransportSecurityError if a certificate
-    is unusable.
+    Raises OperatorError if a call fails, and TransportSecurityError if a certificate is unusable.
     """
     address = remote.address
     remote.security.check([address])
     _check_caller(remote.security.tls)
     if not (remote.token.isascii() and remote.token.isprintable()):
         raise OperatorError("--token has invalid characters: give the token that `atoll token` printed")
-    with remote.security.dial_and_wait(address) as dialled:
+    with remote.security.dial_and_wait(address, OWN_CONNECTION) as dialled:
         channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
         try:
             yield rpc.OperatorStub(channel)
@@ -60,11 +68,15 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
             if core := core_away(error):
                 fix = f"start the core with `atoll core --listen {core} --dir DIR`, or correct the front's --core"
                 text = f"the front at {address} answers, but {error.details()}"
-                raise OperatorError(f"{text}: {fix}") from error
+                raise CoreUnreachableError(f"{text}: {fix}") from error
             if is_unreachable(error):
+                if error.code() is grpc.StatusCode.UNAVAILABLE and (fault := tls_fault(address, remote.security)):
+                    raise OperatorError(fault) from error
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
-                raise OperatorError(f"no core answers at {address} ({error.details()}): {fix}") from error
-            raise OperatorError(f"the core at {address} refused the call: {error.details()}") from error
+                raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error
+            raise OperatorError(
+                f"the core at {address} refused the call: {error.details()}", ExitStatus.REFUSED
+            ) from error
 
 
 def _check_caller(tls: Path | None) -> None:
@@ -119,11 +131,11 @@ def _print_unconfirmed(shards: Sequence[int]) -> None:
         print(f"not yet confirmed by {named_shards(shards)}, which will apply the change later")
 
 
-def list_checkpoints(remote: OperatorTarget) -> None:
+def list_checkpoints(remote: OperatorTarget, form: Format = Format.TABLE) -> None:
     """Prints the checkpoints on a core's disk."""
     with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
-    print_checkpoints(reply.checkpoints)
+    print_checkpoints(reply.checkpoints, form)
 
 
 def take_checkpoint(remote: OperatorTarget) -> None:

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.cli.output import Format, as_data, columns, show
 from atoll_wire.contract import FATE_NAMES, FATES, Fate
-from google.protobuf.json_format import MessageToJson
-from rich.table import Table
+from rich.markup import escape
 
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.operator_client import TIMEOUT_S, OperatorError, OperatorTarget, operator
 from atoll_server.cli.run_directory import shard_number
-from atoll_server.cli.tables import console, named_shards
+from atoll_server.cli.tables import named_shards
 from atoll_server.ledger import run_ledger, shard_ledger
 from atoll_server.ledger.database import read_ledger
 from atoll_server.operators.receipt_pages import logged_receipt
@@ -67,36 +67,38 @@ def _fate(name: str) -> Fate:
     raise OperatorError(f'--fate "{name}" is invalid: give pending, merged or refused')
 
 
-def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
-    """Prints receipts in the given order, as a table or as one JSON object per line."""
-    if as_json:
-        for each in receipts:
-            print(
-                MessageToJson(
-                    each, preserving_proto_field_name=True, indent=None, always_print_fields_with_no_presence=True
-                )
-            )
-        return
-    table = Table(
-        "received", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "reason"
+COLUMNS = (
+    "received (UTC)",
+    "contribution",
+    "tokens",
+    "steps",
+    "norm",
+    "fate",
+    "version",
+    "weight",
+    "staleness",
+    "outcome",
+)
+NARROW = ("received (UTC)", "contribution", "fate", "outcome")
+
+
+def show_receipts(receipts: Sequence[pb.LoggedReceipt], form: Format) -> None:
+    """Prints receipts in the given order."""
+    show([as_data(each) for each in receipts], form, lambda: columns(COLUMNS, NARROW, form, map(_cells, receipts)))
+
+
+def _cells(each: pb.LoggedReceipt) -> tuple[str, ...]:
+    receipt, merged = each.receipt, each.receipt.fate == pb.FATE_MERGED
+    clipped = f" clipped to {each.clipped:.2f}" if each.clipped < 1 else ""
+    return (
+        datetime.fromtimestamp(each.accepted_at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}",
+        f"{each.tokens:,}",
+        str(each.steps),
+        f"{each.norm:.3g}{clipped}",
+        FATE_NAMES.get(receipt.fate, ""),
+        str(receipt.version) if receipt.fate != pb.FATE_PENDING else "",
+        f"{receipt.weight:.4f}" if merged else "",
+        f"{receipt.staleness:.3g}" if merged else "",
+        f"version {receipt.version}, weight {receipt.weight:.3f}" if merged else escape(receipt.reason),
     )
-    for each in receipts:
-        receipt = each.receipt
-        name = f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}"
-        when = datetime.fromtimestamp(each.accepted_at, UTC).isoformat(timespec="seconds")
-        merged = receipt.fate == pb.FATE_MERGED
-        fate = FATE_NAMES.get(receipt.fate, "")
-        clipped = f" clipped to {each.clipped:.2f}" if each.clipped < 1 else ""
-        table.add_row(
-            when,
-            name,
-            f"{each.tokens:,}",
-            str(each.steps),
-            f"{each.norm:.3g}{clipped}",
-            fate,
-            str(receipt.version) if receipt.fate != pb.FATE_PENDING else "",
-            f"{receipt.weight:.4f}" if merged else "",
-            f"{receipt.staleness:.3g}" if merged else "",
-            receipt.reason,
-        )
-    console().print(table)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll_wire.cli.output import console
 from atoll_wire.errors import SettingsError
 from rich.progress import Progress
 from rich.table import Table
 
 from atoll_server.checkpoints.resharding import Resharded, reshard
 from atoll_server.checkpoints.restore import LEDGER
-from atoll_server.cli.tables import console
 from atoll_server.service.server import AUDIT_LOG
 
 

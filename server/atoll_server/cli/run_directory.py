@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from atoll_wire.cli.output import Format
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
 from atoll_wire.model_file import model_file
@@ -87,16 +88,16 @@ def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Conn
         yield db
 
 
-def list_from_directory(directory: Path) -> None:
+def list_from_directory(directory: Path, form: Format = Format.TABLE) -> None:
     """Prints the checkpoints in a run's directory."""
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
         if "owned" in meta and "shard" not in meta:
-            print_checkpoints(map(manifest_message, manifests_of(meta)))
+            print_checkpoints(map(manifest_message, manifests_of(meta)), form)
             return
-        if "owned" in meta:
+        if "owned" in meta and not form.is_json:
             print(f"snapshots of shard {shard_number(meta)}: the registrar's directory has the run's checkpoints")
-        print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)])
+        print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)], form)
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:

@@ -6,22 +6,13 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.cli.output import Format, as_data, columns, show
 from atoll_wire.contract import LearnerState
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-WIDE = 200
 FEW = 40  # number of learners and fragments that fit on a screen
-
-
-def console() -> Console:
-    """Returns a console as wide as the terminal.
-
-    In a pipe or a log, its width is WIDE columns, so that no table is cut.
-    """
-    made = Console()
-    return made if made.is_terminal else Console(width=WIDE)
 
 
 def named_shards(numbers: Collection[int]) -> str:
@@ -29,69 +20,90 @@ def named_shards(numbers: Collection[int]) -> str:
     return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
 
 
-def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
-    """Prints checkpoints as a table, oldest first."""
-    table = Table("id", "taken", "merges", "size (MB)", "generation")
-    for each in checkpoints:
-        table.add_row(*checkpoint_row(each))
-    console().print(table)
+def print_checkpoints(checkpoints: Iterable[pb.Checkpoint], form: Format) -> None:
+    """Prints checkpoints, oldest first."""
+    found = list(checkpoints)
+    names = ("id", "taken", "merges", "size (MB)", "generation")
+    show([as_data(each) for each in found], form, lambda: columns(names, names, form, map(checkpoint_row, found)))
 
 
 def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
     """Returns the cells of a checkpoint's row: number, time, merges, size in MB, generation."""
-    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
+    when = moment(each.taken_at)
     merges = str(sum(each.versions.values()))
     return str(each.id), when, merges, f"{each.size_bytes / 1e6:.1f}", str(each.generation)
 
 
-def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
+def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> RenderableType:
     """Returns a run's status as text and tables.
 
-    most: limit on shown learners, and on shown fragments; None for no limit. If `most` is set, learners in states other
-    than live and left come first.
+    form: wide for all columns. most: limit on shown learners, and on shown fragments; None for no limit. If `most` is
+    set, learners in states other than live and left come first.
     """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
     ]
     if reply.HasField("restored"):
-        when = datetime.fromtimestamp(reply.restored.at, UTC).isoformat(timespec="seconds")
-        parts.append(f"restored to checkpoint {reply.restored.checkpoint} (generation {reply.generation}) at {when}")
+        parts.append(_restored(reply.restored, reply.generation))
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
-    more = [_shards(reply)] if reply.shards else []
-    more += [_datasets(reply)] if reply.datasets else []
-    return Group(*parts, _totals(reply), *more, _learners(reply, most), _fragments(reply, most))
+    tables = [_shards(reply, form)] if reply.shards else []
+    tables += [_datasets(reply, form)] if reply.datasets else []
+    tables += [_learners(reply, form, most), _fragments(reply, form, most)]
+    return Group(*parts, _totals(reply), *(part for table in tables for part in ("", table)))
 
 
-def _shards(reply: pb.StatusReply) -> Table:
-    table = Table("shard", "address", "state", "fragments", "heard")
-    for each in reply.shards:
-        table.add_row(
+def _restored(restored: pb.Restored, generation: int) -> str:
+    """Returns a line about the restore that began the current generation."""
+    source = f"to checkpoint {restored.checkpoint}"
+    if restored.backup_at:
+        source = f"from the backup of {moment(restored.backup_at)}"
+    discarded = f": {restored.undone_tokens:,} trained tokens no longer count" if restored.undone_tokens else ""
+    return f"restored {source} (generation {generation}) at {moment(restored.at)}{discarded}"
+
+
+def moment(at: float) -> str:
+    """Returns a time as text for people. at: wall-clock seconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _shards(reply: pb.StatusReply, form: Format) -> Table:
+    names = ("shard", "address", "state", "fragments", "heard")
+    rows = (
+        (
             str(each.shard),
             each.address or ("this registrar" if each.attached else "unknown"),
             "attached" if each.attached else "[bold red]not attached[/]",
             ", ".join(map(str, each.fragments)),
             f"{each.heard_s:.1f} s ago" if each.heard_s else "",
         )
-    return table
+        for each in reply.shards
+    )
+    return columns(names, names, form, rows)
 
 
-def _datasets(reply: pb.StatusReply) -> Table:
-    table = Table("dataset", "epoch", "consumed", "leased", "returned", "repeated", "lost")
-    for each in reply.datasets:
-        whole = each.units * each.epochs
-        table.add_row(
+def _datasets(reply: pb.StatusReply, form: Format) -> Table:
+    names = ("dataset", "epoch", "consumed", "leased", "returned", "repeated", "lost")
+    rows = (
+        (
             each.name,
             f"{min(each.epoch + 1, each.epochs)} of {each.epochs}",
-            f"{each.consumed:,} of {whole:,} units ({each.consumed / whole:.1%})",
+            _consumed(each),
             f"{each.leased:,}",
             f"{each.returned:,}",
             f"{each.repeated:.1f}",
             f"{each.lost:.1f}",
         )
-    return table
+        for each in reply.datasets
+    )
+    return columns(names, names[:4], form, rows)
+
+
+def _consumed(each: pb.DatasetStatus) -> str:
+    whole = each.units * each.epochs
+    return f"{each.consumed:,} of {whole:,} units ({each.consumed / whole:.1%})"
 
 
 def _totals(reply: pb.StatusReply) -> str:
@@ -113,28 +125,18 @@ def _bits(size_bytes: int, parameters: int) -> str:
     return f"{8 * size_bytes / parameters:.2f} bits per parameter" if parameters else "nothing yet"
 
 
-def _learners(reply: pb.StatusReply, most: int | None) -> Table:
-    words = (
-        "learner",
-        "region",
-        "state",
-        "since",
-        "steps",
-        "tokens",
-        "loss",
-        "s/step",
-        "goodput",
-        "lost",
-        "blocked",
-        "heard",
-        "recovery",
-        "waiting for",
-    )
+LEARNERS = (
+    "learner", "region", "state", "since (UTC)", "steps", "tokens", "loss", "s/step", "goodput", "lost", "blocked",
+    "heard", "recovery", "waiting for",
+)  # fmt: skip
+NARROW = ("learner", "state", "loss", "goodput", "heard", "waiting for")
+
+
+def _learners(reply: pb.StatusReply, form: Format, most: int | None) -> Table:
     fine = {LearnerState.LIVE, LearnerState.LEFT}
     wanted = sorted(reply.learners, key=lambda each: each.state in fine) if most else reply.learners
-    table = Table(*words, caption=_left_out(len(wanted), most, "learners"))
-    for each in wanted[:most]:
-        table.add_row(
+    rows = (
+        (
             each.learner,
             escape(each.region),
             each.state,
@@ -150,6 +152,10 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
             _recovery(each),
             escape(each.waiting_for),
         )
+        for each in wanted[:most]
+    )
+    table = columns(LEARNERS, NARROW, form, rows)
+    table.caption = _left_out(len(wanted), most, "learners")
     return table
 
 
@@ -169,16 +175,12 @@ def _recovery(each: pb.LearnerStatus) -> str:
     return f"{parts.prepared_s:.1f} + {parts.joining_s:.2f} + {parts.first_step_s:.2f} s"
 
 
-def _fragments(reply: pb.StatusReply, most: int | None) -> Table:
-    table = Table(
-        "fragment",
-        "parameters",
-        "version",
-        "cycle",
-        "state",
-        caption=_left_out(len(reply.fragments), most, "fragments"),
+def _fragments(reply: pb.StatusReply, form: Format, most: int | None) -> Table:
+    names = ("fragment", "parameters", "version", "cycle", "state")
+    rows = (
+        (str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle), escape(each.state))
+        for each in reply.fragments[:most]
     )
-    for each in reply.fragments[:most]:
-        figures = (str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle))
-        table.add_row(*figures, escape(each.state))
+    table = columns(names, names, form, rows)
+    table.caption = _left_out(len(reply.fragments), most, "fragments")
     return table

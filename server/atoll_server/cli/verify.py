@@ -12,7 +12,9 @@ from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.tensor_header import TensorFileError
 
-from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, check_initial
+from atoll_server.backups.backup import check_files
+from atoll_server.backups.backup_folder import RECORD, read_record
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, RESTORING, Origin, check_initial
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import open_tensors
 from atoll_server.checkpoints.verification import DAMAGE, ROWS
@@ -25,11 +27,17 @@ from atoll_server.storage.spool import Spool, SpoolError
 
 
 def verify(directory: Path) -> None:
-    """Prints one line for each part of a directory, and a warning for damage that does not prevent a start.
+    """Prints one line for each part of a backup or directory, and a warning for damage that does not prevent a start.
 
     Raises UserError for damage that would prevent a start or stop the core at a merge. Any damaged page of the ledger
     also raises UserError, even if a starting core does not read this page.
     """
+    if DISK.exists(directory / RESTORING):
+        raise SettingsError(f"{directory} is incomplete (a restore of a backup was interrupted): run the restore again")
+    if DISK.exists(directory / RECORD):
+        record = read_record(directory)
+        check_files(directory, record)
+        print(f"backup files: ok ({len(record.files)} files, {record.size_bytes() / 1e6:.1f} MB)")
     with _unused(directory):
         try:
             with ledger_of(directory, unused=True) as db:

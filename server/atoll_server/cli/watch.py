@@ -4,50 +4,74 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import grpc
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.cli.output import Format, as_data, console, show
 from atoll_wire.process.clock import SYSTEM
-from google.protobuf.json_format import MessageToJson
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.live import Live
 
-from atoll_server.cli.operator_client import TIMEOUT_S, OperatorTarget, operator
-from atoll_server.cli.tables import FEW, console, shown
+from atoll_server.cli.operator_client import TIMEOUT_S, CoreUnreachableError, OperatorTarget, operator
+from atoll_server.cli.tables import FEW, shown
 
 EVERY_S = 1.0
+REFRESH_S = 2.0  # timeout of all calls but the first, so that an outage and its end are shown soon
 
 
-def show_status(remote: OperatorTarget, *, as_json: bool) -> None:
-    """Prints a run's state as tables, or as one JSON object."""
+def show_status(remote: OperatorTarget, form: Format) -> None:
+    """Prints a run's state once."""
     with operator(remote) as stub:
         reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
-    if as_json:
-        print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
-    else:
-        console().print(shown(reply))
+    show(as_data(reply), form, lambda: shown(reply, form))
 
 
-def watch_status(remote: OperatorTarget) -> None:
-    """Shows a run's state as tables, refreshed every second, until Ctrl-C."""
+def watch_status(remote: OperatorTarget, form: Format) -> None:
+    """Shows a run's state every second until Ctrl-C: on the whole screen, or as one line of JSON.
+
+    While the core does not answer, the screen shows the last status and its age, and no line is printed.
+    """
     with contextlib.suppress(KeyboardInterrupt):
-        _watch(remote)
+        if form.is_json:
+            for seen in _statuses(remote):
+                if not seen.age_s:
+                    show(as_data(seen.reply), form, lambda: "")
+            return
+        with Live(console=console(), auto_refresh=False, screen=True) as live:
+            for seen in _statuses(remote):
+                live.update(Group(*_warning(seen), shown(seen.reply, form, FEW)), refresh=True)
 
 
-def _watch(remote: OperatorTarget) -> None:
-    """Refreshes the screen. While the core does not answer, shows the last status and its age."""
-    with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
-        reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
-        live.update(shown(reply, FEW), refresh=True)
-        while True:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest status of a run. age_s: seconds since its arrival; 0 if the core answers."""
+
+    reply: pb.StatusReply
+    age_s: float = 0.0
+
+
+def _warning(seen: Seen) -> Iterator[str]:
+    if seen.age_s:
+        yield f"[bold red]the core does not answer: this status is {seen.age_s:.0f} s old[/]"
+
+
+def _statuses(remote: OperatorTarget) -> Iterator[Seen]:
+    """Yields the status once per second. The first call raises CoreUnreachableError; later ones yield the last status.
+
+    Each attempt after an outage has a new connection, since gRPC waits ever longer to reconnect an old one.
+    """
+    reply, seen_at = pb.StatusReply(), SYSTEM.monotonic()
+    while True:
+        try:
+            with operator(remote) as stub:
+                while True:
+                    reply = stub.Status(pb.StatusRequest(), timeout=REFRESH_S if reply.run else TIMEOUT_S)
+                    seen_at = SYSTEM.monotonic()
+                    yield Seen(reply)
+                    time.sleep(EVERY_S)
+        except CoreUnreachableError:
+            if not reply.run:
+                raise
+            yield Seen(reply, SYSTEM.monotonic() - seen_at)
             time.sleep(EVERY_S)
-            try:
-                reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
-                picture: RenderableType = shown(reply, FEW)
-            except grpc.RpcError as error:
-                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-                    raise
-                old_s = SYSTEM.monotonic() - seen_at
-                warning = f"[bold red]the core does not answer: this status is {old_s:.0f} s old[/]"
-                picture = Group(warning, shown(reply, FEW))
-            live.update(picture, refresh=True)

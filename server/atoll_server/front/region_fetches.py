@@ -116,7 +116,7 @@ class RegionFetches:
             except CacheFullError as error:
                 if begun:
                     why = f"this front has no free memory for fragment {request.fragment}"
-                    text = f"{why}: try again later, or raise the front's --cache-mib"
+                    text = f"{why}: try again later, or raise the front's --cache"
                     raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
                 break
         async for reply in self._relay(request, served):

@@ -44,7 +44,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()
     answering = Answering(routes, metrics, audit_log)
-    service = FrontService(routes, metrics, settings.cache_bytes, answering)
+    service = FrontService(routes, metrics, settings.cache, answering)
     reads = RegionReads(routes, service.fetching)
     limits = settings.limits
     slots = ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)

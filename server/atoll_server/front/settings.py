@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.process.settings import Address, Option
+from atoll_wire.process.settings import Address, Bytes, Option
 from pydantic import Field
 
 from atoll_server.access.quotas import Quotas
@@ -25,19 +25,15 @@ class FrontSettings(Serving):
     ] = ("127.0.0.1:7071",)
     region: Annotated[str, Field(description="Name of the region, for metrics, logs and atoll doctor.")] = ""
     audit_log: Annotated[Path | None, Field(description="File that records refused calls as JSON lines.")] = None
-    cache_mib: Annotated[
-        int,
+    cache: Annotated[
+        Bytes,
         Field(
-            ge=1,
-            description="Memory for cached updates and whole fragments, in MiB. Items that do not fit are not cached.",
+            ge=1 << 20,
+            description="Memory for cached updates and whole fragments. Items that do not fit are not cached.",
         ),
-    ] = 48
+    ] = 48 << 20
     limits: ServerLimits = ServerLimits()
     quotas: Quotas = Quotas()
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.cache_mib << 20
 
     def check(self) -> None:
         """Raises SettingsError if the front would use plain text over a network without permission.

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from atoll_server.learners.learner_counters import IncarnationCounters, ShardSums
 from atoll_server.learners.plausibility import MaxRates, Rate, counted
 
 SILENT_S = 10.0  # seconds without a report after which a learner counts as silent
@@ -26,74 +27,6 @@ RATE_STEPS = 4  # number of steps after which a learner has a rate
 SLOW = 2.0  # multiple of the usual step time, up to which a step during a silence counts as training
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
-
-
-@dataclass(slots=True)
-class IncarnationCounters:
-    """Counters of one incarnation, from its latest report."""
-
-    joined_at: float = 0.0
-    steps: int = 0
-    tokens: int = 0
-    stepping_s: float = 0.0
-    blocked_s: float = 0.0
-    joining_s: float = 0.0
-    paused_s: float = 0.0
-    abandoned_tokens: float = 0.0
-    grown_at: float = 0.0  # time of the last report with new steps; 0: no such report
-    steps_paid: float = 0.0  # `paid_until` of plausibility.counted; 0: the same as joined_at
-    tokens_paid: float = 0.0  # the same for tokens
-    frozen_s: float = 0.0  # time that the learner reported as stepping_s although its process was frozen
-    undone_tokens: float = 0.0  # merged tokens that a restore discarded; weighted like accepted_tokens
-    restored_to: int | None = None  # counted tokens at a checkpoint that was restored after the last report
-    said_steps: int = 0  # reported steps; `steps` are those that count
-    said_tokens: int = 0  # reported tokens; `tokens` are those that count
-
-    def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """Returns how many of the reported tokens count now, and the new `tokens_paid` (see `plausibility.counted`).
-
-        said: all tokens that the incarnation has reported. now: wall-clock seconds.
-        """
-        return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
-
-    def given_up_tokens(self) -> float:
-        """Returns the number of tokens whose work the learner dropped or a restore discarded."""
-        return self.abandoned_tokens + self.undone_tokens
-
-    def thrown_away_s(self, accepted: float | None = None, undone: float = 0.0) -> float:
-        """Returns the stepping time, in seconds, of tokens that will never be merged.
-
-        accepted: acknowledged tokens of dead incarnations. None for the living incarnation, which may send more tokens.
-        undone: tokens that a restore discarded in other processes.
-        """
-        tokens = max(self.tokens, self.said_tokens)
-        if not tokens:
-            return self.stepping_s if accepted is not None else 0.0
-        lost = max(self.given_up_tokens() + undone, tokens - accepted if accepted is not None else 0.0)
-        return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
-
-
-@dataclass(slots=True)
-class ShardSums:
-    """Sums over a learner's contributions at one shard.
-
-    merged_token_parameters: sum of tokens x fragment parameters over merged contributions; an integer, so it is exact.
-    bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these contributions.
-    accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
-    weighted by the number of parameters. accepted_before: the same for dead incarnations. bytes_down, parameters_down,
-    bytes_whole: as in TimeAccount. undone_tokens: as in IncarnationCounters. These four are 0 for the shard of this
-    process.
-    """
-
-    merged_token_parameters: int = 0
-    bytes_up: int = 0
-    parameters_up: int = 0
-    accepted_tokens: float = 0.0
-    accepted_before: float = 0.0
-    bytes_down: int = 0
-    parameters_down: int = 0
-    bytes_whole: int = 0
-    undone_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +104,7 @@ class TimeAccount:
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at = was.joined_at
         seen.frozen_s = was.frozen_s
-        seen.undone_tokens = was.undone_tokens
+        seen.undone_tokens, seen.kept_tokens = was.undone_tokens, was.kept_tokens
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
@@ -186,7 +119,11 @@ class TimeAccount:
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
         if was.restored_to is not None:  # this report's new tokens were trained on discarded parameters
+            # All of them, because those that do not count yet would count later as if they were trained afterwards.
+            seen.tokens, seen.tokens_paid = max(seen.tokens, seen.said_tokens), now
             self._count_only(was.restored_to)
+            if was.kept_tokens is not None:
+                seen.undone_tokens = max(0.0, seen.tokens - seen.abandoned_tokens - was.kept_tokens)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
@@ -248,15 +185,18 @@ class TimeAccount:
         """Limits the number of counted tokens to `tokens`. The other tokens are voided permanently."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
-    def restored(self, tokens: int, undone_tokens: float) -> None:
+    def restored(self, tokens: int, undone_tokens: float, kept_tokens: float | None = None) -> None:
         """Reduces the number of counted tokens to that at a restored checkpoint.
 
         tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
         that the restore discarded, as a mean over fragments weighted by their number of parameters.
+        kept_tokens: if a backup was restored, the incarnation's merged tokens that remain, as such a mean. A backup
+        does not know the later merges, so the learner's next report shows how many tokens are lost.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
         self.current.restored_to = tokens
+        self.current.kept_tokens = kept_tokens
 
     def _count_only(self, tokens: int) -> None:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
@@ -293,9 +233,8 @@ class TimeAccount:
     def _bury(self) -> None:
         """Adds the counters of the current incarnation, which has ended, to `past`."""
         dead = self.current
-        accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
-        dead.abandoned_tokens = max(dead.given_up_tokens() + self._undone_elsewhere(), dead.tokens - accepted)
-        dead.undone_tokens = 0.0
+        dead.abandoned_tokens = max(self._lost_tokens(), dead.tokens - self._accepted())
+        dead.undone_tokens, dead.kept_tokens = 0.0, None
         for sums in self.by_shard.values():
             sums.accepted_before += sums.accepted_tokens
             sums.accepted_tokens = sums.undone_tokens = 0.0
@@ -342,7 +281,7 @@ class TimeAccount:
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         accepted = sum(sums.accepted_before for sums in self.by_shard.values())
-        thrown = self.current.thrown_away_s(undone=self._undone_elsewhere())
+        thrown = self.current.thrown_away_s(lost=self._lost_tokens())
         thrown += sum(spent.thrown_away_s(accepted) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         silent_s = self._silent_s(now)
@@ -355,6 +294,19 @@ class TimeAccount:
         }
         lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
         return GoodputTotals(useful, provisioned, lost)
+
+    def _accepted(self) -> float:
+        """Returns the living incarnation's acknowledged tokens."""
+        return sum(sums.accepted_tokens for sums in self.by_shard.values())
+
+    def _lost_tokens(self) -> float:
+        """Returns the living incarnation's tokens that the learner dropped or restores discarded."""
+        lost = self.current.given_up_tokens() + self._undone_elsewhere()
+        if self.current.kept_tokens is None:
+            return lost
+        # After the restore of a backup, the learner dropped work that its first report had already shown as lost.
+        tokens = max(self.current.tokens, self.current.said_tokens)
+        return min(lost, max(0.0, tokens - self._accepted()))
 
     def _undone_elsewhere(self) -> float:
         """Returns the living incarnation's merged tokens that a restore discarded in other processes."""

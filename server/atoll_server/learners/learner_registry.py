@@ -11,7 +11,8 @@ from atoll_wire.connections.arrival_estimator import ArrivalEstimator
 from atoll_wire.security.certificate import NAME
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64

@@ -25,7 +25,7 @@ class Beginning:
     """A generation's beginning at a checkpoint of its parent.
 
     versions: the checkpoint's versions, by fragment. epoch: the last core's epoch before the restore. at: wall-clock
-    seconds, for people.
+    seconds, for people. backup_at: when the backup was taken from which the run was restored; 0: without a backup.
     """
 
     generation: int
@@ -34,6 +34,7 @@ class Beginning:
     versions: dict[int, int]
     epoch: int
     at: float
+    backup_at: float = 0.0
 
     def as_data(self) -> dict[str, Any]:
         """Returns JSON values for the ledger."""

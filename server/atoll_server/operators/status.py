@@ -60,7 +60,14 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     reply.datasets.extend(_datasets(run))
     if run.line.beginnings:
         begun = run.line.beginnings[0]
-        reply.restored.CopyFrom(pb.Restored(checkpoint=run.restored_checkpoint(), at=begun.at))
+        reply.restored.CopyFrom(
+            pb.Restored(
+                checkpoint=run.restored_checkpoint(),
+                at=begun.at,
+                backup_at=begun.backup_at,
+                undone_tokens=sum(entry.account.undone_tokens for entry in entries),
+            )
+        )
     if run.shard is not None:
         _add_fragments(run, run.shard, reply, now)
     reply.shards.extend(_shards(run, now))

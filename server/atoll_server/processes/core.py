@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sqlite3
 import uuid
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -50,7 +51,9 @@ class Core(CoreProcess):
         now = self.clock.monotonic()
         self.journal.record(entries.Started(self.run.epoch), now)
         if (begun := self.run.newly_restored()) is not None:
-            self.journal.record(entries.Restored(self.run.restored_checkpoint(), begun.generation), now)
+            when = datetime.fromtimestamp(begun.backup_at, UTC).isoformat(timespec="seconds") if begun.backup_at else ""
+            restored = entries.Restored(self.run.restored_checkpoint(), begun.generation, when)
+            self.journal.record(restored, now)
 
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
         self.run.restore(meta, run_ledger.learners(db), writer)
@@ -92,7 +95,7 @@ class Core(CoreProcess):
                 "omit the option or start a new run"
             )
         self._check_division(meta)
-        if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
+        if reason := too_much(parameters_of(meta), self.settings.memory):
             raise SettingsError(reason)
         if stored.record and not settled.record:
             log.warning("recording is now off: payloads that two snapshots cover will be deleted")

@@ -20,7 +20,7 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.process import allocator
 from atoll_wire.process.clock import Clock
 
-from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
+from atoll_server.checkpoints.restore import LEDGER, RESTORING, Origin, Restored, drop_damaged, restore
 from atoll_server.learners.learner_registry import refuse_reason
 from atoll_server.ledger import database, run_ledger
 from atoll_server.ledger.ledger_writer import LedgerWriter, with_room
@@ -201,6 +201,11 @@ class CoreProcess:
             raise SettingsError(
                 f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write to"
             ) from error
+        if self.disk.exists(directory / RESTORING):
+            self._unlock()
+            raise SettingsError(
+                f"--dir {directory} is incomplete (a restore of a backup was interrupted): run the restore again"
+            )
         crash_points.point("start.directory taken")
         return True
 

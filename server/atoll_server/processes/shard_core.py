@@ -79,7 +79,7 @@ class ShardCore(CoreProcess):
                 f"--shard {self.settings.shard}: the directory holds {held}: {fix} or give another --dir, or stop all "
                 "cores and use atoll reshard"
             )
-        if reason := too_much(parameters_of(meta), self.settings.memory_bytes):
+        if reason := too_much(parameters_of(meta), self.settings.memory):
             raise SettingsError(reason)
         meta["shard"] = place
         meta.setdefault("directory", secrets.token_bytes(DIRECTORY_BYTES).hex())

@@ -21,7 +21,7 @@ from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.data.merged_units import MergedUnits
-from atoll_server.learners.goodput import ShardSums
+from atoll_server.learners.learner_counters import ShardSums
 from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
 from atoll_server.run.outbox import Outbox
 from atoll_server.shard_context.run_view import RunView

@@ -201,7 +201,7 @@ def check_room(settings: CoreSettings, size_bytes: int, parameters: int, disk: D
     this process will hold.
     """
     directory, most = settings.directory, settings.limits.model_bytes
-    if reason := too_much(parameters, settings.memory_bytes):
+    if reason := too_much(parameters, settings.memory):
         raise Refused(Status.FAILED_PRECONDITION, reason)
     if not 0 < size_bytes <= most:
         raise Refused(

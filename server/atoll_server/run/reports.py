@@ -9,7 +9,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import REPORTED
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.known_run import KnownRun

@@ -53,6 +53,19 @@ POINTS = (
     "reshard.written",
     "reshard.marked",
     "reshard.renamed",
+    "backup.begun",
+    "backup.ledger copied",
+    "backup.file written",
+    "backup.verified",
+    "backup.recorded",
+    "backup.renamed",
+    "backup.old forgotten",
+    "backup.old removed",
+    "restoring.begun",
+    "restoring.copied",
+    "restoring.snapshot written",
+    "restoring.rolled back",
+    "restoring.finished",
 )
 
 _reached: Callable[[str], None] | None = None

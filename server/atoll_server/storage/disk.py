@@ -120,6 +120,16 @@ class Disk:
         """Makes created, changed and removed names in this directory durable."""
         sync_folder(path)
 
+    def forget(self, path: Path) -> None:
+        """Drops a durable file's data from memory, so that the next read shows what the disk has."""
+        if not hasattr(os, "posix_fadvise"):
+            return  # macOS
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
     def free_bytes(self, path: Path) -> int:
         """Returns the free bytes of the file system that contains `path`."""
         return shutil.disk_usage(path).free

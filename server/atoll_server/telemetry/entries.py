@@ -32,10 +32,11 @@ class Started(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Restored(OfTheRun):
-    """A core serves a new generation for the first time, after an operator restored this checkpoint."""
+    """A core serves a new generation for the first time. backup: time of the restored backup; empty: a checkpoint."""
 
     checkpoint: int
     generation: int
+    backup: str = ""
 
 
 @dataclass(frozen=True, slots=True)

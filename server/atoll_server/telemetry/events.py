@@ -76,8 +76,8 @@ class EventLog:
             case entries.Started():
                 self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)
             case entries.Restored():
-                text = f"restored to checkpoint {entry.checkpoint} (generation {entry.generation})"
-                self._add(Kind.CORE, text, now)
+                source = f"from the backup of {entry.backup}" if entry.backup else f"to checkpoint {entry.checkpoint}"
+                self._add(Kind.CORE, f"restored {source} (generation {entry.generation})", now)
             case entries.InitialParameters():
                 self._add(Kind.CORE, f"the run has its initial parameters ({entry.parameters:,})", now)
             case entries.PauseChanged():

@@ -18,8 +18,8 @@ LONGEST_NAME = 80
 def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
     """Writes an entry to the log if the entry's kind belongs there."""
     match entry:
-        case entries.Restored(checkpoint, generation):
-            log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
+        case entries.Restored(checkpoint, generation, backup):
+            log.warning("restored: later work is lost", checkpoint=checkpoint, generation=generation, backup=backup)
         case entries.TakenUp(merges, pending, files):
             log.info("state restored", merges=merges, pending=pending, files_not_needed=files)
         case entries.InitialParameters(parameters, fragments):

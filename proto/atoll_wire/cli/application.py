@@ -1,0 +1,30 @@
+"""Makes and runs the `atoll` application."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from atoll_wire.errors import UserError
+
+NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+def application() -> typer.Typer:
+    """Returns an application without subcommands. It has options that install shell completion."""
+    return typer.Typer(
+        no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings=NAMES
+    )
+
+
+def run(app: typer.Typer) -> None:
+    """Runs the command line, and exits with a status of `errors.ExitStatus`.
+
+    Prints errors that a user can fix as one line. Other errors have a traceback.
+    """
+    try:
+        app(prog_name="atoll", auto_envvar_prefix="ATOLL")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from None

@@ -1,0 +1,162 @@
+"""The output of subcommands: tables for people, and JSON for programs.
+
+JSON has one set of rules. Numbers are numbers, whatever their size. A default or empty value is present, and an absent
+value is null, as is a number that JSON lacks (NaN). Names of enum values are lower-case, as in the tables.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from atoll_wire.errors import UserError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+WIDE = 200
+
+
+class Format(StrEnum):
+    """The format of a subcommand's output."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether programs read the output."""
+        return self in {Format.JSON, Format.JSONL}
+
+
+def show(found: Any, form: Format, table: Callable[[], RenderableType]) -> None:  # noqa: ANN401 - any JSON value
+    """Prints JSON values or a table.
+
+    found: the values, of which a list becomes one line per element in jsonl. table: called only for a table.
+    """
+    if form is Format.JSONL:
+        for each in found if isinstance(found, list) else [found]:
+            print(json.dumps(finite(each), allow_nan=False), flush=True)
+    elif form is Format.JSON:
+        print(json.dumps(finite(found), indent=2, allow_nan=False))
+    else:
+        console(form).print(table())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Where the figures of a command go: to standard output in `form`, and as JSON to the file `path`, if given."""
+
+    form: Format = Format.TABLE
+    path: Path | None = None
+
+    def check(self) -> None:
+        """Raises UserError if the file cannot be written. Call this before the work that yields the figures."""
+        if self.path is not None:
+            _write(self.path, "")
+
+    def show(self, found: Any, table: Callable[[], RenderableType]) -> None:  # noqa: ANN401 - any JSON value
+        """Prints and writes JSON values. Raises UserError if the file cannot be written."""
+        self.write(found)
+        show(found, self.form, table)
+
+    def write(self, found: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Writes JSON values to the file, if there is one. Raises UserError if the file cannot be written."""
+        if self.path is not None:
+            _write(self.path, json.dumps(finite(found), indent=2, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("a" if not text else "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"--json {path} cannot be written ({error.strerror}): give another path") from error
+
+
+def console(form: Format = Format.TABLE) -> Console:
+    """Returns a console as wide as the terminal.
+
+    In a pipe or a log, and for the format wide, it has at least WIDE columns, so that no table is cut.
+    """
+    made = Console()
+    return made if made.is_terminal and form is not Format.WIDE else Console(width=max(WIDE, made.width))
+
+
+def plain_table(title: str | None = None, *, show_header: bool = True) -> Table:
+    """Returns an empty table without borders, which need a quarter of 80 columns."""
+    return Table(
+        title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=show_header,
+        title_justify="left", caption_justify="left",
+    )  # fmt: skip
+
+
+def columns(names: Sequence[str], narrow: Sequence[str], form: Format, rows: Iterable[Sequence[str]]) -> Table:
+    """Returns a table without borders. names: all columns. narrow: the columns that fit 80 characters.
+
+    rows: the cells, in the order of `names`.
+    """
+    table = plain_table()
+    kept = [number for number, name in enumerate(names) if form is Format.WIDE or name in narrow]
+    for number in kept:
+        table.add_column(names[number], overflow="fold")
+    for row in rows:
+        table.add_row(*(row[number] for number in kept))
+    return table
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    """Returns the names and values of one thing as a table without headers."""
+    table = plain_table(show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def as_data(message: Message) -> dict[str, Any]:
+    """Returns a protobuf message as JSON values. protobuf's own function turns 64-bit integers into strings."""
+    return {
+        field.name: _data(field, getattr(message, field.name))
+        if not field.has_presence or message.HasField(field.name)
+        else None
+        for field in message.DESCRIPTOR.fields
+    }
+
+
+def _data(field: Any, value: Any) -> Any:  # noqa: ANN401 - a field's descriptor, and its value
+    if isinstance(value, Mapping):
+        of = field.message_type.fields_by_name["value"]
+        return {str(key): _data(of, each) for key, each in sorted(value.items())}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_data(field, each) for each in value]
+    if field.message_type is not None:
+        return as_data(value)
+    return _enum_name(field.enum_type, value) if field.enum_type is not None else value
+
+
+def _enum_name(kind: Any, value: int) -> str | int:  # noqa: ANN401 - an enum's descriptor
+    """Returns FATE_MERGED of enum Fate as "merged"; the number if this version of Atoll does not know the value."""
+    known = kind.values_by_number.get(value)
+    return known.name.removeprefix(f"{kind.name.upper()}_").lower() if known is not None else value
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Returns JSON values in which numbers that JSON lacks are null."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
