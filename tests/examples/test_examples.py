@@ -115,6 +115,8 @@ def test_two_learners_share_the_units_and_a_killed_one_costs_nothing(tmp_path):
         eventually(lambda: running.status().datasets[0].consumed == rows // 32)
         dataset = running.status().datasets[0]
         assert (dataset.leased, dataset.returned) == (0, 0)
+        late = output(started("data_units", running.address, "--name", "a", *options))
+        assert re.search(rf"loss [\d.]+: 0 of {rows} rows were trained here", late), late
 
 
 def table() -> dict[str, list[str]]:

@@ -148,7 +148,7 @@ def test_a_submodule_can_join_a_run_of_another_trainer(running, tmp_path):
     with atoll.Learner(plain, torch.optim.AdamW(plain.parameters()), running.address, "plain"):
         pass
     wrong, _ = trainer(running, tmp_path, steps=2)
-    with pytest.raises(atoll.LearnerError, match="has a different model"):
+    with pytest.raises(atoll.LearnerError, match=r'has a different model.* pass AtollCallback\(module="net"\)'):
         wrong.fit(module(seed=1), loader())
     it, callback = trainer(running, tmp_path, steps=2, name="b", options={"module": "net"})
     it.fit(module(seed=1), loader())

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from atoll_wire.layout.layout import FRAME_PARAMETERS, LayoutError, MergeKind, TensorSpec, first_difference, plan
+from atoll_wire.layout.layout import (
+    FRAME_PARAMETERS,
+    LayoutError,
+    MergeKind,
+    TensorSpec,
+    first_difference,
+    plan,
+    remedy,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +124,10 @@ def test_the_fingerprint_is_the_same_in_another_process_and_differs_for_another_
 T = TensorSpec("w", (2, 3), "float32", D)
 
 
+def named(name: str) -> TensorSpec:
+    return replace(T, name=name)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
@@ -133,11 +146,31 @@ T = TensorSpec("w", (2, 3), "float32", D)
             [TensorSpec("x", (1,), "float32", D), T],
             'a different order, first at "x"',
         ),
+        ([T], [named("net.w")], 'the names of its tensors begin with "net.", but those of the run do not'),
+        ([named("net.w")], [T], 'the run\'s tensors begin with "net.", but its own do not'),
     ],
 )
 def test_a_difference_between_models_names_the_tensor(ours, theirs, said):
     found = first_difference(ours, theirs)
     assert found is None if said is None else said in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([T, named("v")], [named("a.b.w"), named("a.b.v")], 'pass AtollCallback(module="a.b")'),
+        ([named("net.w")], [T], 'pass a module whose attribute "net" is this model'),
+        ([T], [TensorSpec("w", (2, 3), "bfloat16", D)], "call model.to(torch.float32) before"),
+        ([T], [TensorSpec("w", (2, 4), "bfloat16", D)], "build the model of the run"),
+        ([T, named("v")], [named("a.w"), named("b.v")], "build the model of the run"),
+        ([T, named("v")], [named("a.w")], "build the model of the run"),
+        ([T, named("v")], [T], "build the model of the run"),
+        ([T], [], "build the model of the run"),
+        ([named("w")], [named("xw")], "build the model of the run"),
+    ],
+)
+def test_the_remedy_for_a_different_model_depends_on_the_difference(ours, theirs, said):
+    assert said in remedy(ours, theirs)
 
 
 @pytest.mark.parametrize(

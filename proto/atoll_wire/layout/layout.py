@@ -16,8 +16,8 @@ import heapq
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from atoll_wire.errors import UserError
@@ -169,8 +169,15 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
 
 
 def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
-    """Returns one line about the first difference between two models' tensors, or None if they are equal."""
+    """Returns one line about the first difference between two models' tensors, or None if they are equal.
+
+    ours: the run's tensors. theirs: the learner's tensors.
+    """
     known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
+    outer, ours_outer = _prefix(given, known), _prefix(known, given)
+    if outer or ours_outer:
+        whose, other = ("its", "those of the run") if outer else ("the run's", "its own")
+        return f'the names of {whose} tensors begin with "{outer or ours_outer}.", but {other} do not'
     for name, tensor in known.items():
         if name not in given:
             return f'it has {len(given)} tensors, but the run has {len(known)}: missing "{name}"'
@@ -183,6 +190,32 @@ def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -
         name = next(mine for mine, other in zip(given, known, strict=True) if mine != other)
         return f'its tensors are in a different order, first at "{name}": define the model in the same order as the run'
     return None
+
+
+def remedy(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
+    """Returns what the user of a different model can do. ours: the run's tensors. theirs: the learner's tensors."""
+    known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
+    if outer := _prefix(given, known):
+        return f'share only the submodule "{outer}"; with Lightning, pass AtollCallback(module="{outer}")'
+    if outer := _prefix(known, given):
+        return f'pass a module whose attribute "{outer}" is this model'
+    if [replace(t, dtype="") for t in theirs] == [replace(t, dtype="") for t in ours]:
+        dtype = next(run.dtype for run, own in zip(ours, theirs, strict=True) if run.dtype != own.dtype)
+        return (
+            f"call model.to(torch.{dtype}) before you create the optimizer; to compute in another precision, use "
+            "torch.autocast"
+        )
+    return "build the model of the run, or start a core with another --dir"
+
+
+def _prefix(longer: Collection[str], shorter: Collection[str]) -> str:
+    """Returns the name of the module that all `longer` names have before the `shorter` ones, or "" if they differ."""
+    if not longer or len(longer) != len(shorter):
+        return ""
+    head, first = next(iter(longer)), next(iter(shorter))
+    outer = head.removesuffix(f".{first}")
+    is_outer = outer != head and set(longer) == {f"{outer}.{name}" for name in shorter}
+    return outer if is_outer else ""
 
 
 def _describe(tensor: TensorSpec) -> str:

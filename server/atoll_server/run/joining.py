@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import MERGE_KINDS, PROTOCOL, tensor_spec
-from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_difference, plan, remedy
 from atoll_wire.layout.tensor_data import tensors_as_data
 from atoll_wire.layout.tensor_header import TensorFileError
 from atoll_wire.model_file import unshared_tensors
@@ -166,12 +166,12 @@ class Joining:
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
         """Returns the run's layout. Raises Refused if the learner's model differs."""
         assert self._run.layout is not None, "a run with a lease or a shard has a layout"
-        difference = first_difference(self._run.layout.tensors, tensors)
+        ours = self._run.layout.tensors
+        difference = first_difference(ours, tensors)
         if difference is not None:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has a different model: {difference}; build the model of the run, or '
-                "start a core with another --dir",
+                f'learner "{request.learner[:80]}" has a different model: {difference}: {remedy(ours, tensors)}',
             )
         if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
