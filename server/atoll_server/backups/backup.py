@@ -117,7 +117,9 @@ class _Copy:
         self._run = run
         self._disk = disk
         self._clock = clock
-        self._earlier, self._shared = newest_in(root) or (None, None)
+        newest = newest_in(root)
+        self._earlier = newest[0] if newest else None
+        self._shared = newest[1] if newest else None
         self._taken_at = clock.wall()
         self._path = root / backup_name(self._taken_at)
         self.part = root / f"{self._path.name}{PART}"
