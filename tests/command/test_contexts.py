@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from atoll_dashboard.settings import DashboardSettings
-from atoll_server.cli import contexts as commands
+from atoll_wire.cli import context_commands as commands
 from atoll_wire.cli import contexts
 from atoll_wire.cli.application import application
 from atoll_wire.cli.contexts import ContextError

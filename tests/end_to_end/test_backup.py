@@ -28,6 +28,7 @@ from atoll_server.ledger.database import read_ledger
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, ReadableFile, WritableFile
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.cli.output import Format
 from atoll_wire.errors import SettingsError
 from atoll_wire.process.clock import SystemClock
 from rich.console import Console
@@ -131,7 +132,7 @@ def test_learners_follow_a_restored_backup_and_the_status_says_what_is_lost(tmp_
         assert undone >= lost.tokens_trained - kept > 0
         assert any(text.startswith("restored from the backup of ") for text in events)
         console = Console(width=200, record=True, file=io.StringIO())
-        console.print(shown(status))
+        console.print(shown(status, Format.TABLE))
         told = f"(generation {status.generation}) at {moment(status.restored.at)}"
         assert f"{told}: {undone:,} trained tokens no longer count" in console.export_text()
         for each in status.learners:

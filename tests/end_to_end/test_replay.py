@@ -100,14 +100,14 @@ def test_settings_not_asked_for_stay_as_in_each_merge(tmp_path):
 )
 def test_unchangeable_settings_are_named(recorded, change):
     code, said, error = atoll("replay", recorded, "--set", change)
-    assert (code, said) == (1, "")
+    assert (code, said) == (2, "")
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
 
 
 def test_settings_that_are_given_twice_are_named(recorded):
     code, _, error = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "outer_lr=0.7")
-    assert (code, error) == (1, "error: --set outer_lr is given twice: give each name once\n")
+    assert (code, error) == (2, "error: --set outer_lr is given twice: give each name once\n")
 
 
 @pytest.mark.parametrize("command", [("replay",), ("checkpoint", "export", "out.safetensors", "--dir")])

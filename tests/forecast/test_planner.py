@@ -261,7 +261,7 @@ def test_the_table_the_json_and_the_charts_values_have_the_same_disks(parameters
     text, written = console.export_text(), plan_json(job, made)
     for size, key, told in (
         (core["storage"]["size"], "shard_disk_bytes", "of memory, {} GiB of disk"),
-        (core["backup"]["storage"]["size"], "shard_backup_bytes", "its backups +│ {} GiB of disk"),
+        (core["backup"]["storage"]["size"], "shard_backup_bytes", "its backups +{} GiB of disk"),
     ):
         gib = int(size.removesuffix("Gi"))
         assert gib == math.ceil(written[key] / 2**30)

@@ -36,7 +36,7 @@ class ChaosSettings(Settings):
         str | None,
         Field(
             description="Failures to use instead of random ones, as SECOND:ACTION:PROCESS, "
-            "with seconds for a pause: 12:kill:eu-west,30:pause:us-east:5,40:kill:core"
+            "with seconds for a pause: 12:kill:eu-west,30:pause:us-east:5,40:kill:core."
         ),
     ] = None
     seed: Annotated[

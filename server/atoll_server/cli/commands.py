@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from atoll_wire.cli import context_commands
 from atoll_wire.cli.option_groups import Reach, confirm, core, count, output, size, takes
 from atoll_wire.cli.output import Format, console
 from atoll_wire.errors import UsageError, need
 from atoll_wire.process import lazy_commands
 
-from atoll_server.cli import backup_commands, contexts
+from atoll_server.cli import backup_commands
 
 KEEPING = ("numba", "zstandard")
 SMALLEST_FILE = 1 << 20
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
     checkpoint.command("export")(checkpoint_export)
     backup_commands.register(checkpoint)
     app.add_typer(checkpoint, name="checkpoint")
-    contexts.register(app)
+    context_commands.register(app)
 
 
 def _start_core() -> lazy_commands.Command:

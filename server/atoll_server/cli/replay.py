@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from atoll_wire.codec.block_kernels import F32
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import UsageError
 from atoll_wire.layout.layout import FragmentLayout, Layout
 
 from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
@@ -54,7 +54,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
     tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
     current one. Changes do not affect contributions, because learners trained from the recorded anchors.
     A core may use the directory during the replay. The replay leaves out merges that this core makes meanwhile.
-    Raises SettingsError, LedgerError, SpoolError or TensorFileError.
+    Raises UsageError, LedgerError, SpoolError or TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
     layout, initial = recorded.layout, recorded.initial
@@ -97,7 +97,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings with the requested changes. Only the settings in WHAT_IF may change. Raises SettingsError."""
+    """The run's settings with the requested changes. Only the settings in WHAT_IF may change. Raises UsageError."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}
@@ -105,11 +105,11 @@ class _WhatIf:
             name, equals, value = change.partition("=")
             name = name.strip().replace("-", "_")
             if not equals or name not in WHAT_IF:
-                raise SettingsError(
+                raise UsageError(
                     f'--set "{change}" is invalid: give NAME=VALUE, where NAME is one of {", ".join(WHAT_IF)}'
                 )
             if name in given:
-                raise SettingsError(f"--set {name} is given twice: give each name once")
+                raise UsageError(f"--set {name} is given twice: give each name once")
             given[name] = value.strip()
         self._names = given.keys()
         self._settings = recorded.changed(**given)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from atoll_wire.cli import contexts
 from atoll_wire.cli.contexts import CoreContext
 from atoll_wire.cli.option_groups import output, takes
