@@ -67,7 +67,7 @@ class DashboardSettings(Certificates):
             raise UsageError("--token and --token-file cannot be combined: give only one of them")
         own = self.own_token()
         if not (own.isascii() and own.isprintable()):
-            raise SettingsError("--token contains invalid characters: give the token that `atoll token` printed")
+            raise SettingsError("the token contains invalid characters: give the token that `atoll token` printed")
 
     def own_token(self) -> str:
         """Returns the token for reading; empty if there is none. Raises UserError if the file cannot be read."""

@@ -39,7 +39,7 @@ def eu(tmp_path_factory, papers, home):
 
 
 def bad(patient: LearnerToCheck) -> list[tuple[str, str]]:
-    """Returns the findings that are problems."""
+    """Returns each problem and its remedy, but no slow links."""
     return [
         (f.what, f.remedy)
         for f in check_connection(patient)

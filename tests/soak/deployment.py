@@ -109,7 +109,7 @@ class Deployment:
 def deployment(directory: Path, *, leaking: str = "") -> Iterator[Deployment]:
     """Context manager for a started deployment, which ends with the block.
 
-    leaking: a learner with the planted defect.
+    leaking: name of the learner that leaks a file at each reconnection; empty for none.
     """
     with contextlib.ExitStack() as relays, children(directory) as group:
         made = Deployment(group, directory, leaking=leaking)

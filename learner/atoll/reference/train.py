@@ -91,7 +91,10 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
         batches = _batches(settings, corpus, joining.name, first)
         steps = 0
         if not learner.total_tokens:
-            log.warning("the core has no --total-tokens: the learning rate stays at its peak, and the run has no end")
+            log.warning(
+                "the core has no --total-tokens, so the learning rate stays at its peak, and the run does not end by "
+                "itself: restart the core with --total-tokens"
+            )
         while (done := _done(learner)) < 1.0 and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
             rate = learning_rate(settings.learning_rate, done, steps)
