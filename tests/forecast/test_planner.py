@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
 from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
 from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, sharding
+from atoll_forecast.planning.tables import plan_tables
 from atoll_server.memory_budget import needed_bytes
+from rich.console import Console
 
 ROOT = Path(__file__).parents[2]
 KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")
@@ -299,6 +302,16 @@ def test_an_invalid_region_is_named(region):
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
     assert region in error
+
+
+def test_tables_of_figures_fit_80_columns():
+    regions = tuple(Region(f"region-{number}", 4, 1e9, 0.09, 0.09) for number in range(3))
+    job = Job(12e9, 3.0, regions, between_failures_s=86400.0)
+    _, *tables = plan_tables(job, plan(job))  # the reasons in the first table wrap
+    for table in tables:
+        screen = Console(width=300, file=io.StringIO())
+        screen.print(table)
+        assert max(map(len, screen.file.getvalue().splitlines())) <= 80, table.title
 
 
 def test_standard_output_has_only_one_document(tmp_path):
