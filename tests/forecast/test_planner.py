@@ -328,6 +328,16 @@ def test_an_invalid_region_is_named(region):
     assert region in error
 
 
+def test_tables_of_figures_fit_80_columns():
+    regions = tuple(Region(f"region-{number}", 4, 1e9, 0.09, 0.09) for number in range(3))
+    job = Job(12e9, 3.0, regions, between_failures_s=86400.0)
+    _, *tables = plan_tables(job, plan(job))  # the reasons in the first table wrap
+    for table in tables:
+        screen = Console(width=300, file=io.StringIO())
+        screen.print(table)
+        assert max(map(len, screen.file.getvalue().splitlines())) <= 80, table.title
+
+
 def test_standard_output_has_only_one_document(tmp_path):
     words = ["plan", "--parameters", "1B", "--step-s", "1"]
     for two in (

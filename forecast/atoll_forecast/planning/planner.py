@@ -34,7 +34,7 @@ MIN_MERGED = 0.9  # smallest share of the learners in each merge; below it, the 
 MAX_CONTRIBUTIONS_S = 100.0  # contributions per second to one core; higher rates were never measured
 SHARD_BYTES = 512 << 30  # default for the memory of a shard's machine, in bytes
 MIN_GOODPUT = 0.1
-HOME = "all, at the core"
+HOME = "at the core"
 KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/quality)
 
 

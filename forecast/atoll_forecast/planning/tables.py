@@ -105,7 +105,7 @@ def _settings(job: Job, plan: Plan) -> Table:
 
 def _links(plan: Plan) -> Table:
     table = plain_table(title="Links to the core")
-    for column in ("region", "learners", "up", "down", "of the link", "per month", "cost"):
+    for column in ("region", "learners", "up", "down", "of link", "per month", "cost"):
         table.add_column(column, justify="left" if column == "region" else "right")
     for carried in (*plan.carried, plan.core):
         known = not math.isinf(carried.region.bits_s)
