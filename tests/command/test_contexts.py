@@ -155,12 +155,37 @@ def test_contexts_are_listed_shown_and_removed():
     assert reach()[0] == "127.0.0.1:7070"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"current": "", "contexts": {"a": {"host": "x"}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"current": "", "contexts": {"a": {"host": "x"}}}',
+        '{"current": ["a"], "contexts": {"a": {"server": "x:1"}}}',
+        '{"current": "a", "contexts": {"a": {"server": 5}}}',
+        '{"current": "a", "contexts": {"a": {"server": "x:1", "token_file": 7}}}',
+    ],
+)
 def test_a_damaged_file_is_named(text):
     contexts.path().parent.mkdir()
     contexts.path().write_text(text)
     with pytest.raises(ContextError, match=r"contexts\.json cannot be read"):
         reach()
+
+
+def test_a_file_that_other_users_can_change_is_refused():
+    atoll("context", "add", "home", "--server", "core.example.com:7070")
+    contexts.path().chmod(0o620)
+    with pytest.raises(ContextError, match=r"can be changed by other users: .* chmod 600"):
+        reach()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "ev\x1b[31mil", "a b", "-x", "x" * 65], ids=repr)
+def test_a_name_that_a_terminal_or_shell_would_not_show_as_it_is_is_refused(name):
+    with pytest.raises(UsageError, match="is not a name of a context"):
+        atoll("context", "add", "--server", "core.example.com:7070", "--", name)
+    assert contexts.load().contexts == {}
 
 
 def test_a_server_without_a_port_is_refused_before_it_is_stored():

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -324,6 +325,17 @@ def test_a_full_disk_fails_the_backup_and_leaves_the_earlier_ones(stopped, tmp_p
     assert [path.name for path in root.iterdir()] == ["lock"]
 
 
+def test_a_disk_that_is_too_full_for_the_ledger_is_not_taken_for_a_damaged_run(stopped, tmp_path):
+    class Full(Disk):
+        def connect(self, path: Path) -> sqlite3.Connection:
+            db = super().connect(path)
+            db.execute("PRAGMA max_page_count=2")
+            return db
+
+    with pytest.raises(BackupError, match=r"No space left.*free space there, or keep fewer backups"):
+        back_up(stopped, tmp_path / "backups", keep=1, disk=Full())
+
+
 def test_a_snapshot_that_is_damaged_in_the_run_fails_the_backup(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path / "run")
     flip(next((tmp_path / "run" / "snapshots").iterdir()), 0.5)
@@ -379,6 +391,23 @@ def test_what_others_keep_in_the_folders_stays(stopped, backup, tmp_path):
     with pytest.raises(SettingsError, match="is not empty"):
         restore_backup(newer, empty.directory)
     assert (empty.directory / "ledger.sqlite").exists()
+
+
+def test_a_symbolic_link_to_a_backup_goes_but_its_files_stay(stopped, tmp_path):
+    root, elsewhere = tmp_path / "backups", tmp_path / "larger disk"
+    first = back_up(stopped, root, 3).path
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    (root / f"20200101T000000.000Z{PART}").symlink_to(elsewhere)
+    back_up(stopped, root, 1)
+    assert len([path for path in root.iterdir() if path.is_dir()]) == 1
+    check_files(elsewhere, read_record(elsewhere))
+
+
+def test_a_restore_into_the_backup_itself_is_refused(backup):
+    with pytest.raises(SettingsError, match="is inside the backup, which must not change"):
+        restore_backup(backup, backup / "run")
+    check_files(backup, read_record(backup))
 
 
 def test_a_damaged_record_stops_later_backups_until_it_is_moved_away(stopped, backup, tmp_path):

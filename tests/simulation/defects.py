@@ -28,7 +28,7 @@ from atoll_server.front import service as front_service
 from atoll_server.front.answering import Answering
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
-from atoll_server.learners import goodput, learner_registry, plausibility
+from atoll_server.learners import goodput, learner_counters, learner_registry, plausibility
 from atoll_server.ledger import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
 from atoll_server.merging import norm_limit
 from atoll_server.processes import core_process
@@ -825,7 +825,11 @@ def what_is_declared_counts() -> Iterator[None]:
 @defect
 def what_is_reported_counts() -> Iterator[None]:
     """The core does not compare reported tokens with the time that they need."""
-    with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
+
+    def as_reported(said: int, before: int, most_s: float | None, paid: float, now: float) -> tuple[int, float]:
+        return max(said, before), now
+
+    with patch(goodput, "counted", as_reported), patch(learner_counters, "counted", as_reported):
         yield
 
 

@@ -46,6 +46,7 @@ def add_command(
     """Add or replace a context. The first context becomes the current one."""
     from atoll_wire.security.transport import check_address
 
+    contexts.check_name(name)
     check_address(server)
     known = contexts.load()
     known.contexts[name] = CoreContext(server, _whole(tls), _whole(token_file), insecure_plaintext)

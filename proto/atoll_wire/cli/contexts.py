@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll_wire.errors import UserError
+from atoll_wire.errors import UsageError, UserError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ContextError(UserError):
@@ -59,16 +64,41 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """Returns the contexts in the file; none if there is no file. Raises ContextError for an invalid file."""
+    """Returns the contexts in the file; none if there is no file.
+
+    Raises ContextError for an invalid file, and for a file that other users can change.
+    """
     if not os.access(path().parent, os.X_OK):  # it does not exist, or HOME is another user's, as after sudo
         return Contexts()
     try:
-        found = json.loads(path().read_text())
-        return Contexts(found["current"], {name: CoreContext(**each) for name, each in found["contexts"].items()})
+        if path().stat().st_mode & OTHERS:
+            raise ContextError(f"{path()} can be changed by other users: check its contents, then run chmod 600 on it")
+        return _contexts(json.loads(path().read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ContextError(f"{path()} cannot be read ({error}): correct it, or remove it and add contexts") from error
+
+
+def _contexts(data: Any) -> Contexts:  # noqa: ANN401 - any JSON value
+    """Returns contexts from JSON values. Raises ValueError, KeyError, TypeError or AttributeError if they are invalid.
+
+    Without pydantic, because shell completion reads the file.
+    """
+    found = Contexts(data["current"], {name: CoreContext(**each) for name, each in data["contexts"].items()})
+    for name, each in found.contexts.items():
+        texts = (each.server, each.tls or "", each.token_file or "")
+        if not (all(isinstance(text, str) for text in texts) and isinstance(each.insecure_plaintext, bool)):
+            raise TypeError(f"a value of context {name!r} has the wrong type")
+    if not isinstance(found.current, str):
+        raise TypeError('"current" is not a text')
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError if a context cannot have this name."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is not a name of a context: use up to 64 letters, digits, '.', '_' or '-'")
 
 
 def save(contexts: Contexts) -> None:

@@ -7,8 +7,10 @@ several shards, a backup also contains the snapshots of the newest checkpoints. 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -180,13 +182,19 @@ def check_ledger(db: sqlite3.Connection, path: Path) -> None:
 def copy_ledger(source: Path, target: Path, disk: Disk) -> None:
     """Copies a ledger, which a core may be using, as it was at one moment. The copy needs no other files.
 
-    The core continues to write meanwhile. Raises LedgerError if the ledger cannot be read.
+    The core continues to write meanwhile. Raises LedgerError if the ledger cannot be read, and OSError if the target's
+    disk is full.
     """
     with database.read_ledger(source) as db, contextlib.closing(disk.connect(target)) as copied:
-        db.backup(copied)
-        copied.execute("PRAGMA journal_mode=DELETE")
-        if "fingerprint" in run_ledger.get_meta(copied):
-            _drop_other_snapshots(copied)
+        try:
+            db.backup(copied)
+            copied.execute("PRAGMA journal_mode=DELETE")
+            if "fingerprint" in run_ledger.get_meta(copied):
+                _drop_other_snapshots(copied)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:  # only the copy grows, so its disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
+            raise
 
 
 @contextlib.contextmanager

@@ -153,7 +153,7 @@ def remove_interrupted(root: Path) -> None:
     """Removes what an interrupted backup or removal left over."""
     for path in sorted(root.glob(f"*{PART}")):
         if NAME.fullmatch(path.stem):
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def remove_old(root: Path, keep: int, disk: Disk) -> int:
@@ -164,6 +164,14 @@ def remove_old(root: Path, keep: int, disk: Disk) -> int:
         disk.rename(path, part)
         disk.sync_directory(root)
         crash_points.point("backup.old forgotten")
-        shutil.rmtree(part)
+        _remove(part)
         crash_points.point("backup.old removed")
     return len(old)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or a symbolic link to a folder, whose files then stay."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)

@@ -56,6 +56,8 @@ def restore_backup(
     Example: `restore_backup(Path("/mnt/backups/20261126T120000.000Z"), Path("run"))`
     """
     record = read_record(backup)
+    if directory.resolve().is_relative_to(backup.resolve()):
+        raise SettingsError(f"{directory} is inside the backup, which must not change: give a --dir outside it")
     with _claimed(directory, disk):
         try:
             _copy(backup, directory, record, disk)
