@@ -73,6 +73,7 @@ def logged(running: Core, fragment: int, version: int) -> tuple[int, int, int]:
     return row.theta, row.theta_pub, row.momentum
 
 
+@pytest.mark.slow
 def test_a_backup_of_a_running_core_restores_its_parameters_bit_by_bit_and_nobody_waits(tmp_path):
     root = tmp_path / "backups"
     with core(tmp_path, *OPTIONS) as running:
@@ -239,6 +240,7 @@ def test_a_backup_that_is_killed_does_not_count_and_the_next_one_cleans_up(stopp
     check_files(again.path, again.record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", RESTORE_POINTS)
 def test_a_restore_that_is_killed_starts_no_core_and_a_second_one_completes_it(stopped, backup, tmp_path, point):
     there = tmp_path / "there"
@@ -468,6 +470,7 @@ def lock(stack: ExitStack, root: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_backups_at_an_interval_wait_for_a_run_and_end_on_sigterm(tmp_path):
     root, errors = tmp_path / "backups", tmp_path / "errors"
     command = [sys.executable, "-m", "atoll_server", "checkpoint", "backup", str(root), "--dir", str(tmp_path / "run")]
