@@ -29,7 +29,7 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
     assert not rare, "these situations are too rare in the seeds"
 
 
-@pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024, 9700002033])
+@pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024, 9700002033, 9900000382])
 def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     """Each seed found one of these faults:
 
@@ -37,6 +37,7 @@ def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     8100000388: a contribution before a restarted core's first round gave its learner an answer time since 1970.
     8400000024: the end of a data-unit lease took units that the training loop was about to use.
     9700002033: shards forgot a lease's units before the registrar's decision was durable, and the registrar crashed.
+    9900000382: a learner came back before its shard began, and before the shard heard that its eviction was undone.
     """
     simulate_sharded(seed)
 
