@@ -101,6 +101,7 @@ def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
     assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # differs by one step and rounding
 
 
+@pytest.mark.slow
 def test_a_record_is_made_once_and_appears_in_a_table(tmp_path, monkeypatch):
     variants = tuple(
         grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))

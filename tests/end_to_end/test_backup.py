@@ -106,6 +106,7 @@ def test_a_backup_of_a_running_core_restores_its_parameters_bit_by_bit_and_nobod
             assert found == logged(running, index, version)
 
 
+@pytest.mark.slow
 def test_learners_follow_a_restored_backup_and_the_status_says_what_is_lost(tmp_path):
     root = tmp_path / "backups"
     with core(tmp_path, *OPTIONS) as running:

@@ -164,6 +164,7 @@ def test_a_used_port_and_a_used_directory_are_named(tmp_path):
             assert said in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_core_that_is_stopped_as_soon_as_it_serves_ends_cleanly(tmp_path):
     with core(tmp_path) as running:
         for _ in range(3):
@@ -172,6 +173,7 @@ def test_a_core_that_is_stopped_as_soon_as_it_serves_ends_cleanly(tmp_path):
             running.start()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_settings_and_refuses_some_changes(tmp_path):
     with core(tmp_path, "--outer-lr", "0.7") as running:
         train(running.address, "a", steps=20)

@@ -20,10 +20,8 @@ from tests.end_to_end.test_refusals import Hand, _rescale
 from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
-EVERY_DAY = {  # `make test-slow` runs the other points
-    "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
-    "initial.renamed", "start.epoch raised",
-}  # fmt: skip
+RARE = ("eviction.committed", "pause.committed")
+EVERY_DAY = {"contribution.committed", "merge.committed"}  # `make test-slow` runs the other points
 ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
 OF_OTHERS = (
     "rollback.",
@@ -110,7 +108,13 @@ def test_a_core_killed_at_a_crash_point_loses_and_repeats_no_work_and_returns_bi
     assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # others are merged after Leave
 
 
-@pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed", "pause.committed"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "contribution.refused",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("eviction.committed", "pause.committed")),
+    ],
+)
 def test_durable_refusals_evictions_and_pauses_survive_a_killed_core(tmp_path, monkeypatch, point):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)

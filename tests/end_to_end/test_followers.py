@@ -27,6 +27,7 @@ from tests.end_to_end.world import core, eventually, front, sharded, small_model
 VERSIONS = 100
 
 
+@pytest.mark.slow
 def test_a_follower_has_the_bits_of_the_export_for_a_hundred_versions(tmp_path):
     with core(tmp_path) as running, training(running.address) as trainee:
         with recorder(running.address) as follower:

@@ -39,6 +39,7 @@ def test_learners_behind_a_front_train_and_updates_cross_the_wan_once(tmp_path):
     assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates, "all must use them"
 
 
+@pytest.mark.slow
 def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address) as eu:
         over: list[bool] = []
@@ -58,6 +59,7 @@ def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
         trainee.done()
 
 
+@pytest.mark.slow
 def test_a_front_keeps_a_working_connection_after_failed_attempts(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         over: list[bool] = []

@@ -42,6 +42,9 @@ def where(request, home, eu):
     return {"core": home, "front": eu}[request.param]
 
 
+FRONT_IS_SLOW = ["core", pytest.param("front", marks=pytest.mark.slow)]
+
+
 @contextlib.contextmanager
 def hand(address: str, name: str):
     with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", 64 << 20)]) as channel:
@@ -171,6 +174,7 @@ def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
         assert resident(where.child) - before < HALVES // 4
 
 
+@pytest.mark.parametrize("where", FRONT_IS_SLOW, indirect=True)
 def test_half_sent_messages_hold_64_mib_at_most(where, raws):
     """Many connections send as many incomplete messages as possible, each as large as allowed.
 
@@ -212,6 +216,7 @@ def resident(child) -> int:
 COUNT = 10_000
 
 
+@pytest.mark.parametrize("where", FRONT_IS_SLOW, indirect=True)
 def test_ten_thousand_idle_connections_delay_no_learner(where):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

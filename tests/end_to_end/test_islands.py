@@ -27,7 +27,7 @@ from tests.end_to_end.world import Core, core, eventually
 SCRIPT = Path(__file__).with_name("island_rank.py")
 LOCKSTEP = Path(__file__).with_name("lockstep_rank.py")
 STEPS, FRAGMENTS = 80, 2
-KINDS, MORE = [("fsdp", 2)], [("tp", 2), ("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
+KINDS = [("fsdp", 2), ("tp", 2), ("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
 ON_DEVICES = [("fsdp/device", 2), ("hsdp/device", 4), ("fsdp+tp/device", 4)]
 
 
@@ -79,9 +79,8 @@ def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> No
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"), [*KINDS, *(pytest.param(*each, marks=pytest.mark.slow) for each in (*MORE, *ON_DEVICES))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [*KINDS, *ON_DEVICES])
 def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, count):
     with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
         island = started(kind, count, running.address, "island", tmp_path)
@@ -143,7 +142,7 @@ def test_one_process_and_islands_of_two_and_four_ranks_have_the_same_anchors_in_
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("kind", "count"), [*KINDS, *MORE])
+@pytest.mark.parametrize(("kind", "count"), KINDS)
 def test_an_island_returns_after_the_kill_of_a_rank_and_then_of_the_core(tmp_path, kind, count):
     def steps(name: str) -> int:
         return sum(each.steps for each in running.status().learners if each.learner == name)

@@ -14,7 +14,8 @@ from atoll_server.cli.run_directory import read_run
 from tests.end_to_end.world import Trainee, core, eventually
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp_path, seed):
     rng, stop = random.Random(seed), threading.Event()
     pause = threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from atoll.demo.processes import ATOLL, children
 from atoll_wire import outer_pb2 as pb
 
@@ -19,6 +20,7 @@ def lines(log: Path, name: str) -> list[str]:
     return [each["event"] for each in told if each.get("contribution") == name or name in each.get("shares", {})]
 
 
+@pytest.mark.slow
 def test_a_contribution_has_one_name_in_every_log(tmp_path):
     with children(tmp_path) as group:
         core = Core(group, tmp_path / "run", ["--fragments", "2", "--inner-steps", "4", *LOUD])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from atoll.demo.processes import ATOLL
 from atoll_wire import outer_pb2 as pb
 
@@ -131,6 +132,7 @@ def test_rounds_and_events_are_listed(tmp_path):
     assert abs(rounds[0].opened_at - time.time()) < 60
 
 
+@pytest.mark.slow
 def test_a_learner_leaves_a_paused_run_at_sigterm(tmp_path):
     """At SIGTERM, the reference learner sends its work and leaves."""
     with core(tmp_path) as running:

@@ -52,6 +52,7 @@ def test_a_recorded_run_is_repeated_byte_for_byte(recorded, tmp_path):
     assert out.read_bytes() == exported.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "run")
 
@@ -154,6 +155,7 @@ def test_a_changed_payload_is_named(recorded, tmp_path):
     assert "--record" not in error, "the run was recorded, so --record is no fix"
 
 
+@pytest.mark.slow
 def test_replay_of_an_unrecorded_run_states_what_to_do(tmp_path):
     directory = train(tmp_path, "--snapshot-every-s", "0.1")
     code, _, error = atoll("replay", directory)

@@ -110,6 +110,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
             assert all(fate.fate is not Fate.PENDING for _, fate in shard_ledger.contributions(db, made_in))
 
 
+@pytest.mark.slow
 def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore_can_be_undone(tmp_path, capsys):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
@@ -162,7 +163,8 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         assert first not in {each.id for each in listed}
 
 
-@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new_generation_complete(tmp_path, point):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)

@@ -37,6 +37,7 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert second.learner.stats().last_error == ""
 
 
+@pytest.mark.slow
 def test_outer_steps_become_plain_means_towards_the_announced_end(tmp_path):
     total = 2 * 400 * 32
     with core(tmp_path, "--total-tokens", str(total), "--outer-cool-down", "0.5") as running:
@@ -80,6 +81,7 @@ def test_a_slow_learner_answers_all_rounds_of_a_step_at_once(tmp_path):
     assert status.contributions.merged > 1.8 * status.merges
 
 
+@pytest.mark.slow
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_arrives(tmp_path):
     fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "8", "--quorum", "1", "--grace-ratio", "0")
     counts = status.contributions

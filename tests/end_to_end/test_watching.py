@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import pytest
+
 from tests.end_to_end.test_operators import atoll
 from tests.end_to_end.world import Trainee, core
 
@@ -41,6 +43,7 @@ def seen(terminal: int, words: str) -> str:
     raise AssertionError(f'the screen did not show "{words}"')
 
 
+@pytest.mark.slow
 def test_the_watch_refreshes_and_shows_its_age_while_the_core_is_away(tmp_path):
     end: list[bool] = []
     with core(tmp_path) as running:
