@@ -18,7 +18,7 @@ from atoll_forecast.fleet.learners import Published, SentContribution
 from atoll_server.merging import merge
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds import syncer_events as ev
-from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.outer_rule import OuterRule
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.block_kernels import F32

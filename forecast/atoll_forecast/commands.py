@@ -202,6 +202,8 @@ def plan_command(
     from atoll_forecast.planning.planner import plan
     from atoll_forecast.planning.tables import plan_json, plan_tables
 
+    for path in (values, compose):
+        _check_folder(path)
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = _regions(region)
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
@@ -267,6 +269,12 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
     except ValueError as error:  # matplotlib raises it for an unknown suffix
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
+
+
+def _check_folder(path: Path | None) -> None:
+    """Raises UserError if the file's folder does not exist. Call this before the work that yields the text."""
+    if path not in {None, STDOUT} and not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written (No such file or directory): give another path")
 
 
 def _write_text(path: Path | None, text: str) -> None:

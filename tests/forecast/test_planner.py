@@ -301,6 +301,14 @@ def test_the_command_prints_and_writes(tmp_path):
     assert yaml.safe_load(compose.read_text())
 
 
+@pytest.mark.parametrize("option", ["--values", "--compose"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_plan_is_made(tmp_path, option):
+    path = tmp_path / "none" / "file.yaml"
+    code, said, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30", option, path)
+    assert (code, said) == (1, "")
+    assert error == f"error: {path} cannot be written (No such file or directory): give another path\n"
+
+
 @pytest.mark.parametrize(
     "region",
     [

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.fragments.segments import Coded, FragmentShape, change
-from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.outer_rule import OuterRule
 from atoll_wire.layout.frame_spans import Codec
 from torch import nn
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState
-from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.outer_rule import OuterRule
 from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 from atoll_wire.codec import frame_codec

@@ -1,4 +1,4 @@
-"""Pairs of figures, from the paper and from our simulations, for tables, plots and files."""
+"""Pairs of values, one from the paper and one from our simulations, for tables, plots and files."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Values(Protocol):
         """Encodes the values, and computes changes for `write`."""
 
     def read(self, number: int) -> Callable[[], Any]:
-        """Begins to collect the values of the run that this rank owns. Returns a function that waits for them."""
+        """Begins to collect the values of a run, which this rank owns. Returns a function that waits for them."""
 
     def whole(self, number: int, anchor: F32) -> Any:  # noqa: ANN401 - see Coder
         """Returns an anchor, float32 (run.length,), in the form of `read`."""
 
     def spread(self, number: int, values: Any) -> Callable[[], Any]:  # noqa: ANN401
-        """Begins to send values of the run that this rank owns to the ranks that hold them as parameters.
+        """Begins to send a run's values from this rank, which owns the run, to the ranks that hold them as parameters.
 
         Returns a function that waits for the values of the parameters that this rank holds.
         """

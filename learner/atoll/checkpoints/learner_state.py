@@ -230,7 +230,7 @@ class LearnerState:
                 missing.append(name)
         if missing:
             log.warning(
-                "the checkpoint lacks some buffers or unshared parameters, or has other shapes for them: "
+                "some buffers or unshared parameters are not in the checkpoint, or have another shape there: "
                 "they keep their current values",
                 first=missing[0],
                 count=len(missing),

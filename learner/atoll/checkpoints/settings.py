@@ -67,7 +67,7 @@ def _objects(given: object) -> dict[str, HasState]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise LearnerError(f"extra_state is of type {type(given).__name__}: pass a dict of objects by name")
+        raise LearnerError(f"extra_state is of type {type(given).__name__}: pass a dict that maps names to objects")
     for name, each in given.items():
         if not isinstance(name, str):
             raise LearnerError(f"the key {name!r} of extra_state is of type {type(name).__name__}: use strings as keys")

@@ -122,7 +122,7 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         if tokens is None:
-            text = "the core accepts no operator tokens: restart it with --operator-tokens FILE, or omit --token"
+            text = "the core accepts no operator tokens: restart it with --operator-tokens FILE, or omit the token"
             raise Refused(Status.UNAUTHENTICATED, text)
         if (name := tokens.name_of(given.removeprefix(BEARER))) is None:
             raise Refused(
@@ -134,5 +134,5 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
         return caller.name
     if caller.role is None and tokens is None:
         return ""
-    fix = "give --token, or an operator's certificate" if tokens is not None else "give an operator's certificate"
+    fix = "give --token-file, or an operator's certificate" if tokens is not None else "give an operator's certificate"
     raise Refused(Status.PERMISSION_DENIED, f"this call is for operators: {fix}")

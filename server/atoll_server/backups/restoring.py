@@ -160,7 +160,7 @@ def _checkpoint(
             raise SettingsError(f"--checkpoint {checkpoint} is not in the backup: use one of {known}")
         return checkpoint or known[-1]
     if checkpoint:
-        raise SettingsError("--checkpoint is for runs with several shards: leave it out, or roll back afterwards")
+        raise SettingsError("--checkpoint is for runs with several shards: omit it, then use atoll checkpoint restore")
     return _write_snapshot(db, meta, directory, disk, clock)
 
 

@@ -1,5 +1,6 @@
 """Writes and reads snapshots, exports the published model as safetensors, and restores or rolls back a run.
 
+`restore` loads a run's state when a core starts. `rollback` starts a new generation at an older snapshot.
 `parameter_source` reads the model that `--init` names.
 
 May import: learners, ledger, merging, rounds, storage.

@@ -32,7 +32,7 @@ from atoll_server.ledger.manifests import KeptSnapshots
 from atoll_server.ledger.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, MergeResult, Update
-from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.outer_rule import OuterRule
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.spool import Spool
@@ -48,7 +48,7 @@ class Restored:
     """A run's restored state, the updates of the replayed merges, and the snapshots.
 
     states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
-    in this history, without damaged ones that are newer than the loaded one. undone: snapshots outside this history,
+    in this history, except damaged ones that are newer than the loaded one. undone: snapshots outside this history,
     whose work a restore discarded. Operators can still restore these. kept: snapshots that checkpoints of several
     shards name.
     """

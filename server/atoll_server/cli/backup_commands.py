@@ -51,7 +51,7 @@ def backup_command(
 
     Each backup is a new folder with a verified copy of the ledger, the newest snapshot, the initial parameters, and
     the payloads that no snapshot covers. Unchanged files are hard links to the previous backup. A failed backup
-    leaves nothing, and the exit status is 1 without --every-s. The command needs memory for one fragment.
+    leaves no files. Without --every-s, the command then exits with status 1. The command needs memory for one fragment.
     """
     need("checkpoint backup", "server", *KEEPING)
     from atoll_server.storage import crash_points

@@ -3,8 +3,9 @@
 A front serves the core's gRPC services to learners and readers, and calls the core for them. If a front loses its
 state, no work is lost.
 
-`region_fetches` answers learners and readers from `fetch_cache`, which caches updates and whole fragments.
-`region_reads` tracks the newest versions for readers. `pass_through` forwards operators' calls.
+`service` receives learners' calls, and passes their uploads on. `region_fetches` answers learners and readers from
+`fetch_cache`, which caches updates and whole fragments. `region_reads` tracks the newest versions for readers.
+`pass_through` forwards operators' calls.
 
 May import: access, rpc, settings, upstream.
 """

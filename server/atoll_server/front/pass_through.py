@@ -55,7 +55,7 @@ def _passing(
             caller(context)
             shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
             if token_needed and not shown:
-                text = "operators need a token to use this front: give --token, or connect to the core directly"
+                text = "operators need a token to use this front: give --token-file, or connect to the core directly"
                 raise Refused(Status.PERMISSION_DENIED, text)
             with core_connection.link.carriers.use() as connection:
                 channel: Any = connection.channel

@@ -31,7 +31,7 @@ from atoll_wire.layout.layout import FragmentLayout, MergeKind, Piece
 from numpy.typing import NDArray
 
 from atoll_server.merging.merge_kernels import frame_squares, frame_step
-from atoll_server.rounds.outer_step import OuterRule, part_of
+from atoll_server.rounds.outer_rule import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # limit on a piece's norm, above which a sum could overflow float32
 SMALLEST_NORM = 1e-30  # a piece with a smaller norm has no direction

@@ -3,7 +3,7 @@
 The syncer reads no clock, performs no IO and starts no threads. `syncer_events` lists the syncer's inputs and outputs.
 
 `syncer` opens and closes rounds, and `round_state` contains one fragment's rounds. `liveness` decides which learners
-rounds wait for. `outer_step` computes a merge's learning rate and momentum.
+rounds wait for. `outer_rule` computes a merge's learning rate and momentum.
 
 May import: learners, settings.
 """

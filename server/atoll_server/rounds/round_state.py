@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll_server.learners.plausibility import parts_counted
-from atoll_server.rounds.outer_step import part_of
+from atoll_server.rounds.outer_rule import part_of
 from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, Share
 from atoll_server.settings import RunSettings
 

@@ -99,7 +99,7 @@ class InterruptibleWait:
 
 
 class InterruptibleWaits:
-    """The waits of a service's long calls, which the service ends as soon as it begins to stop."""
+    """All waits inside a service's long calls. They end as soon as the service begins to stop."""
 
     def __init__(self) -> None:
         self._waits = WeakSet[InterruptibleWait]()

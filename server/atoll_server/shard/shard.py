@@ -25,7 +25,7 @@ from atoll_server.ledger.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.merging import merge
 from atoll_server.merging.norm_limit import NormLimiter
 from atoll_server.rounds import syncer_events as ev
-from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.outer_rule import OuterRule
 from atoll_server.rounds.pacing import Pacing, Position
 from atoll_server.rounds.round_state import Phase, RoundState
 from atoll_server.rounds.syncer import Syncer, rounds_in_flight

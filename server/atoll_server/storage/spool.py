@@ -109,7 +109,7 @@ class StoredPayload:
             for frame in range(frames):
                 self.payload(frame)
             if frame_codec.frames_digest([self.places[frame][1:] for frame in range(frames)]) != digest:
-                raise SpoolError(f"{self.path} holds a different contribution than the ledger names: restore a backup")
+                raise SpoolError(f"{self.path} does not hold the contribution in the ledger: restore a backup")
 
     def close(self) -> None:
         """Closes the file and drops the contents in memory."""
