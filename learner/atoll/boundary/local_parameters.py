@@ -36,7 +36,7 @@ class Values(Protocol):
         """Encodes the values, and computes changes for `write`."""
 
     def read(self, number: int) -> Callable[[], Any]:
-        """Begins to collect the values of a run, which this rank owns. Returns a function that waits for them."""
+        """Begins to collect the values of a run that this rank owns. Returns a function that waits for them."""
 
     def whole(self, number: int, anchor: F32) -> Any:  # noqa: ANN401 - see Coder
         """Returns an anchor, float32 (run.length,), in the form of `read`."""

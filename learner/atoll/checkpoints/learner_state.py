@@ -230,7 +230,7 @@ class LearnerState:
                 missing.append(name)
         if missing:
             log.warning(
-                "some buffers or unshared parameters are not in the checkpoint, or have another shape there: "
+                "some buffers or unshared parameters are not in the checkpoint, or have a different shape there: "
                 "they keep their current values",
                 first=missing[0],
                 count=len(missing),

@@ -84,7 +84,7 @@ class Parameters:
             )
         if forgotten:
             raise LearnerError(
-                f"no optimizer of the learner updates {_listed(forgotten)}: pass all optimizers as a list, freeze the "
+                f"none of the learner's optimizers updates {_listed(forgotten)}: pass all optimizers as a list, freeze the "
                 "parameters with requires_grad_(False), or name them in unshared="
             )
         self._refuse_shared_memory()

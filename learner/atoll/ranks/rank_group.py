@@ -64,7 +64,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The result of an agreement of all ranks.
+    """What all ranks agreed on.
 
     tokens: the tokens of all ranks since the last agreement. steps: rank 0's inner steps since then.
     decision: rank 0's decision. failed: ranks that cannot continue. save: whether all ranks save a checkpoint.

@@ -75,7 +75,7 @@ def check_whole_model(directory: Path) -> None:
 
 @contextmanager
 def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
-    """Context manager that opens a run's ledger read-only. unused: whether it is certain that no core uses the ledger.
+    """Context manager that opens a run's ledger read-only. unused: True if certainly no core is using it.
 
     Raises SettingsError if there is no run or the run has no parameters, and LedgerError if the ledger is damaged.
     """

@@ -82,7 +82,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Passes each declined round and each adopted version to the syncer once, although reports repeat them.
 
-    Cycles and versions only increase. A value that is not above the last one passed for its fragment is a repetition. A
+    Cycles and versions only increase. A value that is not greater than its fragment's last value is a repetition. A
     value above the fragment's current cycle or version is invalid. Both are ignored.
     """
     rounds = shard.syncer.fragments
