@@ -84,8 +84,8 @@ class Parameters:
             )
         if forgotten:
             raise LearnerError(
-                f"none of the learner's optimizers updates {_listed(forgotten)}: pass all optimizers as a list, freeze the "
-                "parameters with requires_grad_(False), or name them in unshared="
+                f"none of the learner's optimizers updates {_listed(forgotten)}: pass all optimizers as a list, freeze "
+                "the parameters with requires_grad_(False), or name them in unshared="
             )
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
