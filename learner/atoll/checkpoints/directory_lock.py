@@ -91,8 +91,8 @@ class DirectoryLock:
             if error.errno not in NO_LOCKS:
                 raise unusable(self._folder, error) from error
             log.warning(
-                "cannot lock checkpoint_dir: make sure that no other learner uses it, or use a file system that supports "
-                "locks",
+                "cannot lock checkpoint_dir: make sure that no other learner uses it, or use a file "
+                "system that supports locks",
                 folder=str(self._folder),
                 error=error.strerror,
             )
