@@ -176,7 +176,8 @@ def prepared(directory: Path) -> dict[str, str]:
     """Returns a reader's environment variables in a copy of the checkout, which run the copy's code."""
     code = [str(directory / part) for part in ("learner", "server", "proto", "dashboard", "forecast")]
     path = f"{directory / 'venv/bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "PYTHON"))}
+    left_out = ("ATOLL_", "PYTHON", "MAKE", "ARGS")  # a `make test-slow ARGS=...` passes the last two on
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     packages = {PACKAGES: sysconfig.get_path("purelib"), "PYTHONPATH": ":".join(code)}
     config = {"XDG_CONFIG_HOME": str(directory / "config")}  # contexts
     kernels = {"NUMBA_CACHE_DIR": str(ROOT / "build/page-kernels")}

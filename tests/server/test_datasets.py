@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from atoll_server.data.accounts import Accounts
+from atoll_server.data.accounts import EVICTED, Accounts, Changes
+from atoll_server.data.merged_units import MergedUnits
 from atoll_server.run.datasets import MAX_HELD, MAX_WANTED, Datasets
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.process.clock import SYSTEM
@@ -69,3 +70,28 @@ def test_shards_forget_a_lease_only_after_its_decision_is_stored():
     asyncio.run(leasing.datasets.look())
     assert not leasing.accounts.leases
     assert seen == ["stored", "forgotten"]
+
+
+def test_merges_of_an_evicted_process_that_is_readmitted_are_counted():
+    """Its units return to the pool at once. If the process comes back, its outstanding work may still be merged."""
+    leasing, merged = Leasing(), dict[int, MergedUnits]()
+    leasing.ask("a", wanted=2)
+    run, entry = leasing.datasets._run, SimpleNamespace(incarnation=1)
+    run.shard, run.registry = None, SimpleNamespace(entries={"a": entry}, since=0.0)
+    run.attached = SimpleNamespace(all=tuple, facts=lambda _: [], lease_over=lambda _: None)
+    run.fenced = lambda *_: True
+    run.running = lambda: SimpleNamespace(
+        contributions=SimpleNamespace(merged_units=lambda *_: merged), may_merge=lambda *_: False
+    )
+    (lease,) = leasing.accounts.leases.values()
+    (dataset,) = leasing.accounts.datasets.values()
+    leasing.accounts.end(lease, EVICTED, Changes())
+    asyncio.run(leasing.datasets.look())
+    assert dataset.pool == [0, 1]
+    merged[0] = MergedUnits(1, ((1, 1),))
+    asyncio.run(leasing.datasets.look())
+    assert (dataset.pool, dataset.consumed, dataset.repeated) == ([0, 1], 0, 8)
+    assert [unit.ordinal for unit in lease.units.values()] == [2], "work on the other unit may still be merged"
+    entry.incarnation = 2
+    asyncio.run(leasing.datasets.look())
+    assert not leasing.accounts.leases

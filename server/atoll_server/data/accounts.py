@@ -48,6 +48,9 @@ class Declared:
         return self.units * self.epochs
 
 
+EVICTED = "its learner was evicted"  # reason for the end of a lease
+
+
 class Outcome(StrEnum):
     """The state of a unit under one lease."""
 

@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.unit_order import MAX_UNITS, unit_at
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.data.accounts import Changes, Dataset, Declared, Lease
+from atoll_server.data.accounts import EVICTED, Changes, Dataset, Declared, Lease
 from atoll_server.learners.learner_registry import LearnerProcess
 from atoll_server.ledger import data_ledger
 from atoll_server.run.registrar import Registrar
@@ -188,7 +188,7 @@ class Datasets:
         if entry.incarnation != lease.incarnation:
             return "a newer process has its learner's name"
         if entry.evicted:
-            return "its learner was evicted"
+            return EVICTED
         if entry.account.left_at is not None:
             return "its learner left"
         heard_at = max(entry.account.heard_at, self._run.registry.since, self._heard_at.get(lease.id, 0.0))
@@ -207,13 +207,15 @@ class Datasets:
         if lease.ended:
             ended_at = self._ended_at.setdefault(lease.id, now)
             run = self._run
-            here = run.fenced(lease.learner, lease.incarnation) and not run.running().may_merge(
-                lease.learner, lease.incarnation
-            )
+            if lease.ended == EVICTED:  # a readmitted process continues with its outstanding work
+                gone = run.registry.entries[lease.learner].incarnation > lease.incarnation
+            else:
+                gone = run.fenced(lease.learner, lease.incarnation)
+            here = gone and not run.running().may_merge(lease.learner, lease.incarnation)
             facts = run.attached.facts(lease.id)
             if facts is not None:  # after a restart, other shards may have merged more than this process knows
                 lease.settled = here and all(each.settled for each in facts)
-                lease.overdue = lease.ended == SILENT or now - ended_at > self._silence_s
+                lease.overdue = lease.ended in {SILENT, EVICTED} or now - ended_at > self._silence_s
 
     def _forget(self, lease: Lease) -> None:
         self._heard_at.pop(lease.id, None)

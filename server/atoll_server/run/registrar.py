@@ -18,10 +18,10 @@ from atoll_wire import shards_pb2 as sh
 from atoll_wire.layout.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.data.accounts import Accounts
+from atoll_server.data.accounts import EVICTED, Accounts, Changes
 from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
-from atoll_server.ledger import lineage, manifests, run_ledger
+from atoll_server.ledger import data_ledger, lineage, manifests, run_ledger
 from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.ledger.lineage import Beginning
 from atoll_server.ledger.manifests import Manifest, RestoredManifest
@@ -228,8 +228,14 @@ class Registrar(KnownRun):
         self.registry.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.registry.void_tokens(entry, tokens)
+        ended = Changes()
+        for lease in self.data.leases.values() if reason else ():  # now, since the learner may be readmitted soon
+            if lease.learner == name:
+                self.data.end(lease, EVICTED, ended)
         await self.save(entry)
         crash_points.point("eviction.committed")
+        if ended:
+            await self.writer.commit(partial(data_ledger.write, rows=data_ledger.rows_of(ended)))
         self.tell()
         if reason:
             if self.shard is not None:
