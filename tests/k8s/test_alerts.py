@@ -24,7 +24,7 @@ def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {group["name"]: group["rules"] for group in one(answer, "PrometheusRule", "atoll")["spec"]["groups"]}
 
 
-def _unscoped(groups: dict[str, list[dict[str, Any]]]) -> Any:  # noqa: ANN401
+def _unscoped(groups: dict[str, list[dict[str, Any]]]) -> Any:
     """Returns the groups without the label run in their expressions."""
     return json.loads(re.sub(r'run=\\"[^"]*\\"(, )?', "", json.dumps(groups)).replace("{}", ""))
 

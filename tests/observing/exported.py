@@ -34,7 +34,13 @@ FIXED: Labels = {
 CLOSED = {cause.value for cause in Cause}
 BY_PROMETHEUS: dict[str, Labels] = {
     "up": {},
-    "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": set(), "learner": set(), "region": set()},
+    "ALERTS": {
+        "alertname": set(),
+        "alertstate": {"pending", "firing"},
+        "severity": set(),
+        "learner": set(),
+        "region": set(),
+    },
 }
 
 

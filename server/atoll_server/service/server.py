@@ -18,7 +18,6 @@ from atoll_wire import shards_pb2_grpc
 from atoll_wire.errors import SettingsError, UserError
 from atoll_wire.messages import frame_messages
 from atoll_wire.process import allocator, metrics_server
-from atoll_wire.process.certificate_expiry import CertificateExpiry, expiry_times
 from atoll_wire.process.clock import Clock
 from atoll_wire.security.certificate import Role, check_role
 
@@ -124,7 +123,6 @@ async def _serve(
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
     health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
-    core.metrics.registry.register(CertificateExpiry(partial(expiry_times, settings.security)))
     serve_http = partial(metrics_server.serve, core.metrics.registry, where or "", health.not_alive, health.not_ready)
     scraped = await _patiently(serve_http, settings, core.clock) if where else None
     beating = asyncio.create_task(health.keep())
