@@ -49,6 +49,9 @@ class FrontMetrics:
         )
         for limit in LIMITS:
             self.limited.labels(limit)
+        self.revoked = Gauge(
+            "atoll_front_revoked_certificates", "Entries in the list of revoked certificates", registry=self.registry
+        )
         self.cached = Gauge("atoll_front_cached_bytes", "Size of cached updates and fragments", registry=self.registry)
         self.served = OpenCalls()
         self.registry.register(self.served)

@@ -145,6 +145,7 @@ class Metrics(Collector):
             ["limit"],
             registry=r,
         )
+        self.revoked = Gauge("atoll_revoked_certificates", "Entries in the list of revoked certificates", registry=r)
         self._declare_readers(r)
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
