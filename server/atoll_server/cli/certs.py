@@ -45,7 +45,7 @@ def issue_command(
     role: Annotated[
         str, typer.Argument(help="Role of the process or person: core, front, learner, reader or operator.")
     ],
-    names: Annotated[
+    name: Annotated[
         list[str],
         typer.Argument(
             metavar="NAME...",
@@ -68,10 +68,10 @@ def issue_command(
     roles = {each.value: each for each in Role}
     if role not in roles:
         raise typer.BadParameter(f"{role} is not a role: use one of {', '.join(roles)}", param_hint="ROLE")
-    out = issue(directory, roles[role], names[0], host, days, names[1:])
+    out = issue(directory, roles[role], name[0], host, days, name[1:])
     made = read_certificate(out)
     print(
-        f"wrote {out} ({role} {brief(' '.join(names))}, valid until {made.ends:%Y-%m-%d %H:%M} UTC, serial number {made.serial}); give the process this directory as --tls"
+        f"wrote {out} ({role} {brief(' '.join(name))}, valid until {made.ends:%Y-%m-%d %H:%M} UTC, serial number {made.serial}); give the process this directory as --tls"
     )
 
 

@@ -43,7 +43,7 @@ class FrontMetrics:
         )
         self.limited = Counter(
             "atoll_front_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=self.registry,
         )

@@ -141,7 +141,7 @@ class Metrics(Collector):
         )
         self.limited = Counter(
             "atoll_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=r,
         )
