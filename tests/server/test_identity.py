@@ -7,7 +7,9 @@ import json
 import pytest
 from atoll_server.access.certificate_authority import init, issue, issued
 from atoll_server.access.identity import Caller, caller
-from atoll_server.access.refusals import Refused
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.run.joining import check_fleet
 from atoll_wire.security.certificate import (
     MOST_NAMES,
     CertificateError,
@@ -134,3 +136,21 @@ def test_only_learners_certificates_are_for_fleets():
     assert not allows_name("", "a")
     assert brief("a b c") == "a b c"
     assert json.dumps(brief("a b c d e")) == '"a b c and 2 more"'
+
+
+def test_a_fleets_certificate_is_not_for_new_names_while_one_of_its_learners_is_evicted():
+    registry = LearnerRegistry(100)
+    for number, name in enumerate(("us.a", "us.b", "eu.a"), 1):
+        registry.join(name, "", number, 0, 0.0, b"", b"", 0.0, 0.0)
+    check_fleet(registry, "us.new", "us.*")
+    registry.evict(registry.entries["us.a"], "wrong values", 1.0)
+    for fleet in ("us.*", "us.new us.a"):
+        with pytest.raises(Refused, match="atoll evict us.a --undo") as caught:
+            check_fleet(registry, "us.new", fleet)
+        assert caught.value.status is Status.PERMISSION_DENIED
+    check_fleet(registry, "us.b", "us.*")  # the fleet's other learners may restart
+    check_fleet(registry, "eu.new", "eu.*")
+    check_fleet(registry, "us.new", "us.new us.b")
+    check_fleet(registry, "us.new", "")
+    registry.evict(registry.entries["us.a"], "", 2.0)
+    check_fleet(registry, "us.new", "us.*")
