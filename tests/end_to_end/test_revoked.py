@@ -14,11 +14,12 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.transport import TransportSecurity
+from safetensors.torch import save_file
 
 from benchmarks.process_state import metrics
 from tests.end_to_end.test_refusals import Hand, request, taken_over
 from tests.end_to_end.test_strangers import AWAY, DENIED, Papers, audited, calling, refused
-from tests.end_to_end.world import Core, Front, core, eventually, free_port, front, train
+from tests.end_to_end.world import Core, Front, core, eventually, free_port, front, small_model
 
 WAIT_S = 60
 
@@ -65,13 +66,14 @@ def region(tmp_path_factory):
     place, port = tmp_path_factory.mktemp("region"), free_port()
     papers, revoked = Papers(place / "papers"), place / "revoked"
     revoked.write_text("# certificates that are no longer valid\n")
-    given = ("--revoked", str(revoked))
+    given, scraped = ("--revoked", str(revoked)), ("--metrics-listen", f"127.0.0.1:{port}")
+    init = place / "model.safetensors"
+    save_file(small_model().state_dict(), init)
     with (
-        core(place / "home", "--tls", str(papers.core), *given, "--metrics-listen", f"127.0.0.1:{port}") as home,
+        core(place / "home", "--tls", str(papers.core), *given, "--init", str(init), *scraped) as home,
         front(place / "eu", home.address, "--tls", str(papers.front), *given) as eu,
     ):
         home.security = TransportSecurity(papers.operator)
-        train(home.address, "a", steps=12, tls=papers.learner("a"))
         yield Region(papers, revoked, home, eu, port)
 
 

@@ -145,7 +145,7 @@ def test_a_fleets_certificate_is_not_for_new_names_while_one_of_its_learners_is_
     check_fleet(registry, "us.new", "us.*")
     registry.evict(registry.entries["us.a"], "wrong values", 1.0)
     for fleet in ("us.*", "us.new us.a"):
-        with pytest.raises(Refused, match="atoll evict us.a --undo") as caught:
+        with pytest.raises(Refused, match=r"atoll evict us\.a --undo") as caught:
             check_fleet(registry, "us.new", fleet)
         assert caught.value.status is Status.PERMISSION_DENIED
     check_fleet(registry, "us.b", "us.*")  # the fleet's other learners may restart
