@@ -280,9 +280,9 @@ def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
     except CertificateError as error:
         yield _bad(str(error), "issue the certificate again with atoll certs")
         return
-    renew = " ".join(
-        ("renew the certificate: atoll certs issue", *mine.identity.split("/"), *(f"--host {h}" for h in mine.hosts))
-    )
+    role, _, names = mine.identity.partition("/")
+    owner = (role, names.replace(f" {role}/", " "))
+    renew = " ".join(("renew the certificate: atoll certs issue", *owner, *(f"--host {h}" for h in mine.hosts)))
     if mine.days_left <= 0:
         yield _bad(f"the certificate of {mine.identity} has expired", renew)
     else:

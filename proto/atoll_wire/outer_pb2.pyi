@@ -66,7 +66,7 @@ class Tensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., kind: _Optional[_Union[MergeKind, str]] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof", "part", "more")
+    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof", "fleet", "part", "more")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class JoinRequest(_message.Message):
     PROCESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
@@ -89,9 +90,10 @@ class JoinRequest(_message.Message):
     process_age_s: float
     incarnation: int
     proof: bytes
+    fleet: str
     part: bytes
     more: bool
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., fleet: _Optional[str] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens")

@@ -21,7 +21,7 @@ Values = list[str | dict[str, Any]]
 
 EVERYTHING: dict[str, Any] = {
     "region": "eu",
-    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}},
+    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}, "revokedConfigMap": "revoked"},
     "core": {
         "operatorTokensSecret": "operators", "service": {"type": "LoadBalancer"},
         "hosts": ["core.example.com", "192.0.2.7"],
@@ -46,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "image.pullSecrets": ["x"],
     "tls.certManager.enabled": False, "tls.certManager.issuerRef.name": "x",
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
+    "tls.revokedConfigMap": "x",
     "core.enabled": False, "core.shards": 2, "core.shardDomain": "shards.example.com",
     "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
     "core.backup.enabled": True, "core.backup.everySeconds": 60, "core.backup.keep": 9,

@@ -228,6 +228,17 @@ def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
     assert path.name == "operator-tokens", "`atoll token` writes this file name"
 
 
+def test_the_list_of_revoked_certificates_is_mounted_where_cores_and_fronts_look(rendered):
+    for component in ("core", "front"):
+        pod = pods(rendered["everything"])[component]
+        path = Path(parsed(_container(pod)["args"])["revoked"])
+        (mount,) = [each for each in _container(pod)["volumeMounts"] if each["mountPath"] == str(path.parent)]
+        assert "subPath" not in mount, "Kubernetes does not update such a mount"
+        (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+        assert volume["configMap"] == {"name": "revoked"}
+        assert parsed(_container(pods(rendered["home"])[component])["args"])["revoked"] is None
+
+
 def test_fronts_are_replaced_one_by_one_and_spread(rendered):
     front = one(rendered["home"], "Deployment", "atoll-front")["spec"]
     assert front["replicas"] == 2

@@ -23,6 +23,7 @@ LIMITS = (
     "stalled",
     "readers",
     "reads",
+    "revoked",
 )  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # multiplies the quotas of a peer that may act for many learners: a front, or an address without a certificate

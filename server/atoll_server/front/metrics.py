@@ -43,12 +43,15 @@ class FrontMetrics:
         )
         self.limited = Counter(
             "atoll_front_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=self.registry,
         )
         for limit in LIMITS:
             self.limited.labels(limit)
+        self.revoked = Gauge(
+            "atoll_front_revoked_certificates", "Entries in the list of revoked certificates", registry=self.registry
+        )
         self.cached = Gauge("atoll_front_cached_bytes", "Size of cached updates and fragments", registry=self.registry)
         self.served = OpenCalls()
         self.registry.register(self.served)

@@ -16,6 +16,7 @@ from atoll_wire.security.transport import on_loopback
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.pass_through import pass_on
@@ -49,9 +50,10 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     limits = settings.limits
     slots = ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)
     readers = FrontReaderService(routes, service.fetching, reads, slots, metrics, answering)
-    gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
-    options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
-    public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, metrics.served)
+    revoked = _revoked(settings, metrics)
+    gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM, revoked)
+    options = message_options(settings.quotas.window_bytes, limits.message_bytes)
+    public = RpcServer.of(settings.listen, settings.security, options, limits.calls, gate, metrics.served)
     frame_messages.serve(service, public.server)
     frame_messages.serve(readers, public.server, frame_messages.READER)
     pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
@@ -59,7 +61,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     health, where = metrics_server.ProcessHealth(SYSTEM), settings.metrics_listen
     scraped = metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
     beating = asyncio.create_task(health.keep())
-    watching = asyncio.create_task(routes.watch())
+    watching = asyncio.gather(routes.watch(), revoked.keep_reading())
     watching.add_done_callback(lambda _: told.set())
     await public.begin()
     health.waits_for = ""
@@ -90,6 +92,13 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
             scraped.end()
         audit_log.close()
     log.info("stopped")
+
+
+def _revoked(settings: FrontSettings, metrics: FrontMetrics) -> RevokedCertificates:
+    revoked = RevokedCertificates(settings.revoked, metrics.limited.labels("revoked").inc)
+    revoked.load()
+    metrics.revoked.set_function(lambda: len(revoked))
+    return revoked
 
 
 def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:

@@ -24,6 +24,7 @@ from atoll_wire.security.certificate import Role, check_role
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.access.tokens import OperatorTokens
 from atoll_server.checkpoints.rollback import follow
 from atoll_server.checkpoints.verification import RunVerifier
@@ -113,13 +114,11 @@ async def _serve(
         return None
     core.failed.add_done_callback(lambda _: told.set())  # a failed core stops as if it had received a signal
     audit_log = _audit_log(core)
-    tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
-    gate = CallLimiter(
-        settings.quotas, partial(_vouched, core), core.metrics.limited, partial(_limited, core), core.clock
-    )
+    revoked = _revoked(core)
+    gate = _gate(core, revoked)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, core.metrics.served)
-    services, checkpoints = _services(core, tokens, public)
+    services, checkpoints = _services(core, _tokens(settings.operator_tokens), public)
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
     health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
@@ -128,7 +127,7 @@ async def _serve(
     beating = asyncio.create_task(health.keep())
     try:
         if await _unless(told, core.start()):
-            background = [asyncio.create_task(_gauges(core))]
+            background = [asyncio.create_task(_gauges(core)), asyncio.create_task(revoked.keep_reading())]
             if isinstance(core, ShardCore):
                 background.append(asyncio.create_task(_attached(core, addresses[0], told)))
             if checkpoints is not None:
@@ -206,7 +205,21 @@ def _audit_log(core: CoreProcess) -> AuditLog:
     return audit_log
 
 
-def _tokens(path: Path) -> OperatorTokens:
+def _revoked(core: CoreProcess) -> RevokedCertificates:
+    revoked = RevokedCertificates(core.settings.revoked, core.metrics.limited.labels("revoked").inc)
+    revoked.load()
+    core.metrics.revoked.set_function(lambda: len(revoked))
+    return revoked
+
+
+def _gate(core: CoreProcess, revoked: RevokedCertificates) -> CallLimiter:
+    vouched, limited = partial(_vouched, core), partial(_limited, core)
+    return CallLimiter(core.settings.quotas, vouched, core.metrics.limited, limited, core.clock, revoked)
+
+
+def _tokens(path: Path | None) -> OperatorTokens | None:
+    if path is None:
+        return None
     tokens = OperatorTokens(path)
     tokens.load()
     return tokens

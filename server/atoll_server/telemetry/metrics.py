@@ -141,10 +141,11 @@ class Metrics(Collector):
         )
         self.limited = Counter(
             "atoll_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=r,
         )
+        self.revoked = Gauge("atoll_revoked_certificates", "Entries in the list of revoked certificates", registry=r)
         self._declare_readers(r)
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
