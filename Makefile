@@ -52,7 +52,7 @@ test-gpu: $(READY) ## run the tests that use a GPU (needs one that torch can use
 test-root: $(READY) ## run tests that need root: they make file systems and network namespaces
 	@$(BIN)/python -m pytest -m root $(ARGS)
 
-test-observe: $(READY) ## test alerts, the page and systemd units (needs Debian's prometheus, chromium and systemd)
+test-observe: $(READY) ## test alerts, the page and systemd units (needs Debian's prometheus, prometheus-alertmanager, chromium, systemd)
 	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard tests/documents $(ARGS)
 
 pictures: $(READY) ## take pictures of the dashboard for README and docs (needs Debian's chromium)

@@ -19,6 +19,7 @@ LASTING = [
     *(f"{part}-{region}" for region in REGIONS for part in ("relay", "front")),
     *LEARNERS,
     "prometheus",
+    "alertmanager",
     "dashboard",
 ]
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
@@ -90,7 +91,7 @@ def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
             assert host["ReadonlyRootfs"], service
             assert host["CapDrop"] == ["ALL"]
             assert host["Memory"] > 0
-            assert service == "prometheus" or each["Config"]["User"] == "10001:10001"
+            assert service in {"prometheus", "alertmanager"} or each["Config"]["User"] == "10001:10001"
 
 
 def test_only_relays_connect_regions(stack, up):
@@ -160,7 +161,7 @@ def test_a_region_trains_while_its_link_is_cut(stack, up):
         return min(each.get("last_seen_age_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
 
     def trained() -> float:
-        query = f"sum(atoll_local_inner_steps_total{{job='learner', learner=~'{name}.*'}})"
+        query = f"sum(atoll_local_inner_steps_total{{job='atoll-learner', learner=~'{name}.*'}})"
         return float(stack.measure(query)[0]["value"][1])
 
     name = "ap[.]"
@@ -207,7 +208,7 @@ def test_down_leaves_nothing(stack, up):
 
 def _steps(stack: Stack) -> int:
     """Returns the sum of all learners' reported steps."""
-    return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='learner'})")[0]["value"][1]))
+    return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='atoll-learner'})")[0]["value"][1]))
 
 
 def _started(stack: Stack, service: str) -> list[str]:

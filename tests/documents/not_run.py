@@ -70,6 +70,8 @@ FENCES = {
             "needs a region with certificates; deploy.md runs such a region"
         ),
         "atoll certs show certs/learner-eu-west": "needs a region with certificates; security.md runs this command",
+        "atoll certs show certs/front-eu": "needs a region with certificates; security.md runs this command",
+        "atoll certs show certs/core-home": "needs a region with certificates; security.md runs this command",
     },
     "docs/operate/security.md": {
         "docker compose run --rm certs                         # the Compose demo: renews all of them": (

@@ -80,7 +80,8 @@ OTHERS: dict[str, Any] = {
     "networkPolicy.upstreamTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
     "networkPolicy.learnerEgress": [{"ports": [{"port": 443}]}], "networkPolicy.monitoringNamespace": "",
     "networkPolicy.dnsPort": 5353,
-    "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.interval": "1m",
+    "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.run": "x",
+    "monitoring.interval": "1m",
 }  # fmt: skip
 PARTS = ("core", "front", "learner", "dashboard")
 for _part in PARTS:

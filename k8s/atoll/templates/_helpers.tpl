@@ -202,6 +202,10 @@ localhost
 {{- end }}
 
 {{/* The component of this release that learners call: front, core, or none. */}}
+{{- define "atoll.run" -}}
+{{- .Values.monitoring.run | default (printf "%s/%s" .Release.Namespace .Release.Name) -}}
+{{- end -}}
+
 {{- define "atoll.learnersCall" -}}
 {{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
 {{- fail "learner.servers is required unless front.enabled or core.enabled is true: give HOST:PORT of each front" -}}

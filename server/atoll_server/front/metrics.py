@@ -55,7 +55,8 @@ class FrontMetrics:
         self.cached = Gauge("atoll_front_cached_bytes", "Size of cached updates and fragments", registry=self.registry)
         self.served = OpenCalls()
         self.registry.register(self.served)
-        self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
+        core_up = Gauge("atoll_front_core_up", "1 while the core answers", ["region"], registry=self.registry)
+        self.core_up = core_up.labels(region)
 
     def vouched(self, name: str) -> None:
         """Records that the core knows this learner, so that the learner gets its own time series."""

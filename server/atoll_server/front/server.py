@@ -10,6 +10,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.messages import frame_messages
 from atoll_wire.process import allocator, metrics_server
+from atoll_wire.process.certificate_expiry import CertificateExpiry, expiry_times
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.certificate import Role, check_role
 from atoll_wire.security.transport import on_loopback
@@ -59,6 +60,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     health, where = metrics_server.ProcessHealth(SYSTEM), settings.metrics_listen
+    metrics.registry.register(CertificateExpiry(partial(expiry_times, settings.security)))
     scraped = metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
     beating = asyncio.create_task(health.keep())
     watching = asyncio.gather(routes.watch(), revoked.keep_reading())
