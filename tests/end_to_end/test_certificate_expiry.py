@@ -25,7 +25,7 @@ def test_each_process_exports_the_ends_of_the_certificates_that_it_uses(tmp_path
     (tmp_path / "eu").mkdir()
     with (
         core(tmp_path, "--tls", str(papers.core), "--metrics-listen", f"127.0.0.1:{core_port}") as home,
-        front(tmp_path / "eu", home.address, "--tls", str(papers.front)) as eu,
+        front(tmp_path / "eu", home.address, "--tls", str(papers.front), "--region", "eu") as eu,
     ):
         place = f"127.0.0.1:{learner_port}"
         trainee = Trainee(eu.address, "a", told, tls=learner, metrics_listen=place, region="eu")

@@ -101,8 +101,7 @@ class TransportSecurity:
         return () if self.tls is None else _newest(self.tls).stamp
 
     def files(self) -> CertificateFiles | None:
-        """Returns the certificate files in use, or None for plain text. Raises TransportSecurityError if there are
-        none."""
+        """Returns the certificate files in use, or None for plain text. Raises TransportSecurityError."""
         return None if self.tls is None else _newest(self.tls).pem
 
     def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
