@@ -57,7 +57,9 @@ def main(server: str, name: str, units: int, epochs: int, log: Path, pace_s: flo
             for rows in DataLoader(data, batch_size=4):
                 x = rows % 32
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), (x * 7 + 3) % 32).backward()
+                # Random targets keep the gradients large. If they vanished, the core would refuse the work of a restarted
+                # process, whose new optimizer takes much larger steps than the others.
+                nn.functional.cross_entropy(model(x), torch.randint(32, x.shape)).backward()
                 optimizer.step()
                 breath.wait(pace_s)
                 learner.step(tokens=len(rows))

@@ -249,7 +249,7 @@ def test_ten_thousand_idle_connections_delay_no_learner(where):
 @pytest.mark.slow
 def test_an_upload_that_stops_is_given_up(where):
     """The core ends an upload without frames after a minute."""
-    with hand(where.address, "slow") as it:
+    with hand(where.address, f"slow-{where.address.rpartition(':')[2]}") as it:
         quiet = threading.Event()
 
         def header_only(messages):

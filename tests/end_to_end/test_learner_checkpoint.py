@@ -36,11 +36,8 @@ with atoll.Learner(model, optimizer, address, "a", **options) as learner:
 
 
 def start(directory: Path, address: str, name: str, steps: int) -> subprocess.Popen[str]:
-    (directory / "learner.py").write_text(LEARNER)
     arguments = [address, str(directory / "saved"), str(directory / name), str(steps)]
-    return subprocess.Popen(
-        [sys.executable, str(directory / "learner.py"), *arguments], stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", LEARNER, *arguments], stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
