@@ -42,6 +42,10 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("evicted", learner=learner, reason=reason)
         case entries.Readmitted(learner):
             log.warning("readmitted", learner=learner)
+        case entries.FrontConnected(front, region, silent_s):
+            log.info("front connected", front=front, region=region, silent_s=round(silent_s, 1))
+        case entries.FrontSilenced(front, learners):
+            log.warning("front cut off: no message arrives", front=front, learners=learners)
         case entries.JoinRefused(learner, _, refused):
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):

@@ -229,6 +229,7 @@ class Metrics(Collector):
                 | entries.SnapshotFailed()
                 | entries.Trouble()
                 | entries.OfLearners()
+                | entries.OfFronts()
                 | entries.OfCallers()
                 | entries.UploadBegan()
                 | entries.RoundOpened()
