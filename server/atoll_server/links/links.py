@@ -47,7 +47,7 @@ class Front(Link):
     host: str = ""
     nonces: list[int] = field(default_factory=list)
     shown: LinkState = LinkState.UNKNOWN
-    silent_since: float = 0.0
+    silent_since: float | None = None
     connected_at: float = 0.0
 
     def trouble(self, pace: MergePace, now: float) -> str:
@@ -211,7 +211,7 @@ class Links:
             front.silent_since = heard_at
             yield entries.FrontSilenced(front.name, len(front.learners))
         else:
-            silent_s = heard_at - front.silent_since if front.silent_since else 0.0
+            silent_s = 0.0 if front.silent_since is None else heard_at - front.silent_since
             yield entries.FrontConnected(front.name, front.region, silent_s)
 
 
