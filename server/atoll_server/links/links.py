@@ -56,15 +56,13 @@ class Front(Link):
             return ""
         budget_s, count = self.budget_s(pace), len(self.learners)
         if budget_s is None:
-            work = "their work counts whenever the link is back, since nothing is merged meanwhile"
+            work = "no work is lost, since nothing is merged without them"
         elif budget_s > 0:
             work = f"their work counts if the link is back within {duration(budget_s)}"
         else:
-            work = "the oldest of their work no longer counts"
-        return (
-            f"front {self.name} cut off for {duration(now - self.heard_at)}: the {count} learner{'s' * (count > 1)} "
-            f"behind it can keep training, and {work}. Check that the front runs, then its link (`atoll doctor`)"
-        )
+            work = "their oldest work no longer counts"
+        since, behind = duration(now - self.heard_at), f"{count} learner{'s' * (count > 1)}"
+        return f"front {self.name} cut off for {since}; {behind} behind it can keep training; {work}"
 
 
 class Links:
