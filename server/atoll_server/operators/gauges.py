@@ -129,7 +129,7 @@ def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: flo
 
 
 def _read_links(run: Registrar, reading: MetricSamples, now: float) -> None:
-    """Samples the links. Of a learner's own link, other metrics have the bytes and the time of the last message."""
+    """Samples the links. For a learner's own link, other metrics have the bytes and the time of the last message."""
     pace = run.pace(now)
     for link in run.links.all:
         labels = ("front" if link.front else "learner", link.name, link.region)
