@@ -165,10 +165,12 @@ def test_a_learner_behind_a_silent_front_is_cut_off_until_it_had_time_to_reconne
     world = World()
     world.run(10)
     heard_at = world.now
-    assert not world.links.cut_off("a", heard_at, world.now)
-    world.run(4, "front")
-    assert world.links.cut_off("a", heard_at, world.now), "its front may be silent before it is called silent"
+    assert not world.links.cut_off("a", heard_at, world.now), "it reports, so its training loop is stuck"
+    world.run(2, "front")
+    assert world.links.cut_off("a", heard_at, world.now), "its front fell silent with it"
+    assert not world.links.cut_off("a", heard_at - 3.0, world.now), "its front was heard for longer than the learner"
     assert not world.links.cut_off("c", heard_at, world.now), "it is not behind the front"
+    world.run(2, "front")
     world.run(6, "front")
     world.run(1)
     assert world.links.cut_off("a", heard_at, world.now), "it needs some seconds to reconnect"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import HEARTBEAT_S, LinkState
+from atoll_wire.contract import HEARTBEAT_S, REPORT_S, LinkState
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LARGEST_REGION
@@ -20,7 +20,8 @@ from atoll_server.telemetry import entries
 MAX_FRONTS = 256
 NONCES = 16  # number of a front's processes that are remembered, since learners behind it may name an older one
 FORGET_S = 60.0  # seconds after which a silent front without learners behind it is forgotten
-LATE_S = 1.5 * HEARTBEAT_S  # a front without a message for this long may be cut off
+APART_S = 2.0 * HEARTBEAT_S  # a cut link silences a front and the learners behind it within this time
+LATE_S = 1.15 * REPORT_S  # seconds without a report after which a learner does not only take no steps
 RETURN_S = 30.0  # seconds in which learners reconnect after their front has
 LONGEST_TRIP_S = 3600.0
 
@@ -183,15 +184,15 @@ class Links:
         return self._by_nonce.get(self._through.get(learner, 0))
 
     def cut_off(self, learner: str, heard_at: float, now: float) -> bool:
-        """Returns whether a learner may be silent only because its front is, or was until the learner reconnects.
+        """Returns whether a silent learner may be training behind a link that is cut, or was cut a moment ago.
 
-        heard_at: time of the learner's last report.
+        That is so unless it reports, or its front was heard for longer. heard_at: time of the learner's last report.
         """
         front = self.front_of(learner)
         if front is None or front.heard_at is None:
             return False
         returning = heard_at < front.connected_at and now - front.connected_at < RETURN_S
-        return now - front.heard_at > LATE_S or returning
+        return returning or (now - heard_at > LATE_S and front.heard_at - heard_at < APART_S)
 
     def _count(self, link: Link, outer_steps: float) -> None:
         if link.heard_at is not None and link.heard_at > self._looked_at:
