@@ -51,7 +51,7 @@ def test_the_run_is_reported_as_the_core_reports_it(lived_in: House):
     assert run["age_s"] < 5
     assert run["actions"]
     assert run["datasets"] == []
-    assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "left": 0, "evicted": 0}
+    assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "cut_off": 0, "left": 0, "evicted": 0}
     assert run["cost"]["budget_gb"] == 100
     wire = run["wire"]
     total = wire["up_bytes"] + wire["down_bytes"] + wire["whole_bytes"]
@@ -80,6 +80,7 @@ def test_regions_learners_and_fragments(lived_in: House):
     regions = {each["region"]: each for each in lived_in.look("regions")}
     assert {name: each["learners"]["live"] for name, each in regions.items()} == {"eu": 2, "us": 1}
     assert [dot["learner"] for dot in regions["eu"]["dots"]] == ["eu-1", "eu-2"]
+    assert [(link["name"], link["front"]) for link in regions["eu"]["links"]] == [("eu-1", False), ("eu-2", False)]
     page = lived_in.look("learners?sort=steps&descending=true&limit=2")
     assert (page["total"], len(page["items"])) == (3, 2)
     steps = [each["steps"] for each in lived_in.look("learners?sort=steps")["items"]]

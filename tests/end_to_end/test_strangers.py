@@ -124,6 +124,15 @@ def test_learners_with_certificates_train_through_a_front_and_at_the_core(home, 
     assert any(act["learner"] == "b" and act["by"].startswith("front eu at ") for act in joined)
 
 
+def test_only_a_fronts_certificate_announces_a_front(home, eu, papers):
+    eventually(lambda: "eu" in {link.name for link in home.status().links if link.front})  # from its certificate
+    for stranger in (papers.learner("a"), papers.operator, papers.core):
+        with TransportSecurity(stranger).dial_and_wait(home.address) as channel:
+            error = refused(lambda: list(rpc.FrontsStub(channel).Announce(iter([pb.FrontReport(nonce=1)]), timeout=20)))
+        assert error.code() is DENIED, error.details()
+    assert [link.name for link in home.status().links if link.front] == ["eu"]
+
+
 HANDSHAKES = {
     "no TLS": lambda papers, _: TransportSecurity(),
     "no certificate": lambda papers, _: None,

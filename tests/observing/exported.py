@@ -29,6 +29,7 @@ FIXED: Labels = {
     "fate": {"accepted", "merged", "refused", "turned_away"},
     "outcome": {"merged", "lapsed"},
     "kind": {"contribution", "update", "whole"},
+    "type": {"front", "learner"},
     "file": {"cert.pem", "ca.pem"},
 }
 CLOSED = {cause.value for cause in Cause}

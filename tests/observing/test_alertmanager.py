@@ -22,6 +22,7 @@ CONFIG = ROOT / "docker/alertmanager/alertmanager.yaml"
 CORE = {"alertname": "AtollCoreDown", "run": "a", "severity": "critical"}
 CUT = {"alertname": "AtollFrontWithoutCore", "run": "a", "region": "ap", "severity": "critical"}
 DEAD = CUT | {"alertname": "AtollFrontDown"}
+SEEN = CUT | {"alertname": "AtollFrontCutOff", "link": "ap"}
 SILENT = {"alertname": "AtollLearnerSilent", "run": "a", "region": "ap", "learner": "p", "severity": "warning"}
 LOST = SILENT | {"alertname": "AtollLearnerWithoutCore"}
 
@@ -30,7 +31,9 @@ SCENES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "a dead core, with fronts that another Prometheus watches": (
         [CORE, *(CUT | {"region": region} for region in ("eu", "us", "ap"))], [CORE]),
     "a dead core of another run": ([CORE | {"run": "b"}, CUT], [CORE | {"run": "b"}, CUT]),
-    "a cut link": ([CUT, SILENT, LOST], [CUT]),
+    "a cut link": ([CUT, LOST], [CUT]),
+    "a cut link, with a front that another Prometheus watches": ([CUT, SEEN, LOST], [CUT]),
+    "a cut link, with a front that no Prometheus watches": ([SEEN, LOST], [SEEN]),
     "a lost region, and a silent learner in another": (
         [DEAD, SILENT, SILENT | {"region": "eu"}], [DEAD, SILENT | {"region": "eu"}]),
     "no learner trains": (

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.links.links import LearnerTraffic, Links
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer import Syncer
@@ -28,7 +29,7 @@ def core():
     registry = LearnerRegistry(10)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
-        SimpleNamespace(shard=shard, clock=clock, registry=registry, tell=lambda: None),
+        SimpleNamespace(shard=shard, clock=clock, registry=registry, tell=lambda: None, links=Links()),
         entry,
         told,
     )
@@ -103,3 +104,11 @@ def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_secon
     observed.hear(52, False, 5.9)
     progress(core, Limits().tokens, entry, pb.Progress(steps=52, tokens=416))
     assert entry.account.step_time_s == pytest.approx(0.9 / 12)
+
+
+def test_the_round_trip_in_a_report_is_that_of_the_learners_own_link(core):
+    core, entry, _ = core
+    progress(core, Limits().tokens, entry, pb.Progress(round_trip_s=0.08))
+    core.links.look([LearnerTraffic("a", "eu", 1.0, 0, 0)], 0.0, 1.0)
+    (link,) = core.links.all
+    assert link.round_trip_s == 0.08

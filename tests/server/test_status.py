@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.links.links import Links
 from atoll_server.operators.status import merged_tokens, trained_tokens
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.attached_shards import AttachedShards
@@ -44,6 +45,7 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     run = SimpleNamespace(
         registry=registry,
         shard=shard,
+        links=Links(),
         attached=AttachedShards(own=0, count=1),
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),

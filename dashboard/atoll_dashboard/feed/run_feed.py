@@ -16,7 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.connections.link import is_unreachable
-from atoll_wire.contract import LearnerState
+from atoll_wire.contract import LearnerState, LinkState
 from atoll_wire.security.transport import TransportSecurityError
 
 from atoll_dashboard.feed.core_client import CoreClient
@@ -32,6 +32,7 @@ WATCHED_S = 10.0  # seconds after a request during which a page counts as open
 ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
+LINKS = 16
 MANY_REGIONS = 16
 CALLS = 4  # limit on concurrent calls to the core, in addition to polls
 T = TypeVar("T")
@@ -44,11 +45,12 @@ NO_TOKENS = (
 
 @dataclass(slots=True)
 class CoreAnswers:
-    """The core's answers to one poll."""
+    """The core's answers to one poll. links: by region, fronts first, then those that are not connected."""
 
     status: pb.StatusReply = field(default_factory=pb.StatusReply)
     rounds: list[pb.Round] = field(default_factory=list)
     at: float = -math.inf  # monotonic seconds
+    links: dict[str, list[pb.LinkStatus]] = field(default_factory=dict)
 
 
 class RunFeed:
@@ -130,7 +132,7 @@ class RunFeed:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
             self.problem = ""
-            self.seen = CoreAnswers(status, rounds, time.monotonic())
+            self.seen = CoreAnswers(status, rounds, time.monotonic(), conversion.links_by_region(status.links))
             run = self.run()
             self.rates.remember(status, run)
 
@@ -188,7 +190,7 @@ class RunFeed:
         """Returns the state of the run at the last poll, with the age of the core's answer."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
-        up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
+        up, down = (sum(self._rate(region, way) for region in self._regions()) for way in (UP, DOWN))
         trained = [each for each in status.learners if each.state == LearnerState.LIVE and math.isfinite(each.loss)]
         return Run(
             reachable=not self.problem,
@@ -243,14 +245,21 @@ class RunFeed:
         )
 
     def _regions(self) -> list[str]:
-        return sorted({each.region for each in self.seen.status.learners})
+        status = self.seen.status
+        return sorted({each.region for each in (*status.learners, *(link for link in status.links if link.front))})
+
+    def _rate(self, region: str, way: str) -> float:
+        """Returns the rate of the last minute, or 0 if all links of the region are silent."""
+        links = self.seen.links.get(region, [])
+        silent = bool(links) and all(each.state == LinkState.SILENT for each in links)
+        return 0.0 if silent else self.rates.bytes.rate((region, way))
 
     def regions(self) -> list[Region]:
         """Returns all regions. In each region, learners with problems come first."""
         members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
         for each in self.seen.status.learners:
             members[each.region].append(each)
-        return [self._region(name, members[name]) for name in sorted(members)]
+        return [self._region(name, members[name]) for name in self._regions()]
 
     def _region(self, name: str, members: list[pb.LearnerStatus]) -> Region:
         first = sorted(members, key=lambda each: (conversion.TROUBLE_FIRST[conversion.state(each)], each.learner))
@@ -260,11 +269,12 @@ class RunFeed:
             region=name,
             learners=conversion.states(members),
             dots=[conversion.dot(each) for each in first[: self._dots()]],
+            links=[conversion.link(each) for each in self.seen.links.get(name, [])[:LINKS]],
             tokens_per_s=sum(self.rates.tokens.rate(each.learner) for each in members),
             up_bytes=up,
             down_bytes=down,
-            up_bytes_per_s=self.rates.bytes.rate((name, UP)),
-            down_bytes_per_s=self.rates.bytes.rate((name, DOWN)),
+            up_bytes_per_s=self._rate(name, UP),
+            down_bytes_per_s=self._rate(name, DOWN),
             goodput=sum(each.goodput.useful_s for each in members) / provisioned if provisioned else 1.0,
             cost=self.price_per_gb / 1e9 * (up + down),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar
 
-from atoll_wire.contract import LearnerState
+from atoll_wire.contract import LearnerState, LinkState
 from pydantic import BaseModel
 
 T = TypeVar("T")
@@ -143,12 +143,37 @@ class Dot(BaseModel):
     lost_s: float
 
 
+class Link(BaseModel):
+    """The link of a front, or of a learner that calls the core directly. learners: number of learners behind it.
+
+    heard_age_s: seconds since its last message. byte_age_s: seconds since the last byte of a payload. budget_s: how
+    long it may be silent until work of these learners is discarded; null: no limit. trouble: one line while a front is
+    silent and learners are behind it; otherwise "".
+    """
+
+    name: str
+    front: bool
+    state: LinkState
+    heard_age_s: float | None
+    round_trip_s: float | None
+    byte_age_s: float | None
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    learners: int
+    budget_s: float | None
+    trouble: str
+
+
 class Region(BaseModel):
-    """A region on the map. dots: at most 48 of its learners, those with problems first. Counts include all learners."""
+    """A region on the map. dots: at most 48 of its learners, those with problems first. Counts include all learners.
+
+    links: at most 16, fronts first, then those of learners that are not connected.
+    """
 
     region: str
     learners: dict[LearnerState, int]
     dots: list[Dot]
+    links: list[Link]
     tokens_per_s: float
     up_bytes: int
     down_bytes: int

@@ -1,7 +1,7 @@
 // The problems of a run as text, with the worst problem first.
 
 import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
-import { learnerLink, regionLink, regionName, total } from "./labels.js";
+import { learnerLink, regionLink, regionName, total, unheard } from "./labels.js";
 
 export const OLD_S = 5;
 const LOW_GOODPUT = 0.8; // lower limit on the goodput of the last five minutes
@@ -31,15 +31,20 @@ export function problems(feed) {
     found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
+  for (const { region, links } of regions) {
+    for (const { name, trouble } of links) {
+      if (trouble !== "") found.push(problem("bad", `front ${name}`, trouble, regionLink(region)));
+    }
+  }
   const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
   found.push(...silent.sort((one, other) => other.dead - one.dead || other.longest - one.longest));
   if (run.reachable && total(run.learners) === 0) {
     found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
   }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
-    const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
+    const { joining = 0, paused: resting = 0 } = run.learners;
     const words = resting > 0 ? "all learners are paused" : "all learners have left or been evicted";
-    const wrong = joining + mute > 0;
+    const wrong = joining + unheard(run.learners) > 0;
     found.push(problem(wrong ? "bad" : "warn", "none live", wrong ? "no learner is live" : words, "#learners"));
   }
   for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));

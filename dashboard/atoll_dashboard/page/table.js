@@ -87,15 +87,15 @@ export function linked(title, value, href, options = {}) {
   };
 }
 
-/** A column with a sign and its label. */
-export function signed(title, value, options = {}) {
+/** A column with a sign and its label. label(item) defaults to the sign's name. */
+export function signed(title, value, { label = (item) => value(item).replaceAll("_", " "), ...options } = {}) {
   return {
     title,
     make: (cell, item) => cell.append(h("span", { class: "signed" }, sign(value(item)), h("span"))),
     show(cell, item) {
       const [icon, word] = cell.firstChild.children;
       setSign(icon, value(item));
-      text(word, value(item));
+      text(word, label(item));
     },
     ...options,
   };

@@ -31,7 +31,8 @@ GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
 
 # State -> its number and colour. Tables sort by the number, with trouble first.
 STATES = {
-    "silent": (5, RED),
+    "silent": (6, RED),
+    "cut_off": (5, RED),
     "joining": (4, YELLOW),
     "paused": (3, BLUE),
     "live": (2, GREEN),

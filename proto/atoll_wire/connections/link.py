@@ -150,6 +150,11 @@ class Link:
         self.up.answered(after_s)
         self.down.answered(after_s)
 
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest of the newest response times, in seconds; 0 if there are none."""
+        return self.up.round_trip_s
+
     async def rest(self) -> None:
         """Closes idle connections. Call this regularly."""
         for each in (self.quick, self.offers, self.carriers, self.up, self.down):

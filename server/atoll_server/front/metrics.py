@@ -22,6 +22,7 @@ class FrontMetrics:
             ["region", "direction", "kind"],
             registry=self.registry,
         )
+        self._wan = wan
         self.up = wan.labels(region, "up", "contribution")
         self.whole_up = wan.labels(region, "up", "whole")
         self.updates = wan.labels(region, "down", "update")
@@ -57,6 +58,13 @@ class FrontMetrics:
         self.registry.register(self.served)
         core_up = Gauge("atoll_front_core_up", "1 while the core answers", ["region"], registry=self.registry)
         self.core_up = core_up.labels(region)
+
+    def wan_bytes(self) -> tuple[int, int]:
+        """Returns the payload bytes to the core, and from the core."""
+        samples = [sample for metric in self._wan.collect() for sample in metric.samples]
+        totals = [sample for sample in samples if sample.name.endswith("_total")]
+        up, down = (sum(s.value for s in totals if s.labels["direction"] == way) for way in ("up", "down"))
+        return int(up), int(down)
 
     def vouched(self, name: str) -> None:
         """Records that the core knows this learner, so that the learner gets its own time series."""

@@ -112,6 +112,7 @@ class FrontService(rpc.OuterServicer):
         shard = self._routes.numbered(request.session, request.shard)
         async with self._answering(context, shard, request.session) as route:
             self._may(context, request.session.learner)
+            request.front = self._routes.nonce
             wait = self._waits.begin()
             with (
                 route.link.quick.use() as connection,

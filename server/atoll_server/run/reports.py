@@ -68,6 +68,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
         joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )
+    run.links.measured(entry.name, seen.round_trip_s)
     run.tell()
     if (shard := run.shard) is None:
         return

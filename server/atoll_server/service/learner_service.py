@@ -106,6 +106,8 @@ class OuterService(rpc.OuterServicer):
         try:
             process = self._session(context, request.session)
             shard = self._run.numbered(request.shard)
+            through = request.front if caller(context).role in {None, Role.FRONT} else 0
+            self._run.links.follows(process.entry.name, through)
         except Refused as refused:
             await abort(context, refused)
         wait = InterruptibleWait()  # ended by the log's last notification, not by `stop`

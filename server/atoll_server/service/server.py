@@ -40,6 +40,7 @@ from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import GRACE_S, RpcServer, prepare, stop_signal
 from atoll_server.run.known_run import KnownRun
 from atoll_server.service.doctor_service import DoctorService
+from atoll_server.service.front_service import FrontService
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.reader_service import ReaderService
@@ -57,7 +58,7 @@ class CoreFailed(UserError):  # noqa: N818 - says what happened
 
 
 T = TypeVar("T")
-Service: TypeAlias = OuterService | ReaderService | RegistryService
+Service: TypeAlias = OuterService | ReaderService | RegistryService | FrontService
 
 PORT_S = 5.0
 AUDIT_LOG = "audit.jsonl"
@@ -190,12 +191,13 @@ def _services(
     if isinstance(core, ShardCore):
         rpc.add_OperatorServicer_to_server(ShardOperatorService(core), public.server)
         return [outer, reader], None
-    registry = RegistryService(core)
+    registry, fronts = RegistryService(core), FrontService(core)
+    rpc.add_FrontsServicer_to_server(fronts, public.server)
     shards_pb2_grpc.add_RegistryServicer_to_server(registry, public.server)
     calls = ShardCalls(core.run.attached, dial_shards(core.settings.security))
     checkpoints = RunCheckpoints(core, calls)
     rpc.add_OperatorServicer_to_server(OperatorService(core, calls, checkpoints, tokens), public.server)
-    return [outer, reader, registry], checkpoints
+    return [outer, reader, registry, fronts], checkpoints
 
 
 def _audit_log(core: CoreProcess) -> AuditLog:

@@ -9,7 +9,7 @@ import { poller } from "../poll.js";
 import { receiptColumns } from "../receipts.js";
 import { makeTable } from "../table.js";
 import { timeline } from "../timeline.js";
-import { regionName } from "../labels.js";
+import { regionName, stateWord } from "../labels.js";
 import * as dialogs from "../action_dialogs.js";
 import { card, updateFacts } from "./overview.js";
 
@@ -62,7 +62,7 @@ export function learnerView(section, actions) {
     show(body, true);
     state = learner.state;
     setSign(standing.firstChild, state);
-    text(standing.children[1], state);
+    text(standing.children[1], stateWord(state));
     const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
     const waits = learner.waiting_for ? `; rounds wait for ${clipped(learner.waiting_for, 90)}` : "";
     text(standing.lastChild, `${since}; last message ${span(learner.last_seen_age_s)} ago${waits}`);

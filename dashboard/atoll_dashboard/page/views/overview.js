@@ -4,10 +4,12 @@ import { makePicture } from "../region_map.js";
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, keyed, set, setSign, show, sign, swap, text } from "../dom.js";
-import { bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span } from "../format.js";
+import {
+  bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span, UNKNOWN,
+} from "../format.js";
 import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
-import { figures, linked, makeTable, words } from "../table.js";
+import { figures, linked, makeTable, signed, words } from "../table.js";
 import { problems, problemSign } from "../health.js";
 import { regionLink, regionName, stateWords } from "../labels.js";
 import * as dialogs from "../action_dialogs.js";
@@ -39,6 +41,7 @@ export function overviewView(section, actions) {
     goodput: lineChart({ title: "Goodput", series: [{ name: "Goodput", kind: "a" }], show: ratio }),
   };
   const regions = regionTable();
+  const links = linkTable();
   const about = h("dl", { class: "facts" });
   section.append(
     h(
@@ -54,6 +57,7 @@ export function overviewView(section, actions) {
       ),
     ),
     card("Regions", regions.node),
+    card("Fronts and links", links.node),
     card("The run", about),
   );
   const history = poller((signal) => get(["history"], {}, signal), drawHistory, () => {}, HISTORY_MS);
@@ -80,6 +84,7 @@ export function overviewView(section, actions) {
     updateWaits(waits, feed);
     swap(pause, resume, run.paused === "");
     regions.update(feed.now.regions, "No learner has joined yet.");
+    links.update(linksOf(feed.now.regions), "No front or learner has connected yet.");
     updateFacts(about, facts(run));
   }
 
@@ -178,6 +183,34 @@ function regionTable() {
       figures("Up so far", (region) => bytes(region.up_bytes), { minor: true }),
       figures("Down so far", (region) => bytes(region.down_bytes), { minor: true }),
       figures("Cost so far", (region) => money(region.cost)),
+    ],
+  });
+}
+
+/** All links with their regions. Silent links come first. */
+function linksOf(regions) {
+  const all = regions.flatMap(({ region, links }) => links.map((link) => ({ ...link, region })));
+  return all.sort((one, other) => (other.state === "silent") - (one.state === "silent"));
+}
+
+const LINK_SIGNS = { connected: "live", silent: "cut_off" };
+const ago = (seconds) => (seconds === null ? UNKNOWN : `${span(seconds)} ago`);
+
+function linkTable() {
+  return makeTable({
+    caption: "Fronts and links",
+    key: (link) => `${link.front} ${link.name}`,
+    columns: [
+      words("Link", (link) => (link.front ? `front ${link.name}` : link.name)),
+      linked("Region", (link) => regionName(link.region), (link) => regionLink(link.region)),
+      signed("State", (link) => LINK_SIGNS[link.state] ?? "left", { label: (link) => link.state }),
+      figures("Last message", (link) => ago(link.heard_age_s)),
+      figures("Round trip", (link) => (link.round_trip_s === null ? UNKNOWN : `${count(1000 * link.round_trip_s)} ms`)),
+      figures("Last byte", (link) => ago(link.byte_age_s)),
+      figures("Up", (link) => rate(link.up_bytes_per_s)),
+      figures("Down", (link) => rate(link.down_bytes_per_s)),
+      figures("Learners", (link) => count(link.learners)),
+      figures("Outage budget", (link) => (link.budget_s === null ? "no limit" : span(link.budget_s))),
     ],
   });
 }
