@@ -10,6 +10,7 @@ DOCKER = "needs Docker; runs if DOCKER_HOST names an engine"
 DOCKER_ALONE = "needs Docker and a run that is deployed with it"
 CLUSTER = "needs a Kubernetes cluster"
 ROOT = "needs root and systemd"
+PROMETHEUS = "needs two machines; tests/observing/test_remote_write.py starts both servers"
 MACHINES = "needs Docker and a second machine"
 
 # The first word of a command -> why this command is not run on any page.
@@ -62,6 +63,10 @@ FENCES = {
     "docs/operate/kubernetes.md": {
         "for part in core front learner dashboard; do": "needs Docker and a registry",
         "kubectl port-forward --namespace atoll service/atoll-core 7070 &": CLUSTER,
+    },
+    "docs/operate/monitoring.md": {
+        "prometheus --config.file=docker/prometheus/prometheus.yaml \\": PROMETHEUS,
+        "prometheus --agent --config.file=docker/prometheus/region.yaml": PROMETHEUS,
     },
     "docs/operate/runbooks.md": {
         "atoll checkpoint verify run                              # on the core's machine, while no core runs: "
