@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.documents.fences import ROOT
+from tests.documents.fences import ROOT, all_fences
 from tests.k8s.cases import leaves
 
 SPEC = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
@@ -29,3 +29,10 @@ def test_the_table_of_the_chart_has_every_value_with_a_meaning():
     assert [path for path, _, meaning in rows if not meaning] == [], "add a comment to values.yaml"
     missing = [leaf for leaf in leaves() if not any(leaf == path or leaf.startswith(f"{path}.") for path in paths)]
     assert missing == []
+
+
+def test_values_that_the_pages_set_exist():
+    texts = [fence.text for fence in all_fences("bash")]
+    given = {path for text in texts for path in re.findall(r"--set ([\w.]+)=", text)}
+    assert len(given) > 4
+    assert given <= set(leaves())
