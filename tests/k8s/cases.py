@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a tag in a repository": ([{"core": {"image": {"repository": "x@sha256:1"}}}], "/core/image/repository"),
     "a label that selects pods": (
         [{"core": {"podLabels": {"app.kubernetes.io/name": "x"}}}],
-        "/core/podLabels",
+        "invalid propertyName 'app.kubernetes.io/name'",
     ),
     "one claim for several shards": (
         [{"core": {"shards": 2, "storage": {"existingClaim": "x"}}}],
