@@ -91,6 +91,8 @@ def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
             assert host["ReadonlyRootfs"], service
             assert host["CapDrop"] == ["ALL"]
             assert host["Memory"] > 0
+            assert host["PidsLimit"] > 0
+            assert host["LogConfig"]["Config"]["max-size"] == "10m"
             assert service in {"prometheus", "alertmanager"} or each["Config"]["User"] == "10001:10001"
 
 
