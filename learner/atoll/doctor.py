@@ -22,12 +22,13 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream
-from atoll_wire.connections.link import core_away, is_atoll_status
+from atoll_wire.connections.link import core_away, is_atoll_status, is_connection_lost
 from atoll_wire.layout.layout import LayoutError, TensorSpec, plan
 from atoll_wire.messages.message_parts import PART_BYTES
 from atoll_wire.process.settings import Certificates, Option
 from atoll_wire.security.certificate import CertificateError, Role, allows_name, read_certificate
-from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
+from atoll_wire.security.handshake import tls_fault
+from atoll_wire.security.transport import AddressError, TransportSecurity, TransportSecurityError, check_address
 from pydantic import Field
 
 from atoll.reference.settings import Size
@@ -211,9 +212,11 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
             verdict = Severity.DOUBTFUL if is_over else Severity.BAD
             yield Finding(verdict, f"{learner.address} refused the check: {fact}", fix)
             return
-        if core := core_away(error):
-            what = f"the front at {learner.address} answers, but {error.details()}"
-            yield _bad(what, f"start the core at {core}, or correct the front's --core")
+        if core_away(error):
+            yield _split(f"the front at {learner.address} answers, but {error.details()}")
+            return
+        if is_connection_lost(error) and (fault := tls_fault(learner.address, learner.security)):
+            yield _split(fault)
             return
         yield _bad(
             f"the server at {learner.address} does not answer like an Atoll core or front: {error.details()}",
@@ -250,8 +253,12 @@ def check_disk(directory: Path) -> Iterator[Finding]:
 
 
 def _place(address: str) -> tuple[str, int] | Finding:
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    host, _, port = address.rpartition(":")
+    try:
+        check_address(address)
+    except AddressError as error:
+        return _split(str(error))
+    if address.startswith("unix:") or not int(port):
         return _bad(f"{address} is not HOST:PORT", "give the address that a core or front prints when it starts")
     return host.strip("[]"), int(port)
 
@@ -280,9 +287,7 @@ def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
     except CertificateError as error:
         yield _bad(str(error), "issue the certificate again with atoll certs")
         return
-    role, _, names = mine.identity.partition("/")
-    owner = (role, names.replace(f" {role}/", " "))
-    renew = " ".join(("renew the certificate: atoll certs issue", *owner, *(f"--host {h}" for h in mine.hosts)))
+    renew = f"renew the certificate: {mine.issue_command}"
     if mine.days_left <= 0:
         yield _bad(f"the certificate of {mine.identity} has expired", renew)
     else:
@@ -371,6 +376,12 @@ def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
 
 def _judged(good: bool, what: str, fix: str) -> Finding:
     return Finding(Severity.GOOD, what) if good else Finding(Severity.DOUBTFUL, what, fix)
+
+
+def _split(text: str) -> Finding:
+    """Returns the finding of an error. text: the fact, a colon, and the fix."""
+    what, _, remedy = text.rpartition(": ")
+    return _bad(what, remedy)
 
 
 def _bad(what: str, remedy: str) -> Finding:

@@ -45,8 +45,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     told, metrics = stop_signal(), FrontMetrics(settings.region)
     routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()
-    answering = Answering(routes, metrics, audit_log)
-    service = FrontService(routes, metrics, settings.cache, answering)
+    service = FrontService(routes, metrics, settings.cache, answering := Answering(routes, metrics, audit_log))
     reads = RegionReads(routes, service.fetching)
     limits = settings.limits
     slots = ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)
@@ -64,7 +63,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     scraped = metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
     beating = asyncio.create_task(health.keep())
     watching = asyncio.gather(routes.watch(), revoked.keep_reading())
-    watching.add_done_callback(lambda _: told.set())
+    watching.add_done_callback(partial(_tell, told))
     await public.begin()
     health.waits_for = ""
     log.info(
@@ -94,6 +93,13 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
             scraped.end()
         audit_log.close()
     log.info("stopped")
+
+
+def _tell(told: asyncio.Event, watching: asyncio.Future[object]) -> None:
+    """Ends the process when a watching task ends. Reads the error, which asyncio would otherwise log."""
+    told.set()
+    if not watching.cancelled():
+        watching.exception()
 
 
 def _revoked(settings: FrontSettings, metrics: FrontMetrics) -> RevokedCertificates:
