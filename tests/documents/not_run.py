@@ -58,8 +58,8 @@ FENCES = {
         "helm rollback atoll --namespace atoll": "needs Docker and a cluster, and a newer version",
     },
     "docs/operate/runbooks.md": {
-        "atoll checkpoint verify run                              # on the core's machine, while no core runs: "
-        "damaged files": "needs a run that failed; backups.md runs these commands",
+        "atoll status --server localhost:7070 --tls certs/operator-alice": CLUSTER,
+        "atoll checkpoint verify run": "needs a run that failed; backups.md runs these commands",
         "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
             "needs a region with certificates; deploy.md runs such a region"
         ),

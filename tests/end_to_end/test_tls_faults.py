@@ -44,20 +44,28 @@ class Fault:
 
 FAULTS = {
     "another authority": Fault(
-        "good", "of another authority", r"the TLS certificate of {0} is from another authority than ca.pem in --tls .*: use"
+        "good",
+        "of another authority",
+        r"the TLS certificate of {0} is from another authority than ca.pem in --tls .*: use",
     ),
     "certificate of another authority": Fault(
-        "good", "mixed", r"{0} refused the TLS certificate in --tls .* \(.*\): issue it again .* \(atoll certs issue {1} me"
+        "good",
+        "mixed",
+        r"{0} refused the TLS certificate in --tls .* \(.*\): issue it again .* \(atoll certs issue {1} me",
     ),
     "expired certificate": Fault(
         "good", "expired", r"{0} refused the TLS certificate in --tls .* \(it expired on 20.*\): issue it again"
     ),
     "expired server": Fault("expired", "good", r"the TLS certificate of {0} has expired: issue the server's .* clocks"),
     "wrong host name": Fault(
-        "elsewhere", "good", r"the TLS certificate of {0} does not name the host 127.0.0.1: use a host .* --host 127.0.0.1"
+        "elsewhere",
+        "good",
+        r"the TLS certificate of {0} does not name the host 127.0.0.1: use a host .* --host 127.0.0.1",
     ),
     "no TLS": Fault("good", "none", r"{0} accepts only TLS: give --tls DIR"),
-    "no TLS at the server": Fault("plain", "good", r"{0} does not answer with TLS \(.*\): correct the address, or omit"),
+    "no TLS at the server": Fault(
+        "plain", "good", r"{0} does not answer with TLS \(.*\): correct the address, or omit"
+    ),
 }
 
 

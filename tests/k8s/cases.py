@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "region": "eu",
     "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}, "revokedConfigMap": "revoked"},
     "core": {
-        "operatorTokensSecret": "operators", "service": {"type": "LoadBalancer"},
+        "operatorTokensSecret": "operators", "operatorTlsSecret": "operator", "service": {"type": "LoadBalancer"},
         "hosts": ["core.example.com", "192.0.2.7"],
         "settings": {"innerSteps": 48, "quorum": "60%", "maxStaleness": 1_000_000, "outerLr": 0.7, "codec": "int8"},
     },
@@ -48,7 +48,8 @@ OTHERS: dict[str, Any] = {
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
     "tls.revokedConfigMap": "x",
     "core.enabled": False, "core.shards": 2, "core.shardDomain": "shards.example.com",
-    "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
+    "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.operatorTlsSecret": "x",
+    "core.extraArgs": ["--record"],
     "core.backup.enabled": True, "core.backup.everySeconds": 60, "core.backup.keep": 9,
     "core.backup.storage.size": "2Ti", "core.backup.storage.storageClassName": "slow",
     "core.backup.volume": {"persistentVolumeClaim": {"claimName": "x"}},

@@ -87,9 +87,14 @@ securityContext:
 
 {{/* Mounts the Secret as a directory. With subPath, new certificates would not reach a running process. */}}
 {{- define "atoll.tlsVolume" -}}
-- name: tls
+{{- include "atoll.certificateVolume" (list (first .) "tls" (get (first .).Values (last .)).tlsSecret) }}
+{{- end }}
+
+{{/* Takes (list $ VOLUME SECRET). */}}
+{{- define "atoll.certificateVolume" -}}
+- name: {{ index . 1 }}
   secret:
-    secretName: {{ (get (first .).Values (last .)).tlsSecret }}
+    secretName: {{ last . }}
     defaultMode: 0440
     {{- if (first .).Values.tls.certManager.enabled }}
     items:
