@@ -1,7 +1,8 @@
 """`atoll doctor`: finds problems before training, and prints a fix for each.
 
 It checks host names, ports, certificates, clocks, and the connection to the core (round trip, rates, message size). It
-also checks a core's disk, and compares a model with the run's model. It needs no torch, so all images have it.
+also checks a core's disk, and compares a model with the run's model. It needs no torch, so the images of core and front
+have it.
 """
 
 from __future__ import annotations
