@@ -229,9 +229,7 @@ def check_disk(directory: Path) -> Iterator[Finding]:
     finally:
         with contextlib.suppress(OSError):  # the file may not exist
             file.unlink()
-    room = (
-        "a core needs 52 bytes per parameter (snapshots, initial parameters) and room for contributions: free up space"
-    )
+    room = "a core needs 64 bytes per parameter, and space for pending contributions: free up space"
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free in {directory}", room)
     quick = "a core acknowledges contributions only after writing them to disk: use a faster disk"
     yield _judged(rate >= SLOW_DISK_MB, f"the disk writes and syncs {rate:.0f} MB/s", quick)
