@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 
 import pytest
@@ -29,6 +30,14 @@ def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
     assert [each["State"]["ExitCode"] for each in stack.containers("certs")] == [0]
     assert len(stack.containers("learner-eu")) == 2
     assert up < UP_S
+
+
+def test_the_first_start_logs_no_warnings_and_no_errors(stack, up):
+    until(lambda: _all_train(stack))
+    ours = [name for name in LASTING if name not in {"prometheus", "alertmanager"}]
+    lines = stack.compose("logs", "--no-color", "certs", "backup", *ours).splitlines()
+    bad = [line for line in lines if re.search(r"\[(warning|error|critical) |error:|Traceback|\| [EW]\d{4} ", line)]
+    assert not [line for line in bad if "the disk is slow" not in line], "a new user would look for a fault"
 
 
 def test_images_contain_only_what_they_need(stack):
