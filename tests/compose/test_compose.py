@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
+import re
 import urllib.error
 
 import pytest
 
-from tests.compose.stack import LEARNERS, PROJECT, NoEngineError, Stack, until
+from tests.compose.stack import LEARNERS, PROJECT, Stack, until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
-BUILD_S, UP_S = 1500.0, 120.0
+UP_S = 120.0
 REGIONS = ("eu", "us", "ap")
 LASTING = [
     "core",
@@ -26,36 +25,19 @@ KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main 
 DONE = ("merged", "refused")
 
 
-@pytest.fixture(scope="module")
-def stack():
-    it = Stack()
-    try:
-        it.check()
-    except NoEngineError as error:
-        pytest.fail(str(error), pytrace=False)
-    try:
-        it.compose("build", timeout=BUILD_S)
-        yield it
-    finally:
-        it.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=120)
-        for image in it.docker("image", "ls", "--quiet", "--filter", f"reference=atoll-*:{it.tag}*").split():
-            with contextlib.suppress(AssertionError):  # listed twice if it has two names
-                it.docker("image", "rm", "--force", image)
-
-
-@pytest.fixture(scope="module")
-def up(stack):
-    """Returns the seconds from `up` until all services were healthy."""
-    began = time.monotonic()
-    stack.compose("up", "--detach", "--pull", "never", "--wait", "--wait-timeout", "600", timeout=700)
-    return time.monotonic() - began
-
-
 def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
     assert all(stack.healthy(service) for service in LASTING)
     assert [each["State"]["ExitCode"] for each in stack.containers("certs")] == [0]
     assert len(stack.containers("learner-eu")) == 2
     assert up < UP_S
+
+
+def test_the_first_start_logs_no_warnings_and_no_errors(stack, up):
+    until(lambda: _all_train(stack))
+    ours = [name for name in LASTING if name not in {"prometheus", "alertmanager"}]
+    lines = stack.compose("logs", "--no-color", "certs", "backup", *ours).splitlines()
+    bad = [line for line in lines if re.search(r"\[(warning|error|critical) |error:|Traceback|\| [EW]\d{4} ", line)]
+    assert not [line for line in bad if "the disk is slow" not in line], "a new user would look for a fault"
 
 
 def test_images_contain_only_what_they_need(stack):

@@ -15,7 +15,7 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
-from atoll_wire.connections.link import is_unreachable
+from atoll_wire.connections.link import core_away, is_unreachable
 from atoll_wire.contract import LearnerState, LinkState
 from atoll_wire.security.transport import TransportSecurityError
 
@@ -118,7 +118,7 @@ class RunFeed:
             self.rates.take(status)
             self._take_events(events)
         except grpc.aio.AioRpcError as error:
-            self._away(one_line(error, self.core.address))
+            self._away(await explained(error, self.core))
         except TransportSecurityError as error:
             self._away(str(error))
         except LinkLost:
@@ -302,12 +302,15 @@ class RunFeed:
         ]
 
 
-def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
+async def explained(error: Exception, core: CoreClient) -> str:
     """Returns one line with the error and the fix for a failed call."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error)
     if not is_unreachable(error):
-        return f"the core at {address} refused the call: {error.details()}"
+        return f"the core at {core.address} refused the call: {error.details()}"
+    if core_away(error):
+        return f"the front at {core.address} answers, but {error.details()}"
+    if fault := await core.tls_fault(error):
+        return fault
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
-    if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):
-        fix = "the TLS handshake failed; run `atoll doctor` with the same --server and --tls"
-        return f"no core answers at {address} ({why}): {fix}"
-    return f"no core answers at {address} ({why}): start the core, or check the network; learners keep training"
+    return f"no core answers at {core.address} ({why}): start the core, or check the network; learners keep training"

@@ -59,6 +59,13 @@ class CertificateInfo:
         """Days until the certificate expires. Negative after that."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
 
+    @property
+    def issue_command(self) -> str:
+        """The command that issues the certificate again, on the authority's machine."""
+        role, _, names = self.identity.partition("/")
+        owner = (role, names.replace(f" {role}/", " ")) if names else ("ROLE", "NAME")
+        return " ".join(("atoll certs issue", *owner, *(f"--host {host}" for host in self.hosts)))
+
 
 def read_certificate(path: Path) -> CertificateInfo:
     """Reads a certificate. path: the file, or a directory that `atoll certs` created. Raises CertificateError."""

@@ -44,7 +44,8 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.return_freed_memory()
     prepare()
     told, metrics = stop_signal(), FrontMetrics(settings.region)
-    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), _audit_log(settings)
+    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
+    audit_log.start()
     answering = Answering(routes, metrics, audit_log)
     announcement = Announcement(routes, metrics, settings.region, answering)
     service = FrontService(routes, metrics, settings.cache, answering)
@@ -62,7 +63,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     scraped = _scraped(settings, metrics, health)
     beating = asyncio.create_task(health.keep())
     watching = asyncio.gather(routes.watch(), revoked.keep_reading())
-    watching.add_done_callback(lambda _: told.set())
+    watching.add_done_callback(partial(_tell, told))
     await public.begin()
     health.waits_for = ""
     log.info(
@@ -96,17 +97,18 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     log.info("stopped")
 
 
+def _tell(told: asyncio.Event, watching: asyncio.Future[object]) -> None:
+    """Ends the process when a watching task ends. Reads the error, which asyncio would otherwise log."""
+    told.set()
+    if not watching.cancelled():
+        watching.exception()
+
+
 def _revoked(settings: FrontSettings, metrics: FrontMetrics) -> RevokedCertificates:
     revoked = RevokedCertificates(settings.revoked, metrics.limited.labels("revoked").inc)
     revoked.load()
     metrics.revoked.set_function(lambda: len(revoked))
     return revoked
-
-
-def _audit_log(settings: FrontSettings) -> AuditLog:
-    audit_log = AuditLog(settings.audit_log, SYSTEM)
-    audit_log.start()
-    return audit_log
 
 
 def _slots(settings: FrontSettings, metrics: FrontMetrics) -> ReaderSlots:

@@ -110,6 +110,7 @@ class Routes:
 
     async def watch(self) -> None:
         """Maintains all connections until this task is cancelled."""
+        await self.core.tls_fault()  # so that the log names a fault before a learner needs the core
         while True:
             await asyncio.sleep(WATCH_S)
             for core_connection in self._upstreams():
