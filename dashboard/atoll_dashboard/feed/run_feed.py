@@ -76,7 +76,7 @@ class RunFeed:
         self.rates = RunRates()
         self._file = file
         self._saved_at = -math.inf
-        self._away_since: float | None = None  # when the core answered last, on its clock; None: it answers
+        self._unreachable_since: float | None = None  # when the core answered last, on its clock; None: it answers
         self._wanted = asyncio.Event()
         self._looked = asyncio.Event()
         self._told: tuple[CoreAnswers, float, str] | None = None
@@ -145,16 +145,16 @@ class RunFeed:
                 self.rates = RunRates()
             self.rates.take(status)
             self._take_events(events)
-            self._back(status.at)
+            self._poll_succeeded(status.at)
         except grpc.aio.AioRpcError as error:
-            self._away(one_line(error, self.core.address), unreachable=is_unreachable(error))
+            self._poll_failed(one_line(error, self.core.address), unreachable=is_unreachable(error))
         except TransportSecurityError as error:
-            self._away(str(error))
+            self._poll_failed(str(error))
         except LinkLost:
-            self._away("the connection to the core was closed: the dashboard reconnects", unreachable=True)
+            self._poll_failed("the connection to the core was closed: the dashboard reconnects", unreachable=True)
         except Exception:
             log.exception("the core's answer is invalid")
-            self._away(
+            self._poll_failed(
                 "the core's answer is invalid (the log has details): use the same version of Atoll on both sides"
             )
         else:
@@ -164,21 +164,23 @@ class RunFeed:
             self.seen = CoreAnswers(status, rounds, time.monotonic())
             self.rates.remember(status, self.run(), gap=gap)
 
-    def _away(self, problem: str, *, unreachable: bool = False) -> None:
+    def _poll_failed(self, problem: str, *, unreachable: bool = False) -> None:
         """Records that a poll failed. unreachable: whether the core, or the way to it, is down."""
         if problem != self.problem:
             log.warning("a poll of the core failed", problem=problem)
         self.problem = problem
-        if self._away_since is None:
-            self._away_since = self.seen.status.at or time.time()
+        if self._unreachable_since is None:
+            self._unreachable_since = self.seen.status.at or time.time()
             what = "core unreachable" if unreachable else "no data from the core"
-            self._add_event(self.core_now(), "unreachable", f"{what} since {time_of_day(self._away_since)}")
+            self._add_event(self.core_now(), "unreachable", f"{what} since {time_of_day(self._unreachable_since)}")
 
-    def _back(self, now: float) -> None:
+    def _poll_succeeded(self, now: float) -> None:
         """Records the end of an outage. now: on the core's clock."""
-        if self._away_since is not None:
-            self._add_event(now, "reachable", f"core reachable again after {max(0.0, now - self._away_since):.0f} s")
-            self._away_since = None
+        if self._unreachable_since is not None:
+            self._add_event(
+                now, "reachable", f"core reachable again after {max(0.0, now - self._unreachable_since):.0f} s"
+            )
+            self._unreachable_since = None
 
     def core_now(self) -> float:
         """Returns the current time on the core's clock, or on this machine's clock before the core's first answer."""

@@ -103,7 +103,7 @@ class RunRates:
         self.poll = (status.run, status.generation, status.at)
 
     def tokens_per_s(self, learner: pb.LearnerStatus) -> float:
-        """Returns how many tokens a learner trains on per second: 0 unless it is live."""
+        """Returns a learner's rate of training in tokens per second; 0 unless it is live."""
         return self._tokens.rate(learner.learner) if learner.state == LearnerState.LIVE else 0.0
 
     def lost_s(self, learner: str) -> float:

@@ -293,10 +293,7 @@ class Event(BaseModel):
 
 
 class TimeAxis(BaseModel):
-    """The times of a history's columns, which have equal lengths. A history keeps at most a few hundred points.
-
-    gaps: periods in which the dashboard had no data. now: the core's current time.
-    """
+    """The time axis of a history."""
 
     at: list[float]
     gaps: list[tuple[float, float]]
@@ -304,7 +301,10 @@ class TimeAxis(BaseModel):
 
 
 class History(TimeAxis):
-    """The history of the run."""
+    """Columns of equal length, with a value for each time. A history keeps at most a few hundred points.
+
+    gaps: begin and end of each period without data. now: current time; a gap that has not ended reaches to it.
+    """
 
     goodput: list[float | None]
     tokens_per_s: list[float | None]
@@ -314,7 +314,7 @@ class History(TimeAxis):
 
 
 class LearnerHistory(TimeAxis):
-    """The history of one learner."""
+    """The history of one learner. See History."""
 
     loss: list[float | None]
     tokens_per_s: list[float | None]
