@@ -138,18 +138,12 @@ class ReportedRates(Generic[K]):
         self._grew: dict[K, deque[tuple[float, float]]] = {}  # by name: times at which the sum grew, and the sum
 
     def add(self, at: float, name: K, total: float) -> None:
-        """Adds the current sum. at: seconds.
+        """Adds the current sum. A sum that fell, as after a restart of the core, counts once it exceeds the old sum.
 
-        After a restart of the core, a sum may be lower. The sum reached this value at an earlier time, not at `at`.
+        at: seconds.
         """
         grew = self._grew.setdefault(name, deque([(at, total)]))
-        reached_at = grew[0][0]
-        if total < grew[-1][1]:
-            while grew and total < grew[-1][1]:
-                grew.pop()
-            if not grew:
-                grew.append((reached_at, total))
-        elif total > grew[-1][1]:
+        if total > grew[-1][1]:
             grew.append((at, total))
             while len(grew) > 2 and grew[1][0] <= at - self._window_s:
                 grew.popleft()
