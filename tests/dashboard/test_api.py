@@ -231,6 +231,8 @@ def test_compose_and_the_chart_publish_the_dashboard_at_the_port_of_runbook_urls
     assert "DASHBOARD_PORT=7080\n" in environment
     assert compose["ports"] == ["127.0.0.1:${DASHBOARD_PORT}:7080"]
     assert compose["command"][-2:] == ["--host", "localhost"]
+    history = compose["command"][compose["command"].index("--history") + 1]
+    assert f"history:{Path(history).parent}" in compose["volumes"], "a new container must find the history"
     assert "port-forward service/{{ $fullname }}-dashboard 7080" in (ROOT / "k8s/atoll/templates/NOTES.txt").read_text()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.links.links import LearnerTraffic, Links
 from atoll_server.rounds import syncer_events as ev
@@ -112,3 +115,18 @@ def test_the_round_trip_in_a_report_is_that_of_the_learners_own_link(core):
     core.links.look([LearnerTraffic("a", "eu", 1.0, 0, 0)], 0.0, 1.0)
     (link,) = core.links.all
     assert link.round_trip_s == 0.08
+
+
+def test_the_last_loss_stays_until_the_process_or_its_successor_reports_another(core):
+    core, entry, _ = core
+    nan = float("nan")
+    assert math.isnan(entry.account.latest_loss())
+    progress(core, Limits().tokens, entry, pb.Progress(steps=8, tokens=8, loss=2.5))
+    restored = TimeAccount.from_data(json.loads(json.dumps(entry.account.as_data(), allow_nan=False)))
+    assert restored.latest_loss() == 2.5, "a restarted core must know the loss of a learner that left"
+    entry.account.joined(core.clock.wall(), 1.0, returning=True)
+    progress(core, Limits().tokens, entry, pb.Progress(loss=nan))
+    assert entry.account.latest_loss() == 2.5, "a process without a step has no loss of its own"
+    progress(core, Limits().tokens, entry, pb.Progress(steps=1, tokens=1, loss=nan))
+    assert math.isnan(entry.account.latest_loss()), "a loss that is not finite must not look like the last one"
+    json.dumps(entry.account.as_data(), allow_nan=False)

@@ -119,8 +119,16 @@ def state(told: pb.LearnerStatus) -> LearnerState:
     return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
 
 
-def dot(told: pb.LearnerStatus) -> Dot:
-    lost_s = told.goodput.provisioned_s - told.goodput.useful_s
+def loss(learners: Iterable[pb.LearnerStatus]) -> float | None:
+    """Returns the mean loss of the learners that train. If none does, returns the loss of the one that trained last."""
+    told = [each for each in learners if math.isfinite(each.loss)]
+    training = [each.loss for each in told if each.state in {LearnerState.LIVE, LearnerState.PAUSED}]
+    if training:
+        return sum(training) / len(training)
+    return max(told, key=lambda each: each.since).loss if told else None
+
+
+def dot(told: pb.LearnerStatus, lost_s: float) -> Dot:
     return Dot(
         learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading, lost_s=lost_s
     )

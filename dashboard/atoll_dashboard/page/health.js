@@ -1,6 +1,6 @@
 // The problems of a run as text, with the worst problem first.
 
-import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
+import { about, clipped, decimal, moment, plural, ratio } from "./format.js";
 import { learnerLink, regionLink, regionName, total, unheard } from "./labels.js";
 
 export const OLD_S = 5;
@@ -21,13 +21,13 @@ export function oldness(feed) {
 export function problems(feed) {
   const found = [];
   if (feed.brokenAt !== null) {
-    found.push(problem("bad", "stream", `dashboard not reachable since ${clock(feed.brokenAt)}`));
+    found.push(problem("bad", "stream", `dashboard unreachable since ${moment(feed.brokenAt)}`));
   }
   if (feed.now === null) return found;
   const { run, regions } = feed.now;
   if (!run.reachable) {
-    const since = clock(Date.now() / 1000 - feed.age());
-    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "no data from the core";
+    const since = moment(run.at || Date.now() / 1000 - feed.age());
+    const what = run.problem.startsWith("no core answers") ? "core unreachable" : "no data from the core";
     found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
@@ -36,7 +36,7 @@ export function problems(feed) {
       if (trouble !== "") found.push(problem("bad", `front ${name}`, trouble, regionLink(region)));
     }
   }
-  const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
+  const silent = regions.flatMap((region) => silence(region, feed.coreNow(), run.lost_window_s));
   found.push(...silent.sort((one, other) => other.dead - one.dead || other.longest - one.longest));
   if (run.reachable && total(run.learners) === 0) {
     found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
@@ -69,8 +69,8 @@ function rank({ key, level }) {
   return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }
 
-/** One problem for all silent learners of a region, or none. */
-function silence(region, now) {
+/** One problem for all silent learners of a region, or none. window: span of the learners' lost time, in seconds. */
+function silence(region, now, window) {
   const silent = region.learners.silent ?? 0;
   if (silent === 0) return [];
   const since = region.dots.filter((dot) => dot.state === "silent");
@@ -83,7 +83,8 @@ function silence(region, now) {
   let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
   if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
   else if (silent === 1 && since.length > 0) {
-    words = `learner ${since[0].learner} silent${long}, ${about(since[0].lost_s)} of its time lost`;
+    const past = window > 3500 ? "hour" : about(window);
+    words = `learner ${since[0].learner} silent${long}; ${about(since[0].lost_s)} of the last ${past} lost`;
     link = learnerLink(since[0].learner);
   }
   return [{ ...problem("bad", `silent ${region.region} ${silent}`, words, link), dead, longest }];

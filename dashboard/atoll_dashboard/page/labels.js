@@ -5,6 +5,7 @@ export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away"
 export const FATES = ["pending", "merged", "refused"];
 export const KINDS = [
   "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble",
+  "unreachable", "reachable",
 ];
 
 const CAUSE_WORDS = {
@@ -39,7 +40,8 @@ export function total(learners) {
 
 const KIND_SIGNS = {
   core: "core", joined: "joining", back: "live", silent: "silent", left: "left", evicted: "evicted",
-  refused: "refused", checkpoint: "checkpoint", paused: "paused", resumed: "live", trouble: "silent",
+  refused: "refused", checkpoint: "checkpoint", paused: "paused", resumed: "live", trouble: "silent", unreachable: "silent",
+  reachable: "live",
 };
 
 export function kindSign(kind) {

@@ -71,7 +71,7 @@ def _restored(restored: pb.Restored, generation: int) -> str:
 
 def moment(at: float) -> str:
     """Returns a time as text for people. at: wall-clock seconds."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _shards(reply: pb.StatusReply, form: Format) -> Table:

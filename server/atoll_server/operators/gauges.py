@@ -95,7 +95,7 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
-        reading.set("atoll_learner_loss", entry.loss, name)
+        reading.set("atoll_learner_loss", account.latest_loss(), name)
         reading.set("atoll_learner_step_seconds", (observed.step_time_s or 0.0) if observed is not None else 0.0, name)
         reading.set("atoll_learner_heard_timestamp_seconds", account.heard_at, name)
         reading.set("atoll_learner_lost_seconds", balance.provisioned_s - balance.useful_s, name)

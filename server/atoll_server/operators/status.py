@@ -202,11 +202,11 @@ def _learner(
         state=state_of(run, entry, now),
         steps=account.total("steps"),
         tokens=account.total("tokens"),
-        loss=entry.loss,
+        loss=account.latest_loss(),
         step_time_s=observed.step_time_s or 0.0 if observed is not None else 0.0,
         last_seen_age_s=now - observed.heard_at if observed is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
-        waiting_for=_waited_for(run, entry, answered),
+        waiting_for=_waited_for(run, entry, answered, now),
         goodput=_goodput(balance),
         pending=pending,
         wire=_wire([entry]),
@@ -216,13 +216,13 @@ def _learner(
     )
 
 
-def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str:
+def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered, now: float) -> str:
     if entry.evicted:
         return f"nothing: it was evicted ({entry.evicted})"
     if isinstance(run.state, Waiting):
         return "the initial parameters"
     observed = liveness_of(run, entry.name)
-    if observed is None or observed.gone:
+    if observed is None or not observed.live(now):  # rounds wait only for live learners
         return ""
     missing = [str(fragment) for fragment, names in answered.items() if entry.name not in names]
     return f"its answer for fragment{'s' * (len(missing) > 1)} {named(missing)}" if missing else ""

@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, keyed, set, setSign, show, sign, swap, text } from "../dom.js";
 import {
-  bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span, UNKNOWN,
+  about, bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span, UNKNOWN,
 } from "../format.js";
 import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
@@ -42,7 +42,7 @@ export function overviewView(section, actions) {
   };
   const regions = regionTable();
   const links = linkTable();
-  const about = h("dl", { class: "facts" });
+  const ofRun = h("dl", { class: "facts" });
   section.append(
     h(
       "div", { class: "overview" },
@@ -58,15 +58,15 @@ export function overviewView(section, actions) {
     ),
     card("Regions", regions.node),
     card("Fronts and links", links.node),
-    card("The run", about),
+    card("The run", ofRun),
   );
   const history = poller((signal) => get(["history"], {}, signal), drawHistory, () => {}, HISTORY_MS);
 
   function drawHistory(seen) {
-    charts.tokens.update(seen.at, [seen.tokens_per_s]);
-    charts.loss.update(seen.at, [seen.loss]);
-    charts.wan.update(seen.at, [seen.up_bytes_per_s, seen.down_bytes_per_s]);
-    charts.goodput.update(seen.at, [seen.goodput]);
+    charts.tokens.update(seen, [seen.tokens_per_s]);
+    charts.loss.update(seen, [seen.loss]);
+    charts.wan.update(seen, [seen.up_bytes_per_s, seen.down_bytes_per_s]);
+    charts.goodput.update(seen, [seen.goodput]);
   }
 
   function update(feed) {
@@ -85,7 +85,7 @@ export function overviewView(section, actions) {
     swap(pause, resume, run.paused === "");
     regions.update(feed.now.regions, "No learner has joined yet.");
     links.update(linksOf(feed.now.regions), "No front or learner has connected yet.");
-    updateFacts(about, facts(run));
+    updateFacts(ofRun, facts(run));
   }
 
   return { arrive: () => history.start(), leave: () => history.stop(), update, refresh: () => history.again() };
@@ -135,13 +135,15 @@ function makeWan() {
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
       const known = `${decimal(month, 0)} GB per month at the rate of the last hour`;
-      const at = month === null ? "The rate is not known yet" : known;
+      const soon = `Rates per day and month need 10 minutes of data, and are shown in ${about(cost.known_in_s)}`;
+      const at = month === null ? soon : known;
       show(bar, budget !== null && budget > 0);
       if (budget === null) return text(line, `${at}. No budget is set.`);
       used.style.width = `${Math.min(100, (100 * (month ?? 0)) / budget)}%`;
       bar.classList.toggle("over", month > budget);
       set(bar, "aria-label", `${percent(month, budget)} of the month's budget`);
-      return text(line, `${at}, ${percent(month, budget)} of the budget of ${decimal(budget, 0)} GB.`);
+      const share = month === null ? ". The budget is" : `, ${percent(month, budget)} of the budget of`;
+      return text(line, `${at}${share} ${decimal(budget, 0)} GB.`);
     },
   };
 }
