@@ -57,8 +57,8 @@ def main(server: str, name: str, units: int, epochs: int, log: Path, pace_s: flo
             for rows in DataLoader(data, batch_size=4):
                 x = rows % 32
                 optimizer.zero_grad()
-                # Random targets keep the gradients large. If they vanished, the core would refuse the work of a restarted
-                # process, whose new optimizer takes much larger steps than the others.
+                # Random targets keep the gradients large. If gradients vanished, the core would refuse the work of a
+                # restarted process, whose new optimizer takes much larger steps than the others.
                 nn.functional.cross_entropy(model(x), torch.randint(32, x.shape)).backward()
                 optimizer.step()
                 breath.wait(pace_s)

@@ -44,8 +44,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.return_freed_memory()
     prepare()
     told, metrics = stop_signal(), FrontMetrics(settings.region)
-    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
-    audit_log.start()
+    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), _audit_log(settings)
     answering = Answering(routes, metrics, audit_log)
     announcement = Announcement(routes, metrics, settings.region, answering)
     service = FrontService(routes, metrics, settings.cache, answering)
@@ -102,6 +101,12 @@ def _tell(told: asyncio.Event, watching: asyncio.Future[object]) -> None:
     told.set()
     if not watching.cancelled():
         watching.exception()
+
+
+def _audit_log(settings: FrontSettings) -> AuditLog:
+    audit_log = AuditLog(settings.audit_log, SYSTEM)
+    audit_log.start()
+    return audit_log
 
 
 def _revoked(settings: FrontSettings, metrics: FrontMetrics) -> RevokedCertificates:
