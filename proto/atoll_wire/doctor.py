@@ -187,7 +187,7 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     yield from _certificate(learner)
     try:
         with learner.security.dial_and_wait(learner.address, OPTIONS) as channel:
-            yield from _way(rpc.DoctorStub(channel), learner)
+            yield from _way(rpc.DoctorStub(channel), learner)  # type: ignore[no-untyped-call]
     except TransportSecurityError as error:
         yield _bad(str(error), "issue the certificates again with atoll certs")
     except grpc.RpcError as error:
