@@ -150,5 +150,5 @@ class ReportedRates(Generic[K]):
 
     def rate(self, name: K) -> float:
         """Returns a sum's growth per second; 0 until the sum has grown."""
-        grew = self._grew.get(name, ())
+        grew = self._grew.get(name, deque())
         return (grew[-1][1] - grew[0][1]) / (grew[-1][0] - grew[0][0]) if len(grew) > 1 else 0.0

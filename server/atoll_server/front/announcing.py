@@ -11,12 +11,11 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call
-from atoll_wire.connections.link import Link
+from atoll_wire.connections.link import Link, is_connection_lost
 from atoll_wire.contract import HEARTBEAT_S
 
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.upstream.core_connection import is_connection_lost
 from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
@@ -59,11 +58,12 @@ class Announcement:
             try:
                 await self._report_to(link)
             except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
-                lost = not isinstance(error, grpc.aio.AioRpcError) or is_connection_lost(error)
-                if lost:
+                if isinstance(error, grpc.aio.AioRpcError) and not is_connection_lost(error):
+                    why = str(error.details())
+                else:
+                    why = "it does not answer"
                     self._answering.answered(self._routes.registrar, up=False)
                     self._routes.core.suspect(link)
-                why = "it does not answer" if lost else str(error.details())
                 if why != problem:
                     log.warning("the core does not know this front", core=self._routes.core.address, problem=why)
                 problem = why
