@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import statistics
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -31,6 +30,7 @@ from atoll_wire.connections.link import core_away, is_atoll_status, is_connectio
 from atoll_wire.errors import UsageError
 from atoll_wire.layout.layout import LayoutError, TensorSpec, plan
 from atoll_wire.messages.message_parts import PART_BYTES
+from atoll_wire.process.clock import SYSTEM
 from atoll_wire.process.settings import Certificates, Option
 from atoll_wire.security.certificate import CertificateError, Role, allows_name, read_certificate
 from atoll_wire.security.handshake import tls_fault
@@ -214,13 +214,13 @@ def check_disk(directory: Path) -> Iterator[Finding]:
     file = directory / ".atoll-doctor"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        free, began = shutil.disk_usage(directory).free, time.monotonic()
+        free, began = shutil.disk_usage(directory).free, SYSTEM.monotonic()
         with file.open("wb") as out:
             for _ in range(DISK_BYTES >> 20):
                 out.write(os.urandom(1 << 20))
             out.flush()
             os.fsync(out.fileno())
-        rate = DISK_BYTES / 1e6 / (time.monotonic() - began)
+        rate = DISK_BYTES / 1e6 / (SYSTEM.monotonic() - began)
     except OSError as error:
         yield _bad(
             f"cannot write to {directory} ({error.strerror})", "give a writable directory on a disk with free space"
@@ -286,9 +286,9 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
     offsets = []
     told = pb.ProbeReply()
     for _ in range(PINGS):
-        began, asked_at = time.monotonic(), time.time()
+        began, asked_at = SYSTEM.monotonic(), SYSTEM.wall()
         told = _probe(stub, [pb.ProbeRequest()])[0]
-        trips.append(time.monotonic() - began)
+        trips.append(SYSTEM.monotonic() - began)
         offsets.append(told.wall_s - asked_at - trips[-1] / 2)
     trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
     way = " via ".join(("the core answers", *told.via))
@@ -317,9 +317,9 @@ def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
         "--inner-steps, or use a faster link"
     )
     for way, requests in (("up", up), ("down", down)):
-        began = time.monotonic()
+        began = SYSTEM.monotonic()
         _probe(stub, requests)
-        took_s = time.monotonic() - began
+        took_s = SYSTEM.monotonic() - began
         # The round trip varies, so at most half of the time is subtracted for it.
         rate = RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)
         yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", fix)
