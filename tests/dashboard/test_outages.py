@@ -25,6 +25,9 @@ class PlayedCore:
         self.error: Exception | None = None
         self.reported_at = BEGAN
 
+    async def tls_fault(self, _error: grpc.aio.AioRpcError) -> str:
+        return ""
+
     async def status(self) -> pb.StatusReply:
         if self.error is not None:
             raise self.error

@@ -69,7 +69,6 @@ FENCES = {
         "prometheus --agent --config.file=docker/prometheus/region.yaml": PROMETHEUS,
     },
     "docs/operate/runbooks.md": {
-        "atoll status --server localhost:7070 --tls certs/operator-alice": CLUSTER,
         "atoll checkpoint verify run": "needs a run that failed; backups.md runs these commands",
         "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
             "needs a region with certificates; deploy.md runs such a region"
