@@ -17,7 +17,7 @@ def test_three_shards_start_with_their_numbers_and_one_registrar():
         said = parsed([*services[name]["command"], "--dir", "run"])
         assert (str(said["shard"]), said["advertise"]) == (f"{number}/3", f"{name}:7070")
         assert said["registrar"] == (None if number == 0 else "shard-0:7070")
-        given = set(services[name]["environment"]) - {"ATOLL_CORE_DIR", "ATOLL_TLS"}
+        given = set(services[name]["environment"]) - {"ATOLL_CORE_DIR", "ATOLL_CORE_REVOKED", "ATOLL_TLS"}
         assert given == ({"ATOLL_CORE_TOTAL_TOKENS"} if number == 0 else set()), "only the registrar has run settings"
         assert f"{name}:/var/lib/atoll" in services[name]["volumes"]
         assert f"--host {name}" in certificates
