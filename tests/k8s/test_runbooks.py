@@ -127,4 +127,3 @@ def test_an_operator_can_query_the_core_in_its_pod(rendered):
     hosts = one(rendered[CASE], "Certificate", "atoll-core")["spec"]["dnsNames"]
     assert "localhost" in hosts
     assert "--tls=/etc/atoll/tls" in core["args"], "the core's own certificate takes precedence over the variable"
-    assert "env" not in _named(rendered["default"], "atoll-core-0").container
