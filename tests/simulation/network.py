@@ -495,9 +495,8 @@ class SimulatedLink(Link):
         stub = Stub(self._network, self._learner, self.address)
         return stub, stub
 
-    async def tls_fault(self, error: grpc.RpcError) -> str:
+    async def tls_fault(self) -> str:
         """Returns an empty text, because simulated connections have no TLS."""
-        del error
         return ""
 
     def answered(self, after_s: float) -> None:
