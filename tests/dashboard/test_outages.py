@@ -24,6 +24,8 @@ class PlayedCore:
         self.now = BEGAN
         self.error: Exception | None = None
         self.reported_at = BEGAN
+        self.state = "live"
+        self.uptime_s = 100.0
 
     async def tls_fault(self, _error: grpc.aio.AioRpcError) -> str:
         return ""
@@ -31,10 +33,10 @@ class PlayedCore:
     async def status(self) -> pb.StatusReply:
         if self.error is not None:
             raise self.error
-        reply = pb.StatusReply(run="r", generation=1, at=self.now)
+        reply = pb.StatusReply(run="r", generation=1, at=self.now, uptime_s=self.uptime_s)
         steps = int(self.reported_at - BEGAN)
         reply.learners.add(
-            learner="a", region="eu", state="live", tokens=100 * steps, loss=2.5, wire=pb.WireBytes(up=1000 * steps)
+            learner="a", region="eu", state=self.state, tokens=100 * steps, loss=2.5, wire=pb.WireBytes(up=1000 * steps)
         )
         return reply
 
@@ -86,6 +88,24 @@ def test_an_outage_is_a_gap_with_two_events_and_without_a_spike():
     assert feed.run().tokens_per_s == 100.0
 
 
+def test_a_gap_lasts_until_the_learners_report_to_a_restarted_core():
+    core = PlayedCore()
+    feed = RunFeed(core, 0.09)
+    run(feed, core, range(31))
+    away(feed, core, range(31, 40))
+    core.state, core.uptime_s = "joining", 2.0
+    run(feed, core, range(40, 43), reports=False)
+    assert feed.time_axis(feed.rates.history)["gaps"][-1][0] == BEGAN + 30
+    core.state = "live"
+    run(feed, core, range(43, 50))
+    assert feed.rates.history.gaps == [(BEGAN + 30, BEGAN + 43)]
+    assert 0.0 not in feed.rates.history.column("tokens")[2:]
+    away(feed, core, range(50, 60))
+    core.state, core.uptime_s = "silent", 11.0
+    run(feed, core, range(60, 61))
+    assert feed.rates.history.gaps[-1] == (BEGAN + 49, BEGAN + 60), "a learner that died must not hide the run"
+
+
 def test_a_refused_call_is_not_called_an_unreachable_core():
     core = PlayedCore()
     feed = RunFeed(core, 0.09)
@@ -106,6 +126,7 @@ def test_histories_and_events_survive_a_restart_of_the_dashboard(tmp_path):
     assert feed.rates.history.column("tokens") == before
     run(feed, core, range(90, 120))
     assert feed.rates.history.column("tokens")[:30] == before
+    assert set(feed.rates.history.column("tokens")[30:]) == {None, 100.0}, "an unknown rate is not 0"
     assert feed.rates.history.gaps == [(BEGAN + 29, BEGAN + 90)]
     assert told(feed) == [
         ("core", "the core started"),

@@ -192,7 +192,7 @@ class RunFeed:
     def time_axis(self, history: History[str]) -> dict[str, Any]:
         """Returns the fields of TimeAxis. An outage that has not ended is a gap up to now."""
         now = self.core_now()
-        open_gaps = [(history.seen_at, now)] if self.problem and history.at else []
+        open_gaps = [(history.seen_at, now)] if (self.problem or self.rates.gap) and history.at else []
         return {"at": list(history.at), "gaps": history.gaps + open_gaps, "now": now}
 
     async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`

@@ -19,6 +19,7 @@ RECENT_S = 300.0
 MIN_RECENT_S = 60.0  # shorter spans would mostly show the time that learners need to join
 LONG_WINDOW_S, LONG_EVERY_S = 3600.0, 60.0  # for the cost per day and recently lost time
 MIN_LONG_S = 600.0  # a shorter span says little about a day or a month
+SETTLED_S = 10.0  # seconds within which learners report to a restarted core
 RUN, LEARNERS = "run", "learners"
 POINTS = {RUN: 480, LEARNERS: 240}  # limits of the histories
 TOKENS = "tokens"
@@ -45,13 +46,14 @@ class RunRates:
 
     history: columns of the run. learners_history: columns of its learners, named by `column`. bytes: by region and
     direction. long: all bytes, over an hour. lost: lost seconds by learner, over an hour. poll: run, generation and
-    core's time of the last poll; None before the first.
+    core's time of the last poll; None before the first. gap: whether a gap in the histories has not ended yet.
     """
 
     def __init__(self) -> None:
         self.history: History[str] = History(POINTS[RUN])
         self.learners_history: History[str] = History(POINTS[LEARNERS])
         self.poll: tuple[str, int, float] | None = None
+        self.gap = False
         self._tokens: ReportedRates[str] = ReportedRates(TOKENS_WINDOW_S)
         self.bytes: Rates[tuple[str, str]] = Rates(BYTES_WINDOW_S)
         self.long: Rates[str] = Rates(LONG_WINDOW_S)
@@ -62,6 +64,8 @@ class RunRates:
         )  # region, direction -> bytes since this dashboard was started
         self._totals: dict[tuple[str, str], int] = {}  # learner, direction -> bytes at the last poll
         self._totals_known = False
+        self._live = 0  # live learners at the last point
+        self._began_at = math.inf  # time of the first poll
 
     def kept(self, events: Sequence[Event], position: tuple[int, int]) -> Kept:
         """Returns what the history file keeps."""
@@ -85,6 +89,7 @@ class RunRates:
 
     def take(self, status: pb.StatusReply) -> None:
         """Adds the sums of one poll."""
+        self._began_at = min(self._began_at, status.at)
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
                 # Differences are per learner: the earlier bytes of a learner that moves stay in its earlier region.
@@ -118,21 +123,22 @@ class RunRates:
         return self._seconds.grown("useful") / provisioned
 
     def remember(self, status: pb.StatusReply, run: Run, *, gap: bool) -> None:
-        """Adds a point to each history. run: the run's state at the same poll. gap: see `History.add`."""
-        self.history.add(
-            status.at,
-            {
-                "goodput": run.goodput.ratio,
-                TOKENS: run.tokens_per_s,
-                LOSS: math.nan if run.loss is None else run.loss,
-                UP: run.wire.up_bytes_per_s,
-                DOWN: run.wire.down_bytes_per_s,
-            },
-            gap=gap,
-        )
+        """Adds a point to each history. run: the run's state at the same poll. gap: see `History.add`.
+
+        A restarted core does not know the learners' progress until they report again, so a gap lasts until then.
+        """
+        self.gap = self.gap or gap
+        live = sum(each.state == LearnerState.LIVE for each in status.learners)
+        if self.gap and status.uptime_s < SETTLED_S and live < self._live:
+            return
+        gap, self.gap, self._live = self.gap, False, live
+        known = status.at - self._began_at >= TOKENS_WINDOW_S  # before, rates would look like a slow run
+        rates = {TOKENS: run.tokens_per_s, UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s}
+        ratios = {"goodput": run.goodput.ratio, LOSS: math.nan if run.loss is None else run.loss}
+        self.history.add(status.at, ratios | (rates if known else {}), gap=gap)
         losses = {column(LOSS, each.learner): each.loss for each in status.learners}
-        rates = {column(TOKENS, each.learner): self.tokens_per_s(each) for each in status.learners}
-        self.learners_history.add(status.at, losses | rates, gap=gap)
+        tokens = {column(TOKENS, each.learner): self.tokens_per_s(each) for each in status.learners}
+        self.learners_history.add(status.at, losses | (tokens if known else {}), gap=gap)
 
 
 def column(name: str, learner: str) -> str:
