@@ -174,10 +174,10 @@ def test_the_page_reports_a_dead_core_and_recovers_by_itself(page: Page, lived_i
     expect(events).to_contain_text(re.compile(r"core unreachable since \d\d:\d\d:\d\d UTC"))
     expect(events).to_contain_text(re.compile(r"core reachable again after \d+ s"))
     go(page, "Overview")
-    page.wait_for_timeout(6000)  # a later part of the line
     chart = page.locator(".chart").filter(has=page.get_by_role("heading", name="Tokens/s"))
+    ended = re.compile(r"Tokens/s: now .* no data from \d\d:\d\d:\d\d UTC")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", ended, timeout=2 * SOON_MS)
     expect(chart.locator(".void")).to_have_count(1)
-    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"no data from \d\d:\d\d:\d\d UTC"))
     pieces = chart.locator("path.line").get_attribute("d").split("M")
     void = chart.locator(".void").bounding_box()
     frame = chart.locator("svg").bounding_box()

@@ -150,5 +150,7 @@ class ReportedRates(Generic[K]):
 
     def rate(self, name: K) -> float:
         """Returns a sum's growth per second; 0 until the sum has grown."""
-        grew = self._grew.get(name, deque())
-        return (grew[-1][1] - grew[0][1]) / (grew[-1][0] - grew[0][0]) if len(grew) > 1 else 0.0
+        grew = self._grew.get(name)
+        if grew is None or len(grew) < 2:
+            return 0.0
+        return (grew[-1][1] - grew[0][1]) / (grew[-1][0] - grew[0][0])
