@@ -132,9 +132,7 @@ def test_nothing_is_discarded_while_nothing_is_merged_without_the_learners_behin
     world = World()
     world.run(10)
     assert world.front.budget_s(world.pace("a", "b"), world.now) is None, "no other learner is live"
-    assert world.front.budget_s(world.pace("a", outer_step_s=None), world.now) is None, (
-        "no learner is live, or the run is paused"
-    )
+    assert world.front.budget_s(world.pace("a", outer_step_s=None), world.now) is None, "nothing is merged"
     assert world.front.budget_s(world.pace("a", "b", "c"), world.now) is not None
 
 
