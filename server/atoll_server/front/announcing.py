@@ -59,11 +59,12 @@ class Announcement:
             try:
                 await self._report_to(link)
             except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
-                lost = not isinstance(error, grpc.aio.AioRpcError) or is_connection_lost(error)
-                if lost:
+                why = "it does not answer"
+                if isinstance(error, grpc.aio.AioRpcError) and not is_connection_lost(error):
+                    why = str(error.details())
+                else:
                     self._answering.answered(self._routes.registrar, up=False)
                     self._routes.core.suspect(link)
-                why = "it does not answer" if lost else str(error.details())
                 if why != problem:
                     log.warning("the core does not know this front", core=self._routes.core.address, problem=why)
                 problem = why
