@@ -107,29 +107,38 @@ def test_a_process_that_begins_its_counts_again_has_no_negative_rate():
 def test_the_time_until_work_is_discarded_counts_down_while_a_link_is_silent():
     world = World()
     world.run(10)
-    assert world.front.budget_s(world.pace("a", "b", "c")) == pytest.approx(30.0), (
+    assert world.front.budget_s(world.pace("a", "b", "c"), world.now) == pytest.approx(30.0), (
         "one of four steps is for the arrival"
     )
     world.run(20, "front")
-    assert world.front.budget_s(world.pace("c")) == pytest.approx(10.0)
-    assert world.front.budget_s(world.pace("c", outer_step_s=100.0)) == pytest.approx(100.0), "at the current pace"
+    assert world.front.budget_s(world.pace("c"), world.now) == pytest.approx(10.0)
+    assert world.front.budget_s(world.pace("c", outer_step_s=100.0), world.now) == pytest.approx(100.0), (
+        "at the current pace"
+    )
     world.run(20, "front")
-    assert world.front.budget_s(world.pace("c")) == 0.0
+    assert world.front.budget_s(world.pace("c"), world.now) == 0.0
     world.run(1)
-    assert world.front.budget_s(world.pace("a", "b", "c")) == pytest.approx(30.0), "the link is back"
+    assert world.front.budget_s(world.pace("a", "b", "c"), world.now) == pytest.approx(30.0), "the link is back"
+
+
+def test_a_connected_link_has_its_whole_budget_however_short_outer_steps_are():
+    world = World()
+    world.run(10)
+    soon = MergePace(world.outer_steps + 50.0, 0.01, 4, frozenset("abc"))
+    assert world.front.budget_s(soon, world.now) == pytest.approx(0.03)
 
 
 def test_nothing_is_discarded_while_nothing_is_merged_without_the_learners_behind_a_link():
     world = World()
     world.run(10)
-    assert world.front.budget_s(world.pace("a", "b")) is None, "no other learner is live"
-    assert world.front.budget_s(world.pace("a", outer_step_s=None)) is None, "no learner is live, or the run is paused"
-    assert world.front.budget_s(world.pace("a", "b", "c")) is not None
+    assert world.front.budget_s(world.pace("a", "b"), world.now) is None, "no other learner is live"
+    assert world.front.budget_s(world.pace("a", outer_step_s=None), world.now) is None, "nothing is merged"
+    assert world.front.budget_s(world.pace("a", "b", "c"), world.now) is not None
 
 
 def test_a_run_that_allows_no_staleness_has_no_budget():
     link = Link("c", "eu", front=False, learners=("c",))
-    assert link.budget_s(MergePace(7.0, 10.0, 0, frozenset({"d"}))) == 0.0
+    assert link.budget_s(MergePace(7.0, 10.0, 0, frozenset({"d"})), 0.0) == 0.0
 
 
 def test_a_silent_front_with_learners_is_a_trouble_that_says_how_long_it_may_last():

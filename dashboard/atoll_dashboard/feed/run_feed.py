@@ -304,8 +304,8 @@ class RunFeed:
 
     def _regions(self) -> list[str]:
         status = self.seen.status
-        fronts = (link for link in status.links if link.front)
-        return sorted({each.region for each in status.learners} | {each.region for each in fronts})
+        fronts = {link.region for link in status.links if link.front}
+        return sorted(fronts | {each.region for each in status.learners})
 
     def _rate(self, region: str, way: str) -> float:
         """Returns the rate of the last minute, or 0 if all links of the region are silent."""

@@ -82,12 +82,14 @@ class Link:
         """Returns the rates up and down in bytes per second; 0 while the link is silent."""
         return self.traffic.rates(now) if self.state(now) is LinkState.CONNECTED else (0.0, 0.0)
 
-    def budget_s(self, pace: MergePace) -> float | None:
+    def budget_s(self, pace: MergePace, now: float) -> float | None:
         """Returns how long the link may be silent, from now on, until work behind it is discarded.
 
         Returns None if no work would be discarded, since nothing is merged without the learners behind the link.
         """
         if pace.outer_step_s is None or len(pace.live) == sum(name in pace.live for name in self.learners):
             return None
-        passed = 0.0 if self.outer_steps is None else pace.outer_steps - self.outer_steps
+        passed = 0.0
+        if self.outer_steps is not None and self.state(now) is LinkState.SILENT:
+            passed = pace.outer_steps - self.outer_steps
         return max(0.0, pace.max_staleness - ARRIVAL_STEPS - passed) * pace.outer_step_s

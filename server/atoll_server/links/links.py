@@ -55,7 +55,7 @@ class Front(Link):
         """Returns one line for operators while the front is silent and learners are behind it; otherwise ""."""
         if self.state(now) is not LinkState.SILENT or self.heard_at is None or not self.learners:
             return ""
-        budget_s, count = self.budget_s(pace), len(self.learners)
+        budget_s, count = self.budget_s(pace, now), len(self.learners)
         if budget_s is None:
             work = "no work is lost, since nothing is merged without them"
         elif budget_s > 0:

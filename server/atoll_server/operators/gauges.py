@@ -138,7 +138,7 @@ def _read_links(run: Registrar, reading: MetricSamples, now: float) -> None:
         reading.set("atoll_link_connected", float(link.state(now) is LinkState.CONNECTED), *labels)
         if link.round_trip_s:
             reading.set("atoll_link_round_trip_seconds", link.round_trip_s, *labels)
-        if (budget_s := link.budget_s(pace)) is not None:
+        if (budget_s := link.budget_s(pace, now)) is not None:
             reading.set("atoll_outage_budget_seconds", budget_s, *labels)
         if not link.front:
             continue

@@ -176,7 +176,7 @@ def _links(run: Registrar, now: float) -> Iterator[pb.LinkStatus]:
             up_bytes_per_s=up,
             down_bytes_per_s=down,
             learners=link.learners,
-            budget_s=link.budget_s(pace),
+            budget_s=link.budget_s(pace, now),
             bytes_up=link.traffic.up,
             bytes_down=link.traffic.down,
             trouble=link.trouble(pace, now) if isinstance(link, Front) else "",

@@ -25,7 +25,7 @@ from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
-LINK = ("type", "link", "region")  # the type is front or learner, and link is its name
+LINK = ("type", "link", "region")  # the type is front or learner; the link is its name
 
 # Name, type, labels and meaning of each metric in MetricSamples. Counters omit _total here, since the library adds it.
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
