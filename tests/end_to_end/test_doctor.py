@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from atoll.demo.processes import free_port
 from atoll.doctor import LearnerToCheck, Severity, check_connection, check_disk, of_model
 from atoll_wire import doctor
+from atoll_wire.process.clock import SystemClock
 from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 from torch.optim import SGD
@@ -110,9 +110,15 @@ def test_doctor_compares_a_model_with_the_run(home, papers):
     assert found(more) == ["the frozen parameters differ from the run's"]
 
 
+class Ahead(SystemClock):
+    """A clock whose time of day is 100 s ahead."""
+
+    def wall(self) -> float:
+        return super().wall() + 100.0
+
+
 def test_doctor_finds_clocks_that_differ(home, papers, monkeypatch):
-    now = time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: now() + 100.0)
+    monkeypatch.setattr(doctor, "SYSTEM", Ahead())
     found = bad(LearnerToCheck(home.address, TransportSecurity(papers.learner("a"))))
     assert any("clocks are 100" in what and "NTP" in cure for what, cure in found)
 

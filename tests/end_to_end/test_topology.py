@@ -27,6 +27,13 @@ def states(it: Core) -> dict[str, str]:
     return {each.learner: each.state for each in it.status().learners}
 
 
+def events(it: Core) -> list[str]:
+    """Returns the texts of all events but those of the learner "near"."""
+    with it.operator() as stub:
+        told = stub.ListEvents(pb.ListEventsRequest()).events
+    return [each.text for each in told if each.learner != "near"]
+
+
 @contextlib.contextmanager
 def training(**addresses: str) -> Iterator[dict[str, Trainee]]:
     """Context manager for learners that train until the block ends. addresses: by learner."""
@@ -62,11 +69,10 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
         eventually(lambda: eu_link(it).state == "connected" and states(it)["far"] == "live")
         assert eu_link(it).learners == ["far"]
         assert "eu-2" not in links(it), "the new process must take the place of the dead front"
-        with it.operator() as stub:
-            told = stub.ListEvents(pb.ListEventsRequest()).events
+        eventually(lambda: any(text.startswith("front eu is connected again after") for text in events(it)))
+        told = events(it)
         eu.stop()
         eventually(lambda: "eu" not in links(it))
-    events = [each.text for each in told if each.learner != "near"]
     assert before["eu"].front
     assert before["eu"].region == "eu"
     assert 0 < before["eu"].round_trip_s < 1
@@ -78,9 +84,8 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
     assert after.trouble.startswith("front eu cut off for")
     assert "1 learner behind it can keep training" in after.trouble
     assert {each.learner: each.state for each in status.learners}["near"] == "live"
-    assert "front eu is cut off; learners behind it: 1" in events
-    assert any(text.startswith("front eu is connected again after") for text in events)
-    assert not any("has taken no steps" in text for text in events), "the front's silence explains the learner's"
+    assert "front eu is cut off; learners behind it: 1" in told
+    assert not any("has taken no steps" in text for text in told), "the front's silence explains the learner's"
 
 
 @pytest.mark.slow

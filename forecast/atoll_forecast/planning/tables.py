@@ -143,7 +143,7 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 def _losses(plan: Plan) -> Table:
     table = plain_table(title="Loss of a region")
-    for column in ("region", "remaining learners", "rounds stop waiting for it after", "work is discarded after"):
+    for column in ("region", "remaining learners", "rounds stop waiting after", "work is discarded after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:
         table.add_row(escape(lost.region), f"{lost.pace:.0%}", f"{lost.silent_s:.3g} s", duration(lost.budget_s))
