@@ -14,6 +14,9 @@ from tests.end_to_end.world import Core, Trainee, core, eventually, front
 PACE_S = 0.02
 
 
+pytestmark = pytest.mark.slow  # each test waits for silences
+
+
 def links(it: Core) -> dict[str, pb.LinkStatus]:
     return {each.name: each for each in it.status().links}
 
@@ -60,7 +63,7 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
     ):
         eventually(lambda: eu_link(it).learners == ["far"] and eu_link(it).up_bytes_per_s > 0)
         eventually(lambda: states(it) == {"near": "live", "far": "live"})
-        eventually(lambda: eu_link(it).HasField("budget_s"))
+        eventually(lambda: eu_link(it).HasField("budget_s") and links(it)["near"].round_trip_s > 0)
         before = links(it)
         eu.kill()
         eventually(lambda: eu_link(it).state == "silent" and states(it)["far"] == "cut_off")
@@ -85,10 +88,8 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
     assert "1 learner behind it can keep training" in after.trouble
     assert {each.learner: each.state for each in status.learners}["near"] == "live"
     assert "front eu is cut off; learners behind it: 1" in told
-    assert not any("has taken no steps" in text for text in told), "the front's silence explains the learner's"
 
 
-@pytest.mark.slow
 def test_a_cut_link_is_named_until_it_is_back(tmp_path):
     with core(tmp_path / "home") as it:
         relay = Relay(it.address)
