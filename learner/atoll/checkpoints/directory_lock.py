@@ -57,7 +57,7 @@ class DirectoryLock:
                     "waiting for the learner that uses checkpoint_dir", folder=str(self._folder), used_by=self._user()
                 )
             waits = True
-            time.sleep(RETRY_S)
+            time.sleep(RETRY_S)  # the system has no wait for a file lock with a time limit; training has not begun
         if self._lock is not None:
             with contextlib.suppress(OSError):  # the text is only informational: a full disk must not stop the learner
                 self._lock.write(_this_process().encode())
