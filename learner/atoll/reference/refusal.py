@@ -26,14 +26,10 @@ def handle_refusal(train: Callable[[], None], *, wait: bool) -> None:
             raise
         refused = LearnerError(str(error), error.exit_status)  # without the traceback, which would keep the model
     if refused is not None:
+        came = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the line, because whoever reads it may send one
+            signal.signal(number, lambda *_: came.set())
         log.error("refused: this process waits for SIGTERM, and does not train", error=str(refused))
-        _wait_for_a_signal()
+        while not came.wait(LOOK_S):
+            pass
         raise refused
-
-
-def _wait_for_a_signal() -> None:
-    came = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: came.set())
-    while not came.wait(LOOK_S):
-        pass
