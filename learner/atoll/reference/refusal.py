@@ -27,7 +27,7 @@ def handle_refusal(train: Callable[[], None], *, wait: bool) -> None:
         refused = LearnerError(str(error), error.exit_status)  # without the traceback, which would keep the model
     if refused is not None:
         came = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):  # before the line, because whoever reads it may send one
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the log line, which may be answered at once
             signal.signal(number, lambda *_: came.set())
         log.error("refused: this process waits for SIGTERM, and does not train", error=str(refused))
         while not came.wait(LOOK_S):
