@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+LOCK := pip compile --quiet pyproject.toml --constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-backups bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel reference clean
+.PHONY: help demo chaos bench-backups bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench locked wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -52,7 +53,7 @@ test-gpu: $(READY) ## run the tests that use a GPU (needs one that torch can use
 test-root: $(READY) ## run tests that need root: they make file systems and network namespaces
 	@$(BIN)/python -m pytest -m root $(ARGS)
 
-test-observe: $(READY) ## test alerts, the page and systemd units (needs Debian's prometheus, chromium and systemd)
+test-observe: $(READY) ## test alerts, the page and systemd units (needs Debian's prometheus, prometheus-alertmanager, chromium, systemd)
 	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard tests/documents $(ARGS)
 
 pictures: $(READY) ## take pictures of the dashboard for README and docs (needs Debian's chromium)
@@ -129,6 +130,12 @@ bench-wan: $(READY) ## compare Atoll with data-parallel training over narrow lin
 bench-regions: $(READY) ## compare three regions behind long links with the same run over loopback (as root)
 	@$(BIN)/python -m benchmarks.data_plane.fronts
 	@$(BIN)/python -m benchmarks.links.regions $(ARGS)
+
+locked: $(READY) ## pin the images' packages with checksums (docker/locked), after a change of constraints.txt or pyproject.toml
+	@$(PYTHON) -m venv build/uv-venv && build/uv-venv/bin/python -m pip install --quiet uv==0.13.9
+	@build/uv-venv/bin/uv $(LOCK) --output-file docker/locked/front.txt
+	@build/uv-venv/bin/uv $(LOCK) --extra server --output-file docker/locked/core.txt
+	@build/uv-venv/bin/uv $(LOCK) --extra dashboard --output-file docker/locked/dashboard.txt
 
 wheel: $(READY) ## build dist/*.whl
 	@$(BIN)/python -m build --wheel --no-isolation

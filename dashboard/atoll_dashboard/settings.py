@@ -47,6 +47,10 @@ class DashboardSettings(Certificates):
     token_file: Annotated[
         Path | None, Field(description="File that holds the token for reading."), Option(variable="ATOLL_TOKEN_FILE")
     ] = None
+    history: Annotated[
+        Path | None,
+        Field(description="File that keeps charts and events when the dashboard restarts. Created if missing."),
+    ] = None
     price_per_gb: Annotated[
         float, Field(ge=0, description="Price of a gigabyte on the WAN, in US dollars, for the displayed cost.")
     ] = 0.09

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import asdict
+import faulthandler
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from atoll_wire.cli.option_groups import Reach, cores, figures, output, takes
-from atoll_wire.cli.output import Figures, Format, show
+from atoll_wire.cli.output import Figures, Format
 from atoll_wire.errors import need
 from atoll_wire.process import lazy_commands
 
@@ -42,6 +42,7 @@ def _learner() -> lazy_commands.Command:
         from atoll.reference.train import train
 
         logs.begin()
+        faulthandler.register(signal.SIGUSR1)  # writes the stacks of all threads to stderr
         named = joining.model_copy(update={"name": joining.name or own_name(joining.region)})
         handle_refusal(lambda: train(settings, named), wait=joining.if_refused == "wait")
 
@@ -81,22 +82,9 @@ def pull_command(
 def _doctor() -> lazy_commands.Command:
     from atoll_wire.process.settings import command
 
-    from atoll.doctor import (
-        DoctorSettings,
-        LearnerToCheck,
-        Severity,
-        check_connection,
-        check_disk,
-        of_model,
-        print_findings,
-    )
+    from atoll.doctor import DoctorSettings, of_model, report
 
     def doctor(settings: DoctorSettings, form: Format) -> None:
-        if not settings.servers and settings.directory is None:
-            raise typer.BadParameter(
-                "nothing to check: give the address of a core or front (--server), or a core's directory (--dir)",
-                param_hint="--server",
-            )
         model: dict[str, Any] = {}
         if settings.size is not None:
             need("doctor --size", "learner", *TRAINING)
@@ -105,15 +93,7 @@ def _doctor() -> lazy_commands.Command:
 
             reference = Transformer(SIZES[settings.size])
             model = of_model(reference, optimizer_for(reference, 1e-3))
-        learners = [LearnerToCheck(each, settings.security, settings.name, **model) for each in settings.servers]
-        findings = itertools.chain(
-            check_disk(settings.directory) if settings.directory is not None else (), *map(check_connection, learners)
-        )
-        if form.is_json:
-            found = [asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
-            show(found, form, lambda: "")
-            raise typer.Exit(any(each["verdict"] == Severity.BAD.value for each in found))
-        raise typer.Exit(print_findings(findings))
+        raise typer.Exit(report(settings, form, **model))
 
     return command(doctor, DoctorSettings, form=output)
 

@@ -273,8 +273,8 @@ class Learner:
         address, plaintext = self._metrics
         if address is not None and ranks.is_leader:
             try:
-                metrics = LearnerMetrics(self._counters, self._identity.name)
-                self._leaving.callback(metrics.serve(address, plaintext=plaintext))
+                metrics = LearnerMetrics(self._counters, self._identity.name, self._identity.region)
+                self._leaving.callback(metrics.serve(address, self._identity.security, plaintext=plaintext))
             except MetricsServerError as error:
                 return LearnerError(str(error))
         if problem := self._identity.problem():

@@ -6,11 +6,14 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, SupportsFloat, SupportsIndex
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections import calls
 from atoll_wire.process import metrics_server
+from atoll_wire.process.certificate_expiry import CertificateExpiry, expiry_times
+from atoll_wire.security.transport import TransportSecurity
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -241,9 +244,10 @@ def number(loss: SupportsFloat) -> float:
 class LearnerMetrics(Collector):
     """Exports this process's counters to Prometheus."""
 
-    def __init__(self, counters: Counters, name: str) -> None:
+    def __init__(self, counters: Counters, name: str, region: str) -> None:
         self._counters = counters
         self._name = name
+        self._region = region
 
     def collect(self) -> Iterator[Metric]:
         """Yields one metric per counter. Prometheus calls this at each scrape."""
@@ -275,11 +279,14 @@ class LearnerMetrics(Collector):
             ("atoll_local_loss", "Latest training loss", c.loss),
             ("atoll_local_step_seconds", "Smoothed duration of an inner step", c.step_time_s),
             ("atoll_local_pending", "Contributions in flight", c.pending),
-            ("atoll_local_connected", "1 if connected to the core, else 0", float(c.connected)),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["learner"])
             gauge.add_metric([self._name], value)
             yield gauge
+        text = "1 if connected to the core, else 0"
+        connected = GaugeMetricFamily("atoll_local_connected", text, labels=["learner", "region"])
+        connected.add_metric([self._name, self._region], float(c.connected))
+        yield connected
 
     def _counter(self, name: str, text: str, values: dict[str, float]) -> Metric:
         plain = list(values) == [""]
@@ -288,11 +295,12 @@ class LearnerMetrics(Collector):
             counter.add_metric([self._name] if plain else [self._name, direction], value)
         return counter
 
-    def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
+    def serve(self, address: str, security: TransportSecurity, *, plaintext: bool) -> Callable[[], None]:
         """Serves metrics and readiness at HOST:PORT. Returns a function that stops it. Raises MetricsServerError."""
         metrics_server.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
+        registry.register(CertificateExpiry(partial(expiry_times, security)))
         ProcessCollector(registry=registry)
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 

@@ -10,6 +10,7 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec
 PROTOCOL = 2  # version of the wire protocol; a core refuses learners with a different version
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
 REPORT_S = 1.0  # longest time between two reports of a learner, in seconds
+HEARTBEAT_S = 1.0  # time between two reports of a front, in seconds
 REPORTED = 128  # limit on declined rounds, and on adoptions, in one report
 UPDATES_KEPT = 16  # default limit on the published updates that a core or front keeps of each fragment
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that carries an operator's token
@@ -22,8 +23,17 @@ class LearnerState(StrEnum):
     PAUSED = "paused"  # the learner announced a pause, or the whole run is paused
     JOINING = "joining"  # the core has not seen the learner's first step yet
     SILENT = "silent"  # the learner has reported no step for longer than usual
+    CUT_OFF = "cut_off"  # as SILENT, but the learner's front is silent too, so the learner may be training
     LEFT = "left"
     EVICTED = "evicted"
+
+
+class LinkState(StrEnum):
+    """The states of a link in status, metrics and the dashboard."""
+
+    CONNECTED = "connected"
+    SILENT = "silent"  # no message arrives
+    UNKNOWN = "unknown"  # no message has arrived since the core started
 
 
 class Fate(StrEnum):

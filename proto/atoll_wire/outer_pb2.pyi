@@ -66,7 +66,7 @@ class Tensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., kind: _Optional[_Union[MergeKind, str]] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof", "part", "more")
+    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof", "fleet", "part", "more")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class JoinRequest(_message.Message):
     PROCESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
@@ -89,9 +90,10 @@ class JoinRequest(_message.Message):
     process_age_s: float
     incarnation: int
     proof: bytes
+    fleet: str
     part: bytes
     more: bool
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., fleet: _Optional[str] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens")
@@ -209,16 +211,18 @@ class InitialiseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("session", "log", "sequence", "shard")
+    __slots__ = ("session", "log", "sequence", "shard", "front")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    FRONT_FIELD_NUMBER: _ClassVar[int]
     session: Session
     log: int
     sequence: int
     shard: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+    front: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ..., shard: _Optional[int] = ..., front: _Optional[int] = ...) -> None: ...
 
 class Notification(_message.Message):
     __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt", "paused")
@@ -512,7 +516,7 @@ class ReadRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., fixed: bool = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard")
+    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard", "round_trip_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +536,7 @@ class Progress(_message.Message):
     PREPARED_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     session: Session
     steps: int
     tokens: int
@@ -551,7 +556,8 @@ class Progress(_message.Message):
     prepared_s: float
     first_step_s: float
     shard: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., prepared_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., shard: _Optional[int] = ...) -> None: ...
+    round_trip_s: float
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., prepared_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., shard: _Optional[int] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class Declined(_message.Message):
     __slots__ = ("fragment", "cycle", "reason")
@@ -572,6 +578,26 @@ class Adopted(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FrontReport(_message.Message):
+    __slots__ = ("nonce", "region", "round_trip_s", "bytes_up", "bytes_down", "leaving")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    region: str
+    round_trip_s: float
+    bytes_up: int
+    bytes_down: int
+    leaving: bool
+    def __init__(self, nonce: _Optional[int] = ..., region: _Optional[str] = ..., round_trip_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., leaving: bool = ...) -> None: ...
+
+class FrontReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -648,7 +674,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored", "shards", "datasets")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored", "shards", "datasets", "links")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -672,6 +698,7 @@ class StatusReply(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     epoch: int
@@ -695,7 +722,40 @@ class StatusReply(_message.Message):
     restored: Restored
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("name", "region", "front", "state", "heard_s", "round_trip_s", "byte_s", "up_bytes_per_s", "down_bytes_per_s", "learners", "budget_s", "bytes_up", "bytes_down", "trouble")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    FRONT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTE_S_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    region: str
+    front: bool
+    state: str
+    heard_s: float
+    round_trip_s: float
+    byte_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    learners: _containers.RepeatedScalarFieldContainer[str]
+    budget_s: float
+    bytes_up: int
+    bytes_down: int
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., region: _Optional[str] = ..., front: bool = ..., state: _Optional[str] = ..., heard_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., byte_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., learners: _Optional[_Iterable[str]] = ..., budget_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     __slots__ = ("name", "units", "epochs", "tokens", "epoch", "consumed", "leased", "returned", "repeated", "lost")
@@ -748,20 +808,22 @@ class Restored(_message.Message):
     def __init__(self, checkpoint: _Optional[int] = ..., at: _Optional[float] = ..., backup_at: _Optional[float] = ..., undone_tokens: _Optional[int] = ...) -> None: ...
 
 class FragmentStatus(_message.Message):
-    __slots__ = ("fragment", "parameters", "version", "cycle", "state", "published_s")
+    __slots__ = ("fragment", "parameters", "version", "cycle", "state", "published_s", "outer_steps")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     parameters: int
     version: int
     cycle: int
     state: str
     published_s: float
-    def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ..., published_s: _Optional[float] = ...) -> None: ...
+    outer_steps: float
+    def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ..., published_s: _Optional[float] = ..., outer_steps: _Optional[float] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
     __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "last_seen_age_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "recovery", "since", "uploading")

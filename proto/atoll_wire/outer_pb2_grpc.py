@@ -1002,6 +1002,83 @@ class Operator(object):
             _registered_method=True)
 
 
+class FrontsStub(object):
+    """Calls of fronts. Only the registrar serves them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Announce = channel.stream_stream(
+                '/atoll.v1.Fronts/Announce',
+                request_serializer=atoll__wire_dot_outer__pb2.FrontReport.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.FrontReply.FromString,
+                _registered_method=True)
+
+
+class FrontsServicer(object):
+    """Calls of fronts. Only the registrar serves them.
+    """
+
+    def Announce(self, request_iterator, context):
+        """Tells the registrar that a front runs, while it runs. The registrar answers each report immediately, so that the
+        front can measure the round trip.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_FrontsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Announce': grpc.stream_stream_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=atoll__wire_dot_outer__pb2.FrontReport.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.FrontReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Fronts', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Fronts', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Fronts(object):
+    """Calls of fronts. Only the registrar serves them.
+    """
+
+    @staticmethod
+    def Announce(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Fronts/Announce',
+            atoll__wire_dot_outer__pb2.FrontReport.SerializeToString,
+            atoll__wire_dot_outer__pb2.FrontReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class DoctorStub(object):
     """Calls of `atoll doctor`, which checks a deployment before training. These calls change nothing.
     """

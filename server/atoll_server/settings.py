@@ -159,6 +159,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Serving(Certificates, Metrics):
     """Settings of a process that serves gRPC: a core or a front."""
 
+    revoked: Annotated[Path | None, Field(description="File of revoked certificates (see atoll certs list).")] = None
+
     def check_reach(self, *addresses: str) -> None:
         """Raises SettingsError if the process would serve plain text beyond loopback without permission.
 

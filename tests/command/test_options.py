@@ -38,9 +38,12 @@ OTHERS = {  # command and option: why its variable does not follow the rule
     ("token", "--file"): "ATOLL_CORE_OPERATOR_TOKENS",  # the same file
     ("certs init", "--dir"): "ATOLL_CERTS_DIR",
     ("certs issue", "--dir"): "ATOLL_CERTS_DIR",
+    ("certs list", "--dir"): "ATOLL_CERTS_DIR",
     ("chaos", "--server"): "ATOLL_CHAOS_SERVER",  # the core of its own deployment
 }
-SHOWING = {"status", "receipts", "checkpoint list", "context list", "context show", "certs show", "doctor"}
+SHOWING = {
+    "status", "receipts", "checkpoint list", "context list", "context show", "certs show", "certs list", "doctor",
+}  # fmt: skip
 MEASURING = {  # commands whose --json takes a path
     "demo", "chaos", "plan", "simulate goodput", "simulate bandwidth", "simulate scavenging", "simulate hardware",
 }  # fmt: skip

@@ -32,9 +32,10 @@ class Stack:
         self.tag = PROJECT
         self.prometheus_port, self.dashboard_port = free_port(), free_port()
         self._environment = os.environ | {
-            "ATOLL_TAG": self.tag, "PYTHON_VERSION": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "ATOLL_TAG": self.tag, "PYTHON_IMAGE": f"python:{sys.version_info.major}.{sys.version_info.minor}-slim",
             "CORE_PORT": str(free_port()), "DASHBOARD_PORT": str(self.dashboard_port),
-            "PROMETHEUS_PORT": str(self.prometheus_port), "TOTAL_TOKENS": str(10**12),
+            "PROMETHEUS_PORT": str(self.prometheus_port), "ALERTMANAGER_PORT": str(free_port()),
+            "TOTAL_TOKENS": str(10**12),
         }  # fmt: skip
 
     def docker(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
+import re
 import urllib.error
 
 import pytest
 
-from tests.compose.stack import LEARNERS, PROJECT, NoEngineError, Stack, until
+from tests.compose.stack import LEARNERS, PROJECT, Stack, until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
-BUILD_S, UP_S = 1500.0, 120.0
+UP_S = 120.0
 REGIONS = ("eu", "us", "ap")
 LASTING = [
     "core",
     *(f"{part}-{region}" for region in REGIONS for part in ("relay", "front")),
     *LEARNERS,
     "prometheus",
+    "alertmanager",
     "dashboard",
 ]
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
 DONE = ("merged", "refused")
-
-
-@pytest.fixture(scope="module")
-def stack():
-    it = Stack()
-    try:
-        it.check()
-    except NoEngineError as error:
-        pytest.fail(str(error), pytrace=False)
-    try:
-        it.compose("build", timeout=BUILD_S)
-        yield it
-    finally:
-        it.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=120)
-        for image in it.docker("image", "ls", "--quiet", "--filter", f"reference=atoll-*:{it.tag}*").split():
-            with contextlib.suppress(AssertionError):  # listed twice if it has two names
-                it.docker("image", "rm", "--force", image)
-
-
-@pytest.fixture(scope="module")
-def up(stack):
-    """Returns the seconds from `up` until all services were healthy."""
-    began = time.monotonic()
-    stack.compose("up", "--detach", "--pull", "never", "--wait", "--wait-timeout", "600", timeout=700)
-    return time.monotonic() - began
 
 
 def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
@@ -55,6 +30,14 @@ def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
     assert [each["State"]["ExitCode"] for each in stack.containers("certs")] == [0]
     assert len(stack.containers("learner-eu")) == 2
     assert up < UP_S
+
+
+def test_the_first_start_logs_no_warnings_and_no_errors(stack, up):
+    until(lambda: _all_train(stack))
+    ours = [name for name in LASTING if name not in {"prometheus", "alertmanager"}]
+    lines = stack.compose("logs", "--no-color", "certs", "backup", *ours).splitlines()
+    bad = [line for line in lines if re.search(r"\[(warning|error|critical) |error:|Traceback|\| [EW]\d{4} ", line)]
+    assert not [line for line in bad if "the disk is slow" not in line], "a new user would look for a fault"
 
 
 def test_images_contain_only_what_they_need(stack):
@@ -90,7 +73,9 @@ def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
             assert host["ReadonlyRootfs"], service
             assert host["CapDrop"] == ["ALL"]
             assert host["Memory"] > 0
-            assert service == "prometheus" or each["Config"]["User"] == "10001:10001"
+            assert host["PidsLimit"] > 0
+            assert host["LogConfig"]["Config"]["max-size"] == "10m"
+            assert service in {"prometheus", "alertmanager"} or each["Config"]["User"] == "10001:10001"
 
 
 def test_only_relays_connect_regions(stack, up):
@@ -160,7 +145,7 @@ def test_a_region_trains_while_its_link_is_cut(stack, up):
         return min(each.get("last_seen_age_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
 
     def trained() -> float:
-        query = f"sum(atoll_local_inner_steps_total{{job='learner', learner=~'{name}.*'}})"
+        query = f"sum(atoll_local_inner_steps_total{{job='atoll-learner', learner=~'{name}.*'}})"
         return float(stack.measure(query)[0]["value"][1])
 
     name = "ap[.]"
@@ -207,7 +192,7 @@ def test_down_leaves_nothing(stack, up):
 
 def _steps(stack: Stack) -> int:
     """Returns the sum of all learners' reported steps."""
-    return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='learner'})")[0]["value"][1]))
+    return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='atoll-learner'})")[0]["value"][1]))
 
 
 def _started(stack: Stack, service: str) -> list[str]:

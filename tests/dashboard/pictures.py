@@ -2,7 +2,7 @@
 
 They show `atoll demo --regions 3`, in which a region's link is cut and restored:
 
-- dashboard-overview: the region is cut off. Its learner is silent and loses time.
+- dashboard-overview: the region is cut off. Its learners may be training, but the core does not hear them.
 - dashboard-recovered: the region is back. Its learner is live, and its contributions are merged again.
 - dashboard-rounds: the rounds after the recovery, with the answers of all regions.
 
@@ -59,16 +59,16 @@ def main() -> None:
 
 
 def _tell(page: Page, url: str, demo: int) -> None:
-    _until(url, "run", lambda run: run["contributions"]["merged"] > 60 and run["cost"]["per_day"] is not None)
+    _until(url, "run", lambda run: run["contributions"]["merged"] > 60)
     _until(url, "run", lambda run: not run["learners"]["joining"] and run["goodput"]["recent"] is not None)
     relay = _relay(demo)
     relay.send_signal(signal.SIGUSR1)  # the relay cuts the link
-    _until(url, "regions", lambda regions: _of(regions)["learners"]["silent"] > 0)
+    _until(url, "regions", lambda regions: _unheard(regions) > 0)
     time.sleep(CUT_S)
     _take(page, "Overview", "dashboard-overview", ".overview")
     before = _merged(url)
     relay.send_signal(signal.SIGUSR2)  # the relay restores the link
-    _until(url, "regions", lambda regions: _of(regions)["learners"]["silent"] == 0)
+    _until(url, "regions", lambda regions: _unheard(regions) == 0)
     _until(url, "receipts?fate=merged&limit=500", lambda receipts: _of_region(receipts["items"]) > before)
     _take(page, "Overview", "dashboard-recovered", ".overview")
     _take(page, "Rounds", "dashboard-rounds", f".rounds > :nth-child({ROUNDS})")
@@ -85,6 +85,12 @@ def _relay(demo: int) -> psutil.Process:
 
 def _of(regions: list[dict[str, Any]]) -> dict[str, Any]:
     return next(each for each in regions if each["region"] == REGION)
+
+
+def _unheard(regions: list[dict[str, Any]]) -> int:
+    """Returns the number of the region's learners that are silent, or cut off with their front."""
+    learners = _of(regions)["learners"]
+    return int(learners["silent"] + learners["cut_off"])
 
 
 def _of_region(receipts: list[dict[str, Any]]) -> int:

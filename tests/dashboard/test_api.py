@@ -51,7 +51,7 @@ def test_the_run_is_reported_as_the_core_reports_it(lived_in: House):
     assert run["age_s"] < 5
     assert run["actions"]
     assert run["datasets"] == []
-    assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "left": 0, "evicted": 0}
+    assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "cut_off": 0, "left": 0, "evicted": 0}
     assert run["cost"]["budget_gb"] == 100
     wire = run["wire"]
     total = wire["up_bytes"] + wire["down_bytes"] + wire["whole_bytes"]
@@ -80,6 +80,7 @@ def test_regions_learners_and_fragments(lived_in: House):
     regions = {each["region"]: each for each in lived_in.look("regions")}
     assert {name: each["learners"]["live"] for name, each in regions.items()} == {"eu": 2, "us": 1}
     assert [dot["learner"] for dot in regions["eu"]["dots"]] == ["eu-1", "eu-2"]
+    assert [(link["name"], link["front"]) for link in regions["eu"]["links"]] == [("eu-1", False), ("eu-2", False)]
     page = lived_in.look("learners?sort=steps&descending=true&limit=2")
     assert (page["total"], len(page["items"])) == (3, 2)
     steps = [each["steps"] for each in lived_in.look("learners?sort=steps")["items"]]
@@ -136,7 +137,10 @@ def test_the_stream_sends_the_state_every_second(lived_in: House):
     assert all(each["outcome"] in {"open", "merging"} for now in told for each in now["rounds"])
     assert all(each["answers"] == [] for now in told for each in now["rounds"]), "answers have their own path"
     history = lived_in.look("history")
-    assert len({len(column) for column in history.values()}) == 1
+    assert all(start < end for start, end in history["gaps"])
+    assert history["now"] >= history["at"][-1]
+    columns = [column for name, column in history.items() if name not in {"gaps", "now"}]
+    assert len({len(column) for column in columns}) == 1
     assert any(value is not None for value in history["loss"])
     assert len(lived_in.look("learners/eu-1/history")["at"]) > 0
 
@@ -230,6 +234,8 @@ def test_compose_and_the_chart_publish_the_dashboard_at_the_port_of_runbook_urls
     assert "DASHBOARD_PORT=7080\n" in environment
     assert compose["ports"] == ["127.0.0.1:${DASHBOARD_PORT}:7080"]
     assert compose["command"][-2:] == ["--host", "localhost"]
+    history = compose["command"][compose["command"].index("--history") + 1]
+    assert f"history:{Path(history).parent}" in compose["volumes"], "a new container must find the history"
     assert "port-forward service/{{ $fullname }}-dashboard 7080" in (ROOT / "k8s/atoll/templates/NOTES.txt").read_text()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from atoll_dashboard.feed.history import History, Rates
+import math
+
+import pytest
+from atoll_dashboard.feed.history import MAX_GAPS, History, Rates, ReportedRates
 from atoll_dashboard.feed.run_rates import RunRates
+from atoll_dashboard.models import conversion
 from atoll_wire import outer_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,3 +79,65 @@ def test_another_run_or_a_backup_starts_rates_again():
     assert not rates.is_another(look(6.0))
     assert rates.is_another(look(6.0, "another"))
     assert rates.is_another(look(4.0))
+
+
+def test_a_gap_is_kept_whatever_the_resolution():
+    history: History[str] = History(100)
+    for second in range(1000):
+        if not 700 <= second < 703:
+            history.add(float(second), {"a": 1.0}, gap=second == 703)
+    assert history.gaps == [(699.0, 703.0)], "the gap must begin at the last measurement, not at the last point"
+    for number in range(2 * MAX_GAPS):
+        history.add(2000.0 + 10 * number + number % 3, {"a": 1.0}, gap=True)
+    assert len(history.gaps) == MAX_GAPS
+    assert history.gaps[0][0] == 699.0
+    assert all(start < end for start, end in history.gaps)
+    assert all(one[1] <= other[0] for one, other in zip(history.gaps, history.gaps[1:], strict=False))
+
+
+def test_a_report_after_an_outage_is_not_a_spike():
+    """A learner trains on 100 tokens per second, and reports every second, except between 50 s and 125 s.
+
+    The core is killed at 50 s. When it is back at 123 s, it has forgotten the last 5 s.
+    """
+    rates: ReportedRates[str] = ReportedRates(10.0)
+    rates.add(0.0, "a", 0)
+    assert rates.rate("a") == 0.0
+    for second in [*range(1, 51), *range(123, 200)]:
+        rates.add(second, "a", 4500 if second in {123, 124} else 100 * second)
+        assert rates.rate("a") == 100.0, second
+
+
+def test_a_slow_learner_has_a_steady_rate_and_a_silent_one_none():
+    rates = RunRates()
+    for second in range(0, 300, 5):
+        reply = look(float(second), a=("eu", 3000 * (second // 30)))
+        reply.learners[0].state = "live"
+        rates.take(reply)
+        assert rates.tokens_per_s(reply.learners[0]) == (100.0 if second >= 30 else 0.0)
+    reply.learners[0].state = "silent"
+    assert rates.tokens_per_s(reply.learners[0]) == 0.0
+
+
+def test_lost_time_is_that_of_the_last_hour():
+    """The learner loses its first hour and half an hour of its third, and is polled every 5 s."""
+    rates = RunRates()
+    for second in range(0, 3 * 3600 + 1, 5):
+        reply = look(float(second), a=("eu", 0))
+        lost_s = min(second, 3600) + max(0, second - 9000)
+        reply.learners[0].goodput.MergeFrom(pb.Goodput(provisioned_s=second, useful_s=second - lost_s))
+        rates.take(reply)
+    assert rates.lost_s("a") == 1800.0
+    assert rates.lost.span_s() == pytest.approx(3600, abs=70)
+
+
+def test_the_loss_of_learners_that_left_stays():
+    def learner(name: str, state: str, loss: float, since: float) -> pb.LearnerStatus:
+        return pb.LearnerStatus(learner=name, state=state, loss=loss, since=since)
+
+    live, paused = learner("a", "live", 2.0, 5.0), learner("b", "paused", 3.0, 6.0)
+    left, last = learner("c", "left", 9.0, 1.0), learner("d", "left", 2.5, 8.0)
+    assert conversion.loss([live, left]) == 2.0
+    assert conversion.loss([live, paused, last]) == 2.5
+    assert conversion.loss([left, last, learner("e", "left", math.nan, 9.0)]) == 2.5
+    assert conversion.loss([]) is None

@@ -10,6 +10,7 @@ DOCKER = "needs Docker; runs if DOCKER_HOST names an engine"
 DOCKER_ALONE = "needs Docker and a run that is deployed with it"
 CLUSTER = "needs a Kubernetes cluster"
 ROOT = "needs root and systemd"
+PROMETHEUS = "needs two machines; tests/observing/test_remote_write.py starts both servers"
 MACHINES = "needs Docker and a second machine"
 
 # The first word of a command -> why this command is not run on any page.
@@ -50,16 +51,25 @@ FENCES = {
         "docker compose up --build --detach --wait": DOCKER,
         "for part in core front learner dashboard; do": DOCKER,
         "docker network create eu": MACHINES,
+        "docker buildx build --sbom=true --provenance=mode=max --push --file docker/Dockerfile --target core \\": (
+            "needs a registry"
+        ),
         "docker logs --tail 50 core                                  # on the core's machine": MACHINES,
-        "kubectl port-forward --namespace atoll service/atoll-core 7070 &": CLUSTER,
         "docker compose --file docker/compose.yaml --profile gpu up --detach   # one more learner, on this "
         "machine's GPU": "needs Docker and a GPU",
         "learner = atoll.Learner(": "a part of a script for an image of yours",
         "helm rollback atoll --namespace atoll": "needs Docker and a cluster, and a newer version",
     },
+    "docs/operate/kubernetes.md": {
+        "for part in core front learner dashboard; do": "needs Docker and a registry",
+        "kubectl port-forward --namespace atoll service/atoll-core 7070 &": CLUSTER,
+    },
+    "docs/operate/monitoring.md": {
+        "prometheus --config.file=docker/prometheus/prometheus.yaml \\": PROMETHEUS,
+        "prometheus --agent --config.file=docker/prometheus/region.yaml": PROMETHEUS,
+    },
     "docs/operate/runbooks.md": {
-        "atoll checkpoint verify run                              # on the core's machine, while no core runs: "
-        "damaged files": "needs a run that failed; backups.md runs these commands",
+        "atoll checkpoint verify run": "needs a run that failed; backups.md runs these commands",
         "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
             "needs a region with certificates; deploy.md runs such a region"
         ),
@@ -70,9 +80,11 @@ FENCES = {
             "needs a region with certificates; deploy.md runs such a region"
         ),
         "atoll certs show certs/learner-eu-west": "needs a region with certificates; security.md runs this command",
+        "atoll certs show certs/front-eu": "needs a region with certificates; security.md runs this command",
+        "atoll certs show certs/core-home": "needs a region with certificates; security.md runs this command",
     },
     "docs/operate/security.md": {
-        "docker compose run --rm certs                         # the Compose demo: renews all of them": (
+        "docker compose run --rm certs --renew                 # the Compose demo: renews all of them": (
             "needs a cluster and Docker"
         ),
     },

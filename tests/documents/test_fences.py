@@ -82,7 +82,7 @@ def test_files_services_and_targets_for_docker_and_helm_exist(fence: Fence):
         assert all((ROOT / file).exists() for file in files), f"{fence}: {files}"
         if words[:2] == ["docker", "compose"]:
             services = [word for word in words[2:] if re.match(r"(core$|certs$|(front|learner|relay)-)", word)]
-            assert {word.partition("=")[0] for word in services} <= set(compose), f"{fence}: {services}"
+            assert {re.split("[=:]", word)[0] for word in services} <= set(compose), f"{fence}: {services}"
         if words[:2] == ["docker", "build"]:
             target = words[words.index("--target") + 1]
             assert target in targets or target.startswith("$"), f"{fence}: {target}"

@@ -78,7 +78,7 @@ def test_fences_for_docker_run_as_written(page: str, tmp_path: Path):
     down = ["docker", "compose", "--profile", "*", "down", "--volumes"]
     # No registry is needed: Prometheus is Debian's, as in tests/compose.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    engine = {"COMPOSE_FILE": "compose.yaml:compose.test.yaml", "PYTHON_VERSION": version}
+    engine = {"COMPOSE_FILE": "compose.yaml:compose.test.yaml", "PYTHON_IMAGE": f"python:{version}-slim"}
     with PageRun(checkout / "docker" if restores else checkout, prepared(checkout) | engine) as run:
         try:
             if restores:

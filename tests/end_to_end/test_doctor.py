@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from atoll import doctor
 from atoll.demo.processes import free_port
 from atoll.doctor import LearnerToCheck, Severity, check_connection, check_disk, of_model
+from atoll_wire import doctor
+from atoll_wire.process.clock import SystemClock
 from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 from torch.optim import SGD
@@ -66,7 +66,9 @@ def test_connection_problems_are_named_with_their_remedy(eu, papers):
     assert "firewalls" in cure
     [(what, _)] = bad(LearnerToCheck("no-such-host.invalid:7070", TransportSecurity(plaintext=True)))
     assert "cannot be resolved" in what
-    [(what, _)] = bad(LearnerToCheck("7070", TransportSecurity()))
+    [(what, cure)] = bad(LearnerToCheck("core.example.com", TransportSecurity()))
+    assert (what, cure) == ('"core.example.com" has no port', "give HOST:PORT, such as core.example.com:7070")
+    [(what, _)] = bad(LearnerToCheck("core.example.com:0", TransportSecurity(plaintext=True)))
     assert "is not HOST:PORT" in what
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("a")), "b"))
     assert any(
@@ -75,8 +77,9 @@ def test_connection_problems_are_named_with_their_remedy(eu, papers):
     assert not bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("fleet.*")), "fleet.1"))
     found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.expired("old"))))
     assert any("has expired" in what for what, _ in found)
-    assert any("does not answer like an Atoll core or front" in what for what, _ in found)
+    assert any("refused the TLS certificate" in what for what, _ in found)
     [(what, cure)] = bad(LearnerToCheck(eu.address, TransportSecurity()))
+    assert what.endswith("accepts only TLS")
     assert "--tls" in cure
     (papers.learner("torn") / "cert.pem").unlink()
     [(what, _), *_] = bad(LearnerToCheck(eu.address, TransportSecurity(papers.place / "learner-torn")))
@@ -90,7 +93,7 @@ def test_doctor_distinguishes_a_front_without_its_core_from_another_server(tmp_p
     assert what.startswith(
         f"the front at {alone.address} answers, but the core at {address} does not answer the front ("
     )
-    assert cure == f"start the core at {address}, or correct the front's --core"
+    assert cure == f"start the core with `atoll core --listen {address} --dir DIR`, or correct the front's --core"
 
 
 def test_doctor_compares_a_model_with_the_run(home, papers):
@@ -107,9 +110,15 @@ def test_doctor_compares_a_model_with_the_run(home, papers):
     assert found(more) == ["the frozen parameters differ from the run's"]
 
 
+class Ahead(SystemClock):
+    """A clock whose time of day is 100 s ahead."""
+
+    def wall(self) -> float:
+        return super().wall() + 100.0
+
+
 def test_doctor_finds_clocks_that_differ(home, papers, monkeypatch):
-    now = time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: now() + 100.0)
+    monkeypatch.setattr(doctor, "SYSTEM", Ahead())
     found = bad(LearnerToCheck(home.address, TransportSecurity(papers.learner("a"))))
     assert any("clocks are 100" in what and "NTP" in cure for what, cure in found)
 

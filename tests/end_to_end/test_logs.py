@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
-from atoll.demo.processes import ATOLL, children
+from atoll.demo.processes import ATOLL, children, free_port
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.world import Core, eventually
@@ -43,7 +45,19 @@ def test_a_contribution_has_one_name_in_every_log(tmp_path):
         stored = [line for line in lines(core.child.log, name) if line != "receiving a contribution"]
         assert stored == ["contribution durable", "fragment merged"]
         for log in (learner.log, front.log, core.child.log):
-            assert all(json.loads(line)["timestamp"] for line in log.read_text().splitlines() if line.startswith("{"))
+            printed = log.read_text().splitlines()
+            text = [line for line in printed if not line.startswith("{")]
+            assert all(re.fullmatch(r"atoll (core|front) listens on \S+", line) for line in text), text
+            assert all(json.loads(line)["timestamp"] for line in printed if line.startswith("{"))
+
+
+def test_a_learner_writes_its_stacks_on_sigusr1(tmp_path):
+    with children(tmp_path) as group:
+        learner = group.start("learner", [*ATOLL, "learner", "--server", f"127.0.0.1:{free_port()}", "--name", "a"])
+        eventually(lambda: "waiting for the core" in learner.log.read_text(), 60)
+        learner.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: "Current thread" in learner.log.read_text())
+        assert learner.process.poll() is None
 
 
 def test_without_configured_logging_only_warnings_are_printed(tmp_path):

@@ -229,6 +229,8 @@ def test_failures_cost_atoll_one_learner_and_stop_other_methods():
 def test_a_lost_region_leaves_the_others():
     made = plan(Job(1e9, 1.0, (WIDE, Region("us", 3, 1e9, 0.1))))
     assert {loss.region: loss.pace for loss in made.losses} == {"eu": 0.75, "us": 0.25}
+    outer_step_s = made.settings.inner_steps * 1.0
+    assert [loss.budget_s for loss in made.losses] == [(made.settings.max_staleness - 1) * outer_step_s] * 2
 
 
 def test_the_chart_accepts_the_written_values(tmp_path):

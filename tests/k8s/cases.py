@@ -21,13 +21,13 @@ Values = list[str | dict[str, Any]]
 
 EVERYTHING: dict[str, Any] = {
     "region": "eu",
-    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}},
+    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}, "revokedConfigMap": "revoked"},
     "core": {
         "operatorTokensSecret": "operators", "service": {"type": "LoadBalancer"},
         "hosts": ["core.example.com", "192.0.2.7"],
         "settings": {"innerSteps": 48, "quorum": "60%", "maxStaleness": 1_000_000, "outerLr": 0.7, "codec": "int8"},
     },
-    "front": {"enabled": True, "cacheMib": 2_000_000},
+    "front": {"enabled": True, "cacheMib": 2_000_000, "service": {"type": "LoadBalancer"}},
     "learner": {"enabled": True},
     "dashboard": {
         "enabled": True, "pricePerGb": 1_000_000,
@@ -46,13 +46,18 @@ OTHERS: dict[str, Any] = {
     "image.pullSecrets": ["x"],
     "tls.certManager.enabled": False, "tls.certManager.issuerRef.name": "x",
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
-    "core.enabled": False, "core.shards": 2, "core.shardDomain": "shards.example.com",
+    "tls.revokedConfigMap": "x",
+    "core.enabled": False, "core.shards": 2, "core.standby": True, "core.operatorTlsSecret": "x",
+    "core.shardDomain": "shards.example.com",
     "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
     "core.backup.enabled": True, "core.backup.everySeconds": 60, "core.backup.keep": 9,
     "core.backup.storage.size": "2Ti", "core.backup.storage.storageClassName": "slow",
-    "core.backup.volume": {"persistentVolumeClaim": {"claimName": "x"}},
+    "core.backup.storage.existingClaim": "x",
+    "core.backup.volume": {"nfs": {"server": "x", "path": "/"}},
     "core.backup.resources.requests": {"cpu": "7"}, "core.backup.resources.limits": {"memory": "7Gi"},
-    "core.storage.size": "1Ti", "core.storage.storageClassName": "fast", "core.restoreSeconds": 60,
+    "core.storage.size": "1Ti", "core.storage.storageClassName": "fast", "core.storage.existingClaim": "x",
+    "core.persistentVolumeClaimRetentionPolicy.whenDeleted": "Delete",
+    "core.persistentVolumeClaimRetentionPolicy.whenScaled": "Delete", "core.restoreSeconds": 60,
     "core.settings.preset": "finetune",
     "core.settings.innerSteps": 12, "core.settings.fragments": 8, "core.settings.overlap": 1.5,
     "core.settings.quorum": 3, "core.settings.graceRatio": 0.5, "core.settings.stalenessExponent": 1,
@@ -63,13 +68,11 @@ OTHERS: dict[str, Any] = {
     "core.settings.codec": "float32", "core.settings.keepSnapshots": 5, "core.settings.record": True,
     "core.service.type": "ClusterIP",
     "front.enabled": False, "front.replicas": 3, "front.hosts": ["x"], "front.core": "x:1", "front.cacheMib": 1,
-    "front.extraArgs": ["--log-json"], "front.service.type": "LoadBalancer",
+    "front.extraArgs": ["--log-json"], "front.service.type": "ClusterIP",
     "learner.enabled": False, "learner.replicas": 9, "learner.servers": ["x:1"], "learner.size": "tiny",
-    "learner.image": "x", "learner.command": ["x"], "learner.args": ["x"], "learner.extraArgs": ["--batch=2"],
+    "learner.command": ["x"], "learner.args": ["x"], "learner.extraArgs": ["--batch=2"],
     "learner.gpus": 0,
-    "learner.env": [{"name": "X", "value": "x"}], "learner.runtimeClassName": "nvidia", "learner.shmSize": "1Gi",
-    "learner.tmpSize": "1Gi", "learner.volumes": [{"name": "x", "emptyDir": {}}],
-    "learner.volumeMounts": [{"name": "tmp", "mountPath": "/x"}],
+    "learner.runtimeClassName": "nvidia", "learner.shmSize": "1Gi", "learner.tmpSize": "1Gi",
     "dashboard.enabled": False, "dashboard.server": "x:1", "dashboard.hosts": ["x"], "dashboard.pricePerGb": 0.02,
     "dashboard.url": "https://x",
     "dashboard.extraArgs": ["--log-json"], "dashboard.ingress.enabled": False, "dashboard.ingress.className": "x",
@@ -79,8 +82,10 @@ OTHERS: dict[str, Any] = {
     "networkPolicy.upstreamTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
     "networkPolicy.learnerEgress": [{"ports": [{"port": 443}]}], "networkPolicy.monitoringNamespace": "",
     "networkPolicy.dnsPort": 5353,
-    "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.interval": "1m",
+    "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.run": "x",
+    "monitoring.interval": "1m",
 }  # fmt: skip
+DIGEST = "sha256:" + 64 * "a"
 PARTS = ("core", "front", "learner", "dashboard")
 for _part in PARTS:
     OTHERS |= {
@@ -88,9 +93,15 @@ for _part in PARTS:
         f"{_part}.resources.requests": {"cpu": "7"}, f"{_part}.resources.limits": {"memory": "7Gi"},
         f"{_part}.serviceAccountAnnotations": {"x": "y"}, f"{_part}.podAnnotations": {"x": "y"},
         f"{_part}.nodeSelector": {"x": "y"}, f"{_part}.tolerations": [{"operator": "Exists"}],
-        f"{_part}.affinity": {"nodeAffinity": {}},
+        f"{_part}.affinity": {"nodeAffinity": {}}, f"{_part}.podLabels": {"x": "y"},
+        f"{_part}.priorityClassName": "x", f"{_part}.image.repository": "x.example.com/x",
+        f"{_part}.image.tag": "x", f"{_part}.image.digest": DIGEST,
+        f"{_part}.extraEnv": [{"name": "X", "value": "x"}],
+        f"{_part}.extraVolumes": [{"name": "x", "emptyDir": {}}],
+        f"{_part}.extraVolumeMounts": [{"name": "x", "mountPath": "/x"}],
     }  # fmt: skip
 OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
+OTHERS |= {f"{_part}.service.loadBalancerSourceRanges": ["192.0.2.0/24"] for _part in ("core", "front")}
 IN_SHARDS = {"core.shardDomain"}  # these have an effect only with several shards
 IN_BACKUP = "core.backup."  # these have an effect only with backups
 ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these have an effect only with a core elsewhere
@@ -119,6 +130,20 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "an ingress that may not call": (
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],
         "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
+    ),
+    "a digest without its kind": ([{"core": {"image": {"digest": 64 * "a"}}}], "/core/image/digest"),
+    "a tag in a repository": ([{"core": {"image": {"repository": "x@sha256:1"}}}], "/core/image/repository"),
+    "a label that selects pods": (
+        [{"core": {"podLabels": {"app.kubernetes.io/name": "x"}}}],
+        "invalid propertyName 'app.kubernetes.io/name'",
+    ),
+    "one claim for several shards": (
+        [{"core": {"shards": 2, "storage": {"existingClaim": "x"}}}],
+        "core.storage.existingClaim cannot be combined with core.shards above 1",
+    ),
+    "two volumes for backups": (
+        [{"core": {"backup": {"volume": {"emptyDir": {}}, "storage": {"existingClaim": "x"}}}}],
+        "core.backup.volume and core.backup.storage.existingClaim both name a volume",
     ),
     "backups that are all removed": ([{"core": {"backup": {"keep": 0}}}], "/core/backup/keep"),
     "no shards": ([{"core": {"shards": 0}}], "/core/shards"),
@@ -167,6 +192,13 @@ CASES: dict[str, Values] = {
     "backup": [EVERYTHING, BACKUP],
     "backup of shards": [EVERYTHING, SHARDS, BACKUP],
     "backup to a volume": [EVERYTHING, BACKUP, {"core": {"backup": {"volume": {"nfs": {"server": "x", "path": "/"}}}}}],
+    "standby": [EVERYTHING, {"core": {"standby": True}}],
+    "standby of shards": [EVERYTHING, SHARDS, {"core": {"standby": True}}],
+    "own claims": [
+        EVERYTHING,
+        BACKUP,
+        {"core": {"storage": {"existingClaim": "run"}, "backup": {"storage": {"existingClaim": "backups"}}}},
+    ],
     "shards without cert-manager": [EVERYTHING, SHARDS, {"tls": {"certManager": {"enabled": False}}}],
 }
 CASES |= {name: values for name, (values, _) in REFUSED.items()}

@@ -2,7 +2,7 @@
 
 Runs on Python 3.12 or newer with requirements.txt, and imports nothing from Atoll. Standard input: a JSON list of
 `{"name": ..., "values": [a path or an object, ...]}`. Later values override earlier ones. Standard output: JSON,
-`{name: {"error", "manifest", "notes", "objects", "invalid"}}`.
+`{name: {"error", "manifest", "notes", "objects", "invalid"}}`. The objects include the pods of `helm test`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def rendered(chart: str, kubeconfig: str, values: dict[str, Any]) -> dict[str, A
         release = asyncio.run(helm_sdkpy.Install(client).run(RELEASE, chart, values=values, wait=False))
     except helm_sdkpy.HelmError as error:
         return {"error": str(error), "manifest": "", "notes": "", "objects": [], "invalid": []}
-    objects = [each for each in yaml.load_all(release["manifest"], yaml.CSafeLoader) if each is not None]
+    texts = [release["manifest"], *(each["manifest"] for each in release.get("hooks", ()))]
+    objects = [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each is not None]
     return {
         "error": "", "manifest": release["manifest"], "notes": release["info"].get("notes", ""), "objects": objects,
         "invalid": [complaint for each in objects for complaint in complaints(json.dumps(each))],

@@ -96,7 +96,7 @@ def test_atoll_accepts_the_arguments(rendered):
     for name in SOUND:
         for part, pod in pods(rendered[name]).items():
             container, *others = pod["containers"]
-            assert [each["name"] for each in others] in ([], ["backup"])
+            assert [each["name"] for each in others] in ([], ["backup"], ["standby"])
             if container.get("args") not in (None, ["x"]):  # unless it is a user's own container
                 assert container["args"][0] == part
                 given.add(tuple(container["args"]))

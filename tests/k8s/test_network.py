@@ -43,20 +43,21 @@ def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], di
 
 
 def test_a_core_accepts_calls_from_fronts_and_makes_none(rendered):
-    called = {7070: ["front", "dashboard", "203.0.113.0/24"], METRICS: [MONITORING]}
+    called = {7070: ["front", "dashboard", "203.0.113.0/24", "test"], METRICS: [MONITORING]}
     assert _policy(rendered["home"], "core") == (called, {})
-    assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
+    assert _policy(rendered["default"], "core") == ({7070: ["front", "test"], METRICS: [MONITORING]}, {})
 
 
 def test_shards_call_the_registrar(rendered):
     inbound, outbound = _policy(rendered["shards"], "core")
-    assert inbound[7070] == ["front", "core", "dashboard"]
+    assert inbound[7070] == ["front", "core", "dashboard", "test"]
     assert outbound == {DNS: ["anywhere"], 7070: ["core"]}
 
 
 def test_a_front_is_called_by_learners_and_calls_the_core(rendered):
-    called = {7071: ["learner"], METRICS: [MONITORING]}
-    assert _policy(rendered["home"], "front") == (called, {DNS: ["anywhere"], 7070: ["core"]})
+    called = {7071: ["learner", "test"], METRICS: [MONITORING]}
+    alone = called | {7071: ["learner"]}
+    assert _policy(rendered["home"], "front") == (alone, {DNS: ["anywhere"], 7070: ["core"]})
     assert _policy(rendered["remote"], "front") == (called, {DNS: ["anywhere"], 7070: ["anywhere"]})
     narrow = _policy(rendered["other networkPolicy.upstreamTo"], "front")
     assert narrow == (called, {DNS: ["anywhere"], 7070: ["192.0.2.0/24"]})
@@ -71,7 +72,7 @@ def test_a_learner_accepts_no_calls_and_calls_fronts_and_stores(rendered):
 
 
 def test_learners_without_fronts_may_call_the_core(rendered):
-    assert _policy(rendered["learners at the core"], "core")[0][7070] == ["front", "learner"]
+    assert _policy(rendered["learners at the core"], "core")[0][7070] == ["front", "learner", "test"]
     assert _policy(rendered["learners at the core"], "learner")[1][7070] == ["core"]
 
 
@@ -90,3 +91,13 @@ def test_without_monitoring_no_peer_may_read_metrics(rendered):
 def test_network_policies_can_be_disabled(rendered):
     kinds = [each["kind"] for each in rendered["other networkPolicy.enabled"]["objects"]]
     assert "NetworkPolicy" not in kinds
+
+
+def test_test_pods_call_the_core_and_what_learners_call(rendered):
+    def calls(name: str) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+        return _policy(rendered[name], "test")
+
+    assert calls("home") == ({}, {DNS: ["anywhere"], 7070: ["core"]})
+    assert calls("remote") == ({}, {DNS: ["anywhere"], 7071: ["front"]})
+    assert calls("learner alone") == ({}, {DNS: ["anywhere"], 7071: ["anywhere"], 7072: ["anywhere"]})
+    assert not any(each["metadata"]["name"] == "atoll-test" for each in rendered["dashboard alone"]["objects"])

@@ -16,7 +16,7 @@ from atoll_server.rpc.process import GRACE_S
 from atoll_wire.security.certificate import ANY, NAME, Role, allows_name
 from starlette.responses import PlainTextResponse
 
-from tests.k8s.cases import PARTS, one, parsed, pods
+from tests.k8s.cases import DIGEST, PARTS, one, parsed, pods
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 CASES = ["default", "home", "remote", "everything"]
@@ -25,7 +25,7 @@ CASES = ["default", "home", "remote", "everything"]
 def _container(pod: dict) -> dict:
     """Returns the container of the component."""
     container, *others = pod["containers"]
-    assert [each["name"] for each in others] in ([], ["backup"])
+    assert [each["name"] for each in others] in ([], ["backup"], ["standby"])
     return container
 
 
@@ -228,6 +228,17 @@ def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
     assert path.name == "operator-tokens", "`atoll token` writes this file name"
 
 
+def test_the_list_of_revoked_certificates_is_mounted_where_cores_and_fronts_look(rendered):
+    for component in ("core", "front"):
+        pod = pods(rendered["everything"])[component]
+        path = Path(parsed(_container(pod)["args"])["revoked"])
+        (mount,) = [each for each in _container(pod)["volumeMounts"] if each["mountPath"] == str(path.parent)]
+        assert "subPath" not in mount, "Kubernetes does not update such a mount"
+        (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+        assert volume["configMap"] == {"name": "revoked"}
+        assert parsed(_container(pods(rendered["home"])[component])["args"])["revoked"] is None
+
+
 def test_fronts_are_replaced_one_by_one_and_spread(rendered):
     front = one(rendered["home"], "Deployment", "atoll-front")["spec"]
     assert front["replicas"] == 2
@@ -263,7 +274,9 @@ def test_learners_are_named_by_their_region_and_get_what_trainers_need(rendered)
 def test_a_users_own_script_replaces_the_reference_model(rendered):
     for value, field in {"args": "args", "command": "command"}.items():
         assert _container(pods(rendered[f"other learner.{value}"])["learner"])[field] == ["x"]
-    assert _container(pods(rendered["other learner.image"])["learner"])["image"] == "x"
+    own = _container(pods(rendered["other learner.image.repository"])["learner"])
+    assert own["image"] == "x.example.com/x:0.1.0"
+    assert "args" not in own, "the image has a command of its own"
 
 
 def _dashboard(answer: dict) -> DashboardSettings:
@@ -327,6 +340,35 @@ def test_images_come_from_the_configured_registry(rendered):
     name = "other image.registry"
     found = {part: _container(pod)["image"] for part, pod in pods(rendered[name]).items()}
     assert found == {part: f"registry.example.com/atoll-{part}:0.1.0" for part in PARTS}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_component_may_have_its_own_image(rendered, part):
+    def images(value: str) -> dict[str, str]:
+        found = {name: _container(pod)["image"] for name, pod in pods(rendered[f"other {part}.image.{value}"]).items()}
+        assert {name: image for name, image in found.items() if name != part} == {
+            name: f"atoll-{name}:0.1.0" for name in PARTS if name != part
+        }
+        return found
+
+    assert images("repository")[part] == "x.example.com/x:0.1.0"
+    assert images("tag")[part] == f"atoll-{part}:x"
+    assert images("digest")[part] == f"atoll-{part}@{DIGEST}", "a digest takes precedence over a tag"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_users_can_add_labels_variables_and_volumes(rendered, part):
+    def template(value: str) -> dict:
+        kind = "StatefulSet" if part in {"core", "learner"} else "Deployment"
+        return one(rendered[f"other {part}.{value}"], kind, f"atoll-{part}")["spec"]["template"]
+
+    assert template("podLabels")["metadata"]["labels"]["x"] == "y"
+    assert template("podLabels")["metadata"]["labels"]["app.kubernetes.io/component"] == part
+    assert template("priorityClassName")["spec"]["priorityClassName"] == "x"
+    assert {"name": "X", "value": "x"} in _container(template("extraEnv")["spec"])["env"]
+    assert {"name": "x", "emptyDir": {}} in template("extraVolumes")["spec"]["volumes"]
+    mounts = _container(template("extraVolumeMounts")["spec"])["volumeMounts"]
+    assert {"name": "x", "mountPath": "/x"} in mounts
 
 
 def test_cert_manager_makes_valid_atoll_certificates(rendered):

@@ -10,10 +10,17 @@ from atoll_server.rounds.syncer_events import Cause
 from atoll_server.telemetry.metrics import SAMPLED, Metrics
 from atoll_wire.contract import LearnerState
 from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.process.certificate_expiry import CertificateExpiry
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 Labels = dict[str, set[str]]  # label -> allowed values; an empty set for any value
-TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # labels that Prometheus adds
+TARGET: Labels = {  # labels that Prometheus adds
+    "job": {"atoll-core", "atoll-front", "atoll-learner"},
+    "run": set(),
+    "namespace": set(),
+    "instance": set(),
+    "pod": set(),
+}
 FIXED: Labels = {
     "state": set(LearnerState),
     "direction": {"up", "down", "whole"},
@@ -22,11 +29,19 @@ FIXED: Labels = {
     "fate": {"accepted", "merged", "refused", "turned_away"},
     "outcome": {"merged", "lapsed"},
     "kind": {"contribution", "update", "whole"},
+    "type": {"front", "learner"},
+    "file": {"cert.pem", "ca.pem"},
 }
 CLOSED = {cause.value for cause in Cause}
 BY_PROMETHEUS: dict[str, Labels] = {
     "up": {},
-    "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": set(), "learner": set()},
+    "ALERTS": {
+        "alertname": set(),
+        "alertstate": {"pending", "firing"},
+        "severity": set(),
+        "learner": set(),
+        "region": set(),
+    },
 }
 
 
@@ -38,8 +53,10 @@ def registries() -> dict[str, CollectorRegistry]:
         core.read.set(name, 1.0, *labels)
     front.learner("a", "up").inc()
     front.refused.labels("unavailable").inc()
-    learner.register(LearnerMetrics(Counters(), "a"))
+    learner.register(LearnerMetrics(Counters(), "a", "eu"))
     ProcessCollector(registry=learner)
+    for registry in (core.registry, front.registry, learner):
+        registry.register(CertificateExpiry(lambda: {"cert.pem": 0.0, "ca.pem": 0.0}))
     return {"Core": core.registry, "Front": front.registry, "Learner": learner}
 
 

@@ -15,7 +15,8 @@ LISTS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^
 SERIES = re.compile(r"(?<![\w.$])([a-zA-Z_:][\w:]*)(?![\w:]|\s*\()(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "Inf", "NaN"}
-VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$price": "0.09", "$learner": "a", "$region": ".*"}
+VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$price": "0.09", "$learner": "a", "$region": ".*",
+             "$run": "a", "$namespace": ".*"}  # fmt: skip
 
 
 def promtool(*words: str) -> str:

@@ -36,6 +36,7 @@ WORDS = {
     "contributions": "contributions", "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners",
     "merged": "contributions", "refused": "contributions", "calls": "calls", "pending": "contributions",
     "reconnects": "times", "checkpoints": "checkpoints", "readers": "readers", "units": "units",
+    "certificates": "certificates",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.observing.promql import check_syntax, filled, problems
+from tests.observing.promql import check_syntax, filled, problems, promtool, series
 from tests.observing.test_rules import known
 
 pytestmark = pytest.mark.observe
@@ -20,7 +20,9 @@ ROOT = Path(__file__).parent.parent.parent
 GRAFANA = ROOT / "docker/grafana"
 NAMES = ("one-learner", "overview", "regions-and-wan", "rounds")
 BOARDS = {name: json.loads((GRAFANA / f"dashboards/{name}.json").read_text()) for name in NAMES}
-(SOURCE,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+(PROVISIONED,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+SOURCE = {"type": PROVISIONED["type"], "uid": "${datasource}"}
+SCOPE = ['run="$run"', 'namespace=~"$namespace"']
 
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
@@ -61,8 +63,9 @@ def test_expressions_use_existing_series(board):
         assert not problems(expr, told), where
     for variable in board["templating"].get("list", []):
         if variable["type"] == "query":
-            name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()
-            assert label in told[name]
+            found, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
+            assert not problems(filled(found), told)
+            assert label in told[found.partition("{")[0]]
 
 
 @each_board
@@ -92,15 +95,91 @@ def test_each_panel_has_a_description_and_a_unit(board):
 
 
 @each_board
-def test_all_panels_use_the_provisioned_data_source(board):
-    wanted = {"type": SOURCE["type"], "uid": SOURCE["uid"]}
+def test_data_source_namespace_and_run_are_variables(board):
+    source, namespace, run = board["templating"]["list"][:3]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", PROVISIONED["type"])
+    assert (namespace["name"], namespace["includeAll"], namespace["allValue"]) == ("namespace", True, ".*")
+    assert (run["name"], run["includeAll"], run["multi"]) == ("run", False, False), "a sum over runs means nothing"
     for panel in panels(board):
-        assert panel["datasource"] == wanted, panel["title"]
-        assert all(target["datasource"] == wanted for target in panel["targets"]), panel["title"]
-    for event in board["annotations"].get("list", []):
-        assert event["datasource"] == wanted
-    for variable in board["templating"].get("list", []):
-        assert variable.get("datasource", wanted) == wanted
+        assert panel["datasource"] == SOURCE, panel["title"]
+        assert all(target["datasource"] == SOURCE for target in panel["targets"]), panel["title"]
+    for event in board["annotations"]["list"]:
+        assert event["datasource"] == SOURCE
+    for variable in board["templating"]["list"]:
+        assert variable.get("datasource", SOURCE) == SOURCE
+
+
+@each_board
+def test_all_series_are_of_the_selected_run_and_namespace(board):
+    asked = [target["expr"] for panel in panels(board) for target in panel["targets"]]
+    asked += [event["expr"] for event in board["annotations"]["list"]]
+    for expr in asked:
+        found = list(series(expr))
+        assert found, expr
+        assert all(inside.split(", ")[:2] == SCOPE for _, inside in found), expr
+
+
+@each_board
+def test_outages_and_restarts_are_annotated(board):
+    assert [event["name"] for event in board["annotations"]["list"]][:3] == [
+        "the core is down",
+        "the core started",
+        "a front is down or cut off",
+    ]
+
+
+@each_board
+def test_no_panel_hides_a_dead_member_in_a_mean(board):
+    for where, expr in exprs(board):
+        assert not re.search(r"\bavg(_over_time)?\b", expr), f"{where}: show a count, the worst, or one series each"
+
+
+CASE = """
+rule_files: [%s]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'up{job="atoll-core", run="a", instance="c"}', values: "1x9 0 0 0 0 0 1x30"}
+      - {series: 'atoll_restore_seconds{job="atoll-core", run="a", instance="c"}', values: "2x9 stale _x4 2x30"}
+      - {series: 'atoll_core_epoch{job="atoll-core", run="a", instance="c"}', values: "1x9 stale _x4 2x30"}
+      - {series: 'up{job="atoll-front", run="a", instance="eu"}', values: "1x40"}
+      - {series: 'up{job="atoll-front", run="a", instance="us"}', values: "1x9 0x30"}
+      - {series: 'up{job="atoll-front", run="a", instance="ap"}', values: "1x40"}
+      - {series: 'up{job="atoll-front", run="a", instance="new"}', values: "0x40"}
+      - {series: 'up{job="atoll-front", run="another", instance="x"}', values: "0x40"}
+      - {series: 'atoll_front_core_up{job="atoll-front", run="a", region="eu", instance="eu"}', values: "1x40"}
+      - {series: 'atoll_front_core_up{job="atoll-front", run="a", region="us", instance="us"}', values: "1x9 stale"}
+      - {series: 'atoll_front_core_up{job="atoll-front", run="a", region="ap", instance="ap"}', values: "1x9 0x30"}
+    promql_expr_test:
+"""
+
+
+def test_dead_and_cut_off_members_are_shown_and_marked(tmp_path):
+    """Of four fronts, one is dead, one is cut off, and one has never answered. The core is down for five minutes."""
+    board = BOARDS["regions-and-wan"]
+    asked = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(board)}
+    marks = {event["name"]: filled(event["expr"]) for event in board["annotations"]["list"]}
+    fronts = [{"labels": f'{{instance="{name}", region="{name}"}}', "value": n}
+              for name, n in (("eu", 2), ("us", 0), ("ap", 1))]  # fmt: skip
+    fronts.append({"labels": '{instance="new"}', "value": 0})
+    down = {"labels": '{__name__="core:atoll_core_state:max", job="atoll-core", run="a"}', "value": 0}
+    wanted = [
+        {"expr": asked["Fronts in trouble"], "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 3}]},
+        {"expr": asked["Fronts"], "eval_time": "20m", "exp_samples": fronts},
+        {"expr": f"count({marks['a front is down or cut off']})", "eval_time": "20m",
+         "exp_samples": [{"labels": "{}", "value": 3}]},
+        {"expr": marks["the core is down"], "eval_time": "9m"},
+        {"expr": marks["the core is down"], "eval_time": "12m", "exp_samples": [down]},
+        {"expr": marks["the core is down"], "eval_time": "17m"},
+        {"expr": f"count({marks['the core started']})", "eval_time": "15m",
+         "exp_samples": [{"labels": "{}", "value": 1}]},
+        {"expr": marks["the core started"], "eval_time": "20m"},
+    ]  # fmt: skip
+    text = CASE % json.dumps(str(ROOT / "docker/prometheus/rules.yaml"))
+    path = tmp_path / "case.yaml"
+    path.write_text(text + "".join(f"      - {json.dumps(each)}\n" for each in wanted))
+    promtool("test", "rules", str(path))
 
 
 @each_board

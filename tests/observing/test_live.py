@@ -98,14 +98,15 @@ def test_alerts_fire_when_a_learner_and_the_core_die_and_resolve_when_they_retur
         return group.start(name, [*ATOLL, "learner", *where, *metrics])
 
     running = {name: learner(name) for name in learner_ports}
-    targets = {"core": [f"127.0.0.1:{core_port}"], "learner": [f"127.0.0.1:{port}" for port in learner_ports.values()]}
+    targets = {"atoll-core": [f"127.0.0.1:{core_port}"],
+               "atoll-learner": [f"127.0.0.1:{port}" for port in learner_ports.values()]}  # fmt: skip
     prometheus = Prometheus(group, tmp_path, targets)
     live = 'sum(atoll_learners{state="live"})'
     eventually(lambda: list(prometheus.ask(live).values()) == [2.0], 90)
     eventually(lambda: len(prometheus.ask("up == 1")) == 3)
     eventually(lambda: sum(prometheus.ask('atoll_contributions_total{fate="merged"}').values()) > 8, 60)
     # A Join of ten seconds counts as ten minutes here, so goodput is low. No other alert may fire.
-    eventually(lambda: set(prometheus.firing()) <= {"AtollGoodputLow"}, 30)
+    eventually(lambda: set(prometheus.firing()) <= {"AtollGoodputLow", "AtollWatchdog"}, 30)
 
     running["eu-2"].kill()
     eventually(lambda: "AtollLearnerSilent" in prometheus.firing(), 60)

@@ -43,6 +43,18 @@ def test_events_of_a_learner_from_its_join_to_its_eviction():
     ]
 
 
+def test_events_of_a_front():
+    assert told(
+        entries.FrontConnected("eu", "eu", 0.0),
+        entries.FrontSilenced("eu", 2),
+        entries.FrontConnected("eu", "eu", 44.3),
+    ) == [
+        ("core", "", "front eu is connected"),
+        ("silent", "", "front eu is cut off; learners behind it: 2"),
+        ("back", "", "front eu is connected again after 44 s"),
+    ]
+
+
 def test_events_of_the_run():
     found = told(
         entries.Started(3),

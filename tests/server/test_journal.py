@@ -59,6 +59,8 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Readmitted("a"), {EVENTS, LOG}),
     (entries.Silenced("a", 9.0), {EVENTS}),
     (entries.Recovered("a"), {EVENTS}),
+    (entries.FrontConnected("eu", "eu", 0.0), {EVENTS, LOG}),
+    (entries.FrontSilenced("eu", 2), {EVENTS, LOG}),
     (entries.JoinRefused("a", "ipv4:10.0.0.1:1", NO), {LOG, AUDIT}),
     (entries.SessionRefused("a", "ipv4:10.0.0.2:1", NO), {AUDIT}),
     (entries.CallLimited("Push", "ipv4:10.0.0.3:1", "slow down"), {AUDIT}),

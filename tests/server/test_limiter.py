@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 from atoll_server.access.quotas import Quotas
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.telemetry.metrics import Metrics
@@ -59,7 +60,8 @@ async def served(**changes):
     """Yields a stub, the service, and the counts by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
-    gate = CallLimiter(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM)
+    revoked = RevokedCertificates(None)
+    gate = CallLimiter(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM, revoked)
     server = grpc.aio.server(options=message_options(Quotas().window_bytes, MESSAGE_BYTES), interceptors=[gate])
     frame_messages.serve(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

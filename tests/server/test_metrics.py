@@ -28,7 +28,7 @@ async def core_with_learners(directory) -> Core:
         entry = core.run.registry.join(
             name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.run.clock.wall(), 0.0
         )
-        entry.loss = 2.5
+        entry.account.loss = 2.5
         entry.account.current.steps = number
     return core
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.links.links import LearnerTraffic, Links
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer import Syncer
@@ -28,7 +32,7 @@ def core():
     registry = LearnerRegistry(10)
     entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
-        SimpleNamespace(shard=shard, clock=clock, registry=registry, tell=lambda: None),
+        SimpleNamespace(shard=shard, clock=clock, registry=registry, tell=lambda: None, links=Links()),
         entry,
         told,
     )
@@ -103,3 +107,26 @@ def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_secon
     observed.hear(52, False, 5.9)
     progress(core, Limits().tokens, entry, pb.Progress(steps=52, tokens=416))
     assert entry.account.step_time_s == pytest.approx(0.9 / 12)
+
+
+def test_the_round_trip_in_a_report_is_that_of_the_learners_own_link(core):
+    core, entry, _ = core
+    progress(core, Limits().tokens, entry, pb.Progress(round_trip_s=0.08))
+    core.links.look([LearnerTraffic("a", "eu", 1.0, 0, 0)], 0.0, 1.0)
+    (link,) = core.links.all
+    assert link.round_trip_s == 0.08
+
+
+def test_the_last_loss_stays_until_the_process_or_its_successor_reports_another(core):
+    core, entry, _ = core
+    nan = float("nan")
+    assert math.isnan(entry.account.latest_loss())
+    progress(core, Limits().tokens, entry, pb.Progress(steps=8, tokens=8, loss=2.5))
+    restored = TimeAccount.from_data(json.loads(json.dumps(entry.account.as_data(), allow_nan=False)))
+    assert restored.latest_loss() == 2.5, "a restarted core must know the loss of a learner that left"
+    entry.account.joined(core.clock.wall(), 1.0, returning=True)
+    progress(core, Limits().tokens, entry, pb.Progress(loss=nan))
+    assert entry.account.latest_loss() == 2.5, "a process without a step has no loss of its own"
+    progress(core, Limits().tokens, entry, pb.Progress(steps=1, tokens=1, loss=nan))
+    assert math.isnan(entry.account.latest_loss()), "a loss that is not finite must not look like the last one"
+    json.dumps(entry.account.as_data(), allow_nan=False)

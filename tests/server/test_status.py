@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
-from atoll_server.operators.status import merged_tokens, trained_tokens
+from atoll_server.links.links import Links
+from atoll_server.operators.status import _waited_for, merged_tokens, trained_tokens
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import Running, Waiting
@@ -44,6 +45,7 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     run = SimpleNamespace(
         registry=registry,
         shard=shard,
+        links=Links(),
         attached=AttachedShards(own=0, count=1),
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),
@@ -66,3 +68,17 @@ def test_status_does_not_warn_of_other_hardware_and_absent_learners():
     assert told_of({"small": 8, "b": 64, "large": 80}) == []
     assert told_of({"alone": 10_000}) == []
     assert told_of({"a": 10, "b": 10_000}, silent=("a", "b")) == []
+
+
+def test_only_learners_that_a_round_waits_for_are_named():
+    now = 1000.0
+    liveness = {
+        name: LearnerLiveness(1, now - quiet_s, now - quiet_s, steps=9, stepped_at=now - quiet_s, step_time_s=1.0)
+        for name, quiet_s in (("a", 0.0), ("b", 0.0), ("silent", 60.0), ("left", 0.0))
+    }
+    liveness["left"].gone = True
+    shard = SimpleNamespace(syncer=SimpleNamespace(liveness=liveness))
+    run = SimpleNamespace(shard=shard, state=Running(SimpleNamespace()))
+    entries = [SimpleNamespace(name=name, evicted="") for name in liveness]
+    waits = {entry.name: _waited_for(run, entry, {3: {"b"}}, now) for entry in entries}
+    assert waits == {"a": "its answer for fragment 3", "b": "", "silent": "", "left": ""}

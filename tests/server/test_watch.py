@@ -7,10 +7,13 @@ from typing import Any
 
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.links.link import MergePace
+from atoll_server.links.links import Links
 from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.watch import Watch
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import LearnerState
 
 DISK = entries.Trouble("disk", "the disk is full")
@@ -27,11 +30,14 @@ class Run:
         journal.subscribe(lambda entry, _: self.recorded.append(entry), only_shows=False)
         shard = SimpleNamespace(syncer=SimpleNamespace(liveness={"a": self.observed}))
         run: Any = SimpleNamespace(
-            registry=SimpleNamespace(entries={"a": self.entry}),
+            registry=SimpleNamespace(entries={"a": self.entry}, since=0.0),
             shard=shard,
+            links=Links(),
+            pace=lambda _: MergePace(0.0, None, 4),
             journal=journal,
             clock=SimpleNamespace(at=lambda now: 1000.0 + now),
         )
+        self.links = run.links
         self.watch = Watch(run)
 
     def look(self, now: float, *troubles: entries.Trouble) -> LearnerState:
@@ -93,3 +99,24 @@ def test_a_trouble_is_recorded_once_even_if_its_figures_change():
     run.look(7.0)
     run.look(8.0, DISK)
     assert run.recorded == [entries.Trouble("total tokens", "1.0 tokens too many"), DISK, DISK]
+
+
+def test_a_learner_behind_a_silent_front_is_cut_off_and_not_recorded_as_silent():
+    run = Run()
+    announced = pb.FrontReport(nonce=7, region="eu")
+    front = run.links.announced(announced, "", "", 0.0)
+    run.links.heard(front, announced, 0.0)
+    run.links.follows("a", 7)
+    assert run.look(1.0) is LearnerState.LIVE
+    for now in (8.0, 9.0, 10.0):
+        assert run.look(now) is LearnerState.CUT_OFF
+    assert run.watch.since["a"] == 1000.0, "it may have trained since, but no report says so"
+    run.links.heard(front, announced, 11.0)
+    assert run.look(11.0) is LearnerState.CUT_OFF, "it needs some seconds to reconnect"
+    run.step(12.0)
+    assert run.look(12.0) is LearnerState.LIVE
+    assert run.recorded == [
+        entries.FrontConnected("eu", "eu", 0.0),
+        entries.FrontSilenced("eu", 1),
+        entries.FrontConnected("eu", "eu", 11.0),
+    ]

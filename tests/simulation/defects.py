@@ -183,8 +183,8 @@ def initial_parameters_accepted_twice() -> Iterator[None]:
             if isinstance(self._run.state, known_run.Waiting):
                 self._run.state = kept
 
-    async def lease_for_all(self: joining.Joining, request: Any, tensors: Any) -> Any:
-        entry, state = await let_in(self, request, tensors)
+    async def lease_for_all(self: joining.Joining, request: Any, tensors: Any, fleet: str) -> Any:
+        entry, state = await let_in(self, request, tensors, fleet)
         asks = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM
         early = asks and not sum(self._run.versions().values())
         return entry, pb.JoinReply.STATE_INITIALISE if early and self._run.shard is None else state

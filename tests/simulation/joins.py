@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import grpc
 import grpc.aio
 from atoll_server.access.quotas import Quotas
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.processes.core import Core
 from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.service.server import _limited, _vouched
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.messages import frame_messages
 from atoll_wire.security.certificate import SCHEME
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf.message_factory import GetMessageClass
 
 from tests.simulation.network import Call, Context, Half
@@ -51,7 +56,12 @@ class Entrance:
         self._service: Callable[[Any], Any] = recorder.handlers.service
         limited = partial(_limited, core)
         self.gate = CallLimiter(
-            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, limited, core.clock
+            QUICK,
+            lambda who, session: _vouched(core, who, session),
+            core.metrics.limited,
+            limited,
+            core.clock,
+            RevokedCertificates(None),
         )
 
     def context(self, call: Call) -> Gated:
@@ -80,7 +90,11 @@ class Gated(Context):
         name = self._call.learner.name.partition("#")[0]
         role = "front" if name.startswith("front") else "learner"
         uri = f"{SCHEME}{role}/{name}".encode()
-        return {"transport_security_type": [b"ssl"], "x509_subject_alternative_name": [uri]}
+        return {
+            "transport_security_type": [b"ssl"],
+            "x509_subject_alternative_name": [uri],
+            "x509_pem_cert": [_certificate()],
+        }
 
     async def read(self) -> Any:
         message = await self._call.request()
@@ -97,3 +111,12 @@ def _raw(message: Any) -> bytes:
     if isinstance(message, list):
         return b"".join(frame_messages.encode(frame.index, frame.crc32c, bytes(frame.payload)) for frame in message)
     return message.content if isinstance(message, Half) else message.SerializeToString()
+
+
+@cache
+def _certificate() -> bytes:
+    """Returns a certificate that all callers show. The product reads only its serial number and fingerprint."""
+    key, name = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32)), x509.Name([])
+    began = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, began, began + datetime.timedelta(days=1))
+    return builder.sign(key, None).public_bytes(serialization.Encoding.PEM)

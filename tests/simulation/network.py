@@ -495,5 +495,9 @@ class SimulatedLink(Link):
         stub = Stub(self._network, self._learner, self.address)
         return stub, stub
 
+    async def tls_fault(self) -> str:
+        """Returns an empty text, because simulated connections have no TLS."""
+        return ""
+
     def answered(self, after_s: float) -> None:
         """Does nothing, because one connection is enough at such short round trips."""

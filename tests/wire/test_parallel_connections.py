@@ -228,3 +228,10 @@ def test_frames_share_messages_only_on_short_links():
         assert group.together == 1
 
     asyncio.run(main())
+
+
+def test_the_round_trip_is_the_shortest_response_time_and_zero_if_there_is_none():
+    width = ConnectionCount()
+    assert width.round_trip_s == 0.0
+    answered(width, LONG_S)
+    assert width.round_trip_s == LONG_S

@@ -11,7 +11,9 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.connections.calls import open_stream, unary_reply
+from atoll_wire.connections.link import is_connection_lost
 from atoll_wire.contract import token_metadata
+from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import TransportSecurity
 from google.protobuf.message import Message
 
@@ -42,6 +44,10 @@ class CoreClient:
         self._stamp: Any = None
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    async def tls_fault(self, error: grpc.RpcError) -> str:
+        """Returns why TLS prevented a call, with the fix; empty if the call failed for another reason."""
+        return await asyncio.to_thread(tls_fault, self.address, self._security) if is_connection_lost(error) else ""
 
     async def close(self) -> None:
         """Closes the channel."""

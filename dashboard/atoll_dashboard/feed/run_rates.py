@@ -4,66 +4,116 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import LearnerState
 
-from atoll_dashboard.feed.history import History, Rates
-from atoll_dashboard.models.api_models import Run
+from atoll_dashboard.feed.history import History, Rates, ReportedRates
+from atoll_dashboard.models.api_models import Event, Run
 
 TOKENS_WINDOW_S = 10.0
 BYTES_WINDOW_S = 60.0
 RECENT_S = 300.0
 MIN_RECENT_S = 60.0  # shorter spans would mostly show the time that learners need to join
-LONG_WINDOW_S, LONG_EVERY_S, MIN_LONG_S = 3600.0, 10.0, 60.0  # for the cost per day
-LEARNER_POINTS = 240
+LONG_WINDOW_S, LONG_EVERY_S = 3600.0, 60.0  # for the cost per day and recently lost time
+MIN_LONG_S = 600.0  # a shorter span says little about a day or a month
+SETTLED_S = 10.0  # seconds within which learners report to a restarted core
+RUN, LEARNERS = "run", "learners"
+POINTS = {RUN: 480, LEARNERS: 240}  # limits of the histories
 TOKENS = "tokens"
+LOSS = "loss"
 UP = "up"
 DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the history file keeps. poll: run, generation and core's time of the last poll.
+
+    histories: by their names in POINTS. position: of the newest event of the core, see ListEventsRequest.
+    """
+
+    poll: tuple[str, int, float]
+    histories: Mapping[str, History[str]]
+    events: Sequence[Event]
+    position: tuple[int, int]
 
 
 class RunRates:
     """The rates of one generation of a run.
 
-    tokens: by learner. bytes: by region and direction. long: all bytes, over an hour.
+    history: columns of the run. learners_history: columns of its learners, named by `column`. bytes: by region and
+    direction. long: all bytes, over an hour. lost: lost seconds by learner, over an hour. poll: run, generation and
+    core's time of the last poll; None before the first. gap: whether a gap in the histories has not ended yet.
     """
 
     def __init__(self) -> None:
-        self.history: History[str] = History()
-        self.learners_history: History[tuple[str, str]] = History(LEARNER_POINTS)
-        self.tokens: Rates[str] = Rates(TOKENS_WINDOW_S)
+        self.history: History[str] = History(POINTS[RUN])
+        self.learners_history: History[str] = History(POINTS[LEARNERS])
+        self.poll: tuple[str, int, float] | None = None
+        self.gap = False
+        self._tokens: ReportedRates[str] = ReportedRates(TOKENS_WINDOW_S)
         self.bytes: Rates[tuple[str, str]] = Rates(BYTES_WINDOW_S)
         self.long: Rates[str] = Rates(LONG_WINDOW_S)
+        self.lost: Rates[str] = Rates(LONG_WINDOW_S)
         self._seconds: Rates[str] = Rates(RECENT_S)
         self._moved: defaultdict[tuple[str, str], float] = defaultdict(
             float
         )  # region, direction -> bytes since this dashboard was started
         self._totals: dict[tuple[str, str], int] = {}  # learner, direction -> bytes at the last poll
-        self._last: pb.StatusReply | None = None
+        self._totals_known = False
+        self._live = 0  # live learners at the last point
+        self._began_at = math.inf  # time of the first poll
+
+    def kept(self, events: Sequence[Event], position: tuple[int, int]) -> Kept:
+        """Returns what the history file keeps."""
+        assert self.poll is not None, "there is a history after the first poll"
+        return Kept(self.poll, {RUN: self.history, LEARNERS: self.learners_history}, events, position)
+
+    def restore(self, kept: Kept) -> None:
+        """Continues the histories of an earlier process."""
+        self.poll = kept.poll
+        self.history, self.learners_history = kept.histories[RUN], kept.histories[LEARNERS]
 
     def is_another(self, status: pb.StatusReply) -> bool:
         """Returns whether a status is from a different run or generation, or from a restored backup.
 
         The caller must then start with new rates.
         """
-        last = self._last
-        if last is None:
+        if self.poll is None:
             return False
-        return (status.run, status.generation) != (last.run, last.generation) or status.at < last.at
+        run, generation, at = self.poll
+        return (status.run, status.generation) != (run, generation) or status.at < at
 
     def take(self, status: pb.StatusReply) -> None:
         """Adds the sums of one poll."""
+        self._began_at = min(self._began_at, status.at)
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
                 # Differences are per learner: the earlier bytes of a learner that moves stay in its earlier region.
-                before = self._totals.get((each.learner, way), 0 if self._last is not None else total)
+                before = self._totals.get((each.learner, way), 0 if self._totals_known else total)
                 self._moved[each.region, way] += max(0, total - before)
                 self._totals[each.learner, way] = total
         self.bytes.add(status.at, dict(self._moved))
         self.long.add(status.at, {"all": sum(self._moved.values())}, LONG_EVERY_S)
-        self.tokens.add(status.at, {each.learner: each.tokens for each in status.learners})
+        for each in status.learners:
+            self._tokens.add(status.at, each.learner, each.tokens)
+        lost = {each.learner: each.goodput.provisioned_s - each.goodput.useful_s for each in status.learners}
+        self.lost.add(status.at, lost, LONG_EVERY_S)
         goodput = {"useful": status.goodput.useful_s, "provisioned": status.goodput.provisioned_s}
         self._seconds.add(status.at, goodput)
-        self._last = status
+        self._totals_known = True
+        self.poll = (status.run, status.generation, status.at)
+
+    def tokens_per_s(self, learner: pb.LearnerStatus) -> float:
+        """Returns a learner's rate of training in tokens per second; 0 unless it is live."""
+        return self._tokens.rate(learner.learner) if learner.state == LearnerState.LIVE else 0.0
+
+    def lost_s(self, learner: str) -> float:
+        """Returns the seconds that a learner lost in the last `lost.span_s()` seconds."""
+        return min(self.lost.grown(learner), self.lost.span_s())
 
     def recent(self) -> float | None:
         """Returns the goodput of the last five minutes, or None in the first MIN_RECENT_S seconds."""
@@ -72,18 +122,25 @@ class RunRates:
             return None
         return self._seconds.grown("useful") / provisioned
 
-    def remember(self, status: pb.StatusReply, run: Run) -> None:
-        """Adds a point to each history. run: the run's state at the same poll."""
-        self.history.add(
-            status.at,
-            {
-                "goodput": run.goodput.ratio,
-                TOKENS: run.tokens_per_s,
-                "loss": math.nan if run.loss is None else run.loss,
-                UP: run.wire.up_bytes_per_s,
-                DOWN: run.wire.down_bytes_per_s,
-            },
-        )
-        losses = {("loss", each.learner): each.loss for each in status.learners}
-        rates = {(TOKENS, each.learner): self.tokens.rate(each.learner) for each in status.learners}
-        self.learners_history.add(status.at, losses | rates)
+    def remember(self, status: pb.StatusReply, run: Run, *, gap: bool) -> None:
+        """Adds a point to each history. run: the run's state at the same poll. gap: see `History.add`.
+
+        A restarted core does not know the learners' progress until they report again, so a gap lasts until then.
+        """
+        self.gap = self.gap or gap
+        live = sum(each.state == LearnerState.LIVE for each in status.learners)
+        if self.gap and status.uptime_s < SETTLED_S and live < self._live:
+            return
+        gap, self.gap, self._live = self.gap, False, live
+        known = status.at - self._began_at >= TOKENS_WINDOW_S  # before, rates would look like a slow run
+        rates = {TOKENS: run.tokens_per_s, UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s}
+        ratios = {"goodput": run.goodput.ratio, LOSS: math.nan if run.loss is None else run.loss}
+        self.history.add(status.at, ratios | (rates if known else {}), gap=gap)
+        losses = {column(LOSS, each.learner): each.loss for each in status.learners}
+        tokens = {column(TOKENS, each.learner): self.tokens_per_s(each) for each in status.learners}
+        self.learners_history.add(status.at, losses | (tokens if known else {}), gap=gap)
+
+
+def column(name: str, learner: str) -> str:
+    """Returns the name of a learner's column in the histories. name: LOSS or TOKENS."""
+    return f"{name} {learner}"

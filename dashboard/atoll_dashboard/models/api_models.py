@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar
 
-from atoll_wire.contract import LearnerState
+from atoll_wire.contract import LearnerState, LinkState
 from pydantic import BaseModel
 
 T = TypeVar("T")
 
 Outcome = Literal["open", "merging", "merged", "lapsed"]
 Kind = Literal[
-    "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble"
-]
+    "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble",
+    "unreachable", "reachable",
+]  # fmt: skip
 
 
 class Page(BaseModel, Generic[T]):
@@ -61,13 +62,15 @@ class Wire(BaseModel):
 class Cost(BaseModel):
     """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: no budget.
 
-    per_day, gb_per_month: at the rate of the last hour; null in the first minute after the dashboard's start.
+    per_day, gb_per_month: at the rate of the last hour; null in the first ten minutes after the dashboard's start.
+    known_in_s: seconds until they are known; 0 if they are known.
     """
 
     price_per_gb: float
     total: float
     per_day: float | None
     gb_per_month: float | None
+    known_in_s: float
     budget_gb: float | None
 
 
@@ -96,7 +99,9 @@ class Run(BaseModel):
     reachable: whether the core answered the last poll. problem: why the last poll failed, in one line. age_s: age of
     the core's answer. paused: who paused the run and why; "": the run is not paused. actions: whether the core accepts
     operator tokens. actions_problem: why operator actions are not possible, and the fix. learners: number of
-    learners in each state. dashboard_s: seconds since the dashboard's start, which is the length of the history.
+    learners in each state. loss: mean of the learners that train; if none does, the last loss of the one that trained
+    last. lost_window_s: span of the lost time of dots, at most an hour. dashboard_s: seconds since the dashboard's
+    start.
     """
 
     reachable: bool
@@ -130,11 +135,12 @@ class Run(BaseModel):
     learners: dict[LearnerState, int]
     actions: bool
     actions_problem: str
+    lost_window_s: float
     dashboard_s: float
 
 
 class Dot(BaseModel):
-    """A learner on the map. lost_s: its lost time so far."""
+    """A learner on the map. lost_s: the time that it lost in the last `lost_window_s` of Run."""
 
     learner: str
     state: LearnerState
@@ -143,12 +149,37 @@ class Dot(BaseModel):
     lost_s: float
 
 
+class Link(BaseModel):
+    """The link of a front, or of a learner that calls the core directly. learners: number of learners behind it.
+
+    heard_age_s: seconds since its last message. byte_age_s: seconds since the last byte of a payload. budget_s: how
+    long it may be silent until work of these learners is discarded; null: no limit. trouble: one line while a front is
+    silent and learners are behind it; otherwise "".
+    """
+
+    name: str
+    front: bool
+    state: LinkState
+    heard_age_s: float | None
+    round_trip_s: float | None
+    byte_age_s: float | None
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    learners: int
+    budget_s: float | None
+    trouble: str
+
+
 class Region(BaseModel):
-    """A region on the map. dots: at most 48 of its learners, those with problems first. Counts include all learners."""
+    """A region on the map. dots: at most 48 of its learners, those with problems first. Counts include all learners.
+
+    links: at most 16, fronts first, then those of learners that are not connected.
+    """
 
     region: str
     learners: dict[LearnerState, int]
     dots: list[Dot]
+    links: list[Link]
     tokens_per_s: float
     up_bytes: int
     down_bytes: int
@@ -274,7 +305,10 @@ class Checkpoint(BaseModel):
 
 
 class Event(BaseModel):
-    """An event. number: position among the events of this dashboard process."""
+    """An event. number: position among the events of this dashboard, which counts on with a history file.
+
+    The dashboard records the kinds unreachable and reachable. All other kinds come from the core.
+    """
 
     number: int
     at: float
@@ -283,10 +317,20 @@ class Event(BaseModel):
     text: str
 
 
-class History(BaseModel):
-    """Columns of equal length, with a value for each time. A history keeps at most a few hundred points."""
+class TimeAxis(BaseModel):
+    """The time axis of a history."""
 
     at: list[float]
+    gaps: list[tuple[float, float]]
+    now: float
+
+
+class History(TimeAxis):
+    """Columns of equal length, with a value for each time. A history keeps at most a few hundred points.
+
+    gaps: begin and end of each period without data. now: current time; a gap that has not ended reaches to it.
+    """
+
     goodput: list[float | None]
     tokens_per_s: list[float | None]
     loss: list[float | None]
@@ -294,10 +338,9 @@ class History(BaseModel):
     down_bytes_per_s: list[float | None]
 
 
-class LearnerHistory(BaseModel):
-    """The history of one learner."""
+class LearnerHistory(TimeAxis):
+    """The history of one learner. See History."""
 
-    at: list[float]
     loss: list[float | None]
     tokens_per_s: list[float | None]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATE_NAMES, LearnerState
+from atoll_wire.contract import FATE_NAMES, LearnerState, LinkState
 
 from atoll_dashboard.models.api_models import (
     Answer,
@@ -17,6 +17,7 @@ from atoll_dashboard.models.api_models import (
     Fragment,
     Goodput,
     Learner,
+    Link,
     Outcome,
     Receipt,
     Round,
@@ -26,6 +27,7 @@ from atoll_dashboard.models.api_models import (
 
 _ORDER = (
     LearnerState.SILENT,
+    LearnerState.CUT_OFF,
     LearnerState.JOINING,
     LearnerState.PAUSED,
     LearnerState.LIVE,
@@ -117,10 +119,42 @@ def state(told: pb.LearnerStatus) -> LearnerState:
     return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
 
 
-def dot(told: pb.LearnerStatus) -> Dot:
-    lost_s = told.goodput.provisioned_s - told.goodput.useful_s
+def loss(learners: Iterable[pb.LearnerStatus]) -> float | None:
+    """Returns the mean loss of the learners that train. If none does, returns the loss of the one that trained last."""
+    told = [each for each in learners if math.isfinite(each.loss)]
+    training = [each.loss for each in told if each.state in {LearnerState.LIVE, LearnerState.PAUSED}]
+    if training:
+        return sum(training) / len(training)
+    return max(told, key=lambda each: each.since).loss if told else None
+
+
+def dot(told: pb.LearnerStatus, lost_s: float) -> Dot:
     return Dot(
         learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading, lost_s=lost_s
+    )
+
+
+def links_by_region(links: Iterable[pb.LinkStatus]) -> dict[str, list[pb.LinkStatus]]:
+    """Returns the links of each region: fronts first, then those that are not connected."""
+    found: defaultdict[str, list[pb.LinkStatus]] = defaultdict(list)
+    for each in sorted(links, key=lambda each: (not each.front, each.state == LinkState.CONNECTED, each.name)):
+        found[each.region].append(each)
+    return found
+
+
+def link(told: pb.LinkStatus) -> Link:
+    return Link(
+        name=told.name,
+        front=told.front,
+        state=next((known for known in LinkState if known == told.state), LinkState.UNKNOWN),
+        heard_age_s=known(told.heard_s),
+        round_trip_s=known(told.round_trip_s),
+        byte_age_s=known(told.byte_s),
+        up_bytes_per_s=told.up_bytes_per_s,
+        down_bytes_per_s=told.down_bytes_per_s,
+        learners=len(told.learners),
+        budget_s=told.budget_s if told.HasField("budget_s") else None,
+        trouble=told.trouble,
     )
 
 

@@ -11,22 +11,22 @@ function field(label, input) {
   return h("div", { class: "field" }, h("label", { for: `field-${made}` }, label), input);
 }
 
-/** A drop-down list; "" means all. */
-export function choice(label, all, values, chosen) {
+/** A drop-down list; "" means all. label(value): the text of a value. */
+export function choice(title, all, values, chosen, label = String) {
   const select = h("select", { onchange: () => chosen(select.value) });
   let wanted = "";
   function options(names) {
     const shown = ["", ...names];
     if (!shown.includes(wanted)) shown.push(wanted); // the value in the address may no longer exist
     keyed(select, shown, String, (name) => h("option", { value: name }), (node, name) => {
-      text(node, name === "" ? all : name);
+      text(node, name === "" ? all : label(name));
     });
     if (select.value !== wanted) select.value = wanted;
   }
   options(values);
   let known = values;
   return {
-    node: field(label, select),
+    node: field(title, select),
     options(names) {
       known = names;
       options(names);

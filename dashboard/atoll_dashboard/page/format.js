@@ -87,16 +87,17 @@ export function exact(seconds) {
   return known(seconds) ? `${fixed[2].format(seconds)} s` : UNKNOWN;
 }
 
-const pad = (value, digits = 2) => String(value).padStart(digits, "0");
-
-/** The local time of day, with the date if it is not today. */
+/** The UTC time of day, with the date if it is not today. For columns whose heading names the time zone. */
 export function clock(at, tenths = false) {
   if (!known(at)) return UNKNOWN;
-  const time = new Date(at * 1000);
-  const part = tenths ? `.${Math.floor(time.getMilliseconds() / 100)}` : "";
-  const day = `${pad(time.getHours())}:${pad(time.getMinutes())}:${pad(time.getSeconds())}${part}`;
-  if (time.toDateString() === new Date().toDateString()) return day;
-  return `${time.getFullYear()}-${pad(time.getMonth() + 1)}-${pad(time.getDate())} ${day}`;
+  const [day, time] = new Date(at * 1000).toISOString().split("T");
+  const shown = time.slice(0, tenths ? 10 : 8);
+  return day === new Date().toISOString().slice(0, 10) ? shown : `${day} ${shown}`;
+}
+
+/** The same with the time zone, as `atoll status` shows it. */
+export function moment(at, tenths = false) {
+  return known(at) ? `${clock(at, tenths)} UTC` : UNKNOWN;
 }
 
 export function plural(number, one, many = `${one}s`) {

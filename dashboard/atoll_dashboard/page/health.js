@@ -1,7 +1,7 @@
 // The problems of a run as text, with the worst problem first.
 
-import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
-import { learnerLink, regionLink, regionName, total } from "./labels.js";
+import { about, clipped, decimal, moment, plural, ratio } from "./format.js";
+import { learnerLink, regionLink, regionName, total, unheard } from "./labels.js";
 
 export const OLD_S = 5;
 const LOW_GOODPUT = 0.8; // lower limit on the goodput of the last five minutes
@@ -21,25 +21,30 @@ export function oldness(feed) {
 export function problems(feed) {
   const found = [];
   if (feed.brokenAt !== null) {
-    found.push(problem("bad", "stream", `dashboard not reachable since ${clock(feed.brokenAt)}`));
+    found.push(problem("bad", "stream", `dashboard unreachable since ${moment(feed.brokenAt)}`));
   }
   if (feed.now === null) return found;
   const { run, regions } = feed.now;
   if (!run.reachable) {
-    const since = clock(Date.now() / 1000 - feed.age());
-    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "no data from the core";
+    const since = moment(run.at || Date.now() / 1000 - feed.age());
+    const what = run.problem.startsWith("no core answers") ? "core unreachable" : "no data from the core";
     found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
-  const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
+  for (const { region, links } of regions) {
+    for (const { name, trouble } of links) {
+      if (trouble !== "") found.push(problem("bad", `front ${name}`, trouble, regionLink(region)));
+    }
+  }
+  const silent = regions.flatMap((region) => silence(region, feed.coreNow(), run.lost_window_s));
   found.push(...silent.sort((one, other) => other.dead - one.dead || other.longest - one.longest));
   if (run.reachable && total(run.learners) === 0) {
     found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
   }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
-    const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
+    const { joining = 0, paused: resting = 0 } = run.learners;
     const words = resting > 0 ? "all learners are paused" : "all learners have left or been evicted";
-    const wrong = joining + mute > 0;
+    const wrong = joining + unheard(run.learners) > 0;
     found.push(problem(wrong ? "bad" : "warn", "none live", wrong ? "no learner is live" : words, "#learners"));
   }
   for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
@@ -64,8 +69,8 @@ function rank({ key, level }) {
   return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }
 
-/** One problem for all silent learners of a region, or none. */
-function silence(region, now) {
+/** One problem for all silent learners of a region, or none. window: span of the learners' lost time, in seconds. */
+function silence(region, now, window) {
   const silent = region.learners.silent ?? 0;
   if (silent === 0) return [];
   const since = region.dots.filter((dot) => dot.state === "silent");
@@ -78,7 +83,8 @@ function silence(region, now) {
   let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
   if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
   else if (silent === 1 && since.length > 0) {
-    words = `learner ${since[0].learner} silent${long}, ${about(since[0].lost_s)} of its time lost`;
+    const past = window > 3500 ? "hour" : about(window);
+    words = `learner ${since[0].learner} silent${long}; ${about(since[0].lost_s)} of the last ${past} lost`;
     link = learnerLink(since[0].learner);
   }
   return [{ ...problem("bad", `silent ${region.region} ${silent}`, words, link), dead, longest }];

@@ -1,10 +1,11 @@
 // The labels of states, causes, fates and kinds, in the order of all views.
 
-export const STATES = ["live", "paused", "joining", "silent", "left", "evicted"];
+export const STATES = ["live", "paused", "joining", "silent", "cut_off", "left", "evicted"];
 export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away", "other"];
 export const FATES = ["pending", "merged", "refused"];
 export const KINDS = [
   "core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "resumed", "trouble",
+  "unreachable", "reachable",
 ];
 
 const CAUSE_WORDS = {
@@ -21,11 +22,17 @@ export function causeWords(cause) {
   return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
 }
 
+/** Example: "cut off" for cut_off. */
+export const stateWord = (state) => state.replaceAll("_", " ");
+
 /** Example: "3 live, 1 silent". */
 export function stateWords(learners) {
-  const parts = STATES.filter((state) => learners[state] > 0).map((state) => `${learners[state]} ${state}`);
+  const parts = STATES.filter((state) => learners[state] > 0).map((state) => `${learners[state]} ${stateWord(state)}`);
   return parts.join(", ") || "no learners";
 }
+
+/** The learners of which the core hears nothing. */
+export const unheard = (learners) => (learners.silent ?? 0) + (learners.cut_off ?? 0);
 
 export function total(learners) {
   return STATES.reduce((sum, state) => sum + (learners[state] ?? 0), 0);
@@ -33,7 +40,8 @@ export function total(learners) {
 
 const KIND_SIGNS = {
   core: "core", joined: "joining", back: "live", silent: "silent", left: "left", evicted: "evicted",
-  refused: "refused", checkpoint: "checkpoint", paused: "paused", resumed: "live", trouble: "silent",
+  refused: "refused", checkpoint: "checkpoint", paused: "paused", resumed: "live", trouble: "silent", unreachable: "silent",
+  reachable: "live",
 };
 
 export function kindSign(kind) {

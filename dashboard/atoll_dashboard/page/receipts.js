@@ -10,7 +10,7 @@ const pendingOr = (receipt, value) => (receipt.fate === "merged" ? value : "");
 export function receiptColumns(whose) {
   return [
     figures("Number", (receipt) => count(receipt.number)),
-    words("Accepted", (receipt) => clock(receipt.accepted_at)),
+    words("Accepted (UTC)", (receipt) => clock(receipt.accepted_at)),
     whose && linked("Learner", (receipt) => receipt.learner, (receipt) => learnerLink(receipt.learner)),
     figures("Fragment", (receipt) => receipt.fragment),
     signed("Fate", (receipt) => receipt.fate),

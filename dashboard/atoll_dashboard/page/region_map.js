@@ -3,7 +3,7 @@
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
 import { about, count, rate } from "./format.js";
 import { captionLines, crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./map_layout.js";
-import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "./labels.js";
+import { learnerLink, regionLink, regionName, STATES, stateWord, stateWords, total, unheard } from "./labels.js";
 
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
@@ -12,7 +12,7 @@ const byName = new Intl.Collator("en", { numeric: true }).compare;
 // shows the others.
 function islandsOf(regions) {
   if (regions.length <= MOST_ISLANDS) return regions;
-  const silent = (region) => Math.sign(region.learners.silent ?? 0);
+  const silent = (region) => Math.sign(unheard(region.learners));
   const ranked = [...regions].sort((one, other) => {
     return silent(other) - silent(one) || total(other.learners) - total(one.learners);
   });
@@ -22,7 +22,7 @@ function islandsOf(regions) {
   const learners = {};
   for (const state of STATES) learners[state] = rest.reduce((whole, each) => whole + (each.learners[state] ?? 0), 0);
   return [...chosen, {
-    region: `${rest.length} ${OTHERS}`, others: true, learners, dots: [],
+    region: `${rest.length} ${OTHERS}`, others: true, learners, dots: [], links: [],
     up_bytes_per_s: sum("up_bytes_per_s"), down_bytes_per_s: sum("down_bytes_per_s"),
   }];
 }
@@ -92,7 +92,7 @@ function drawRing(seas, { core, ring }) {
 
 function makeKey(state) {
   if (state === "uploading") return h("li", { class: "muted" }, sign(state), " uploading");
-  return h("li", null, h("a", { href: `#learners?state=${state}` }, sign(state), " ", h("b"), ` ${state}`));
+  return h("li", null, h("a", { href: `#learners?state=${state}` }, sign(state), " ", h("b"), ` ${stateWord(state)}`));
 }
 
 function makeCore() {
@@ -130,9 +130,17 @@ function flow(bytesPerS) {
   return bytesPerS < 1 ? 0 : Math.max(1, Math.min(4, Math.round(Math.log10(bytesPerS) - 3)));
 }
 
+/** Whether a front of the region, or each learner with its own link, is silent. */
+function isCut({ links }) {
+  const fronts = links.filter((link) => link.front);
+  const silent = (link) => link.state === "silent";
+  return fronts.length > 0 ? fronts.some(silent) : links.length > 0 && links.every(silent);
+}
+
 function updateWay(node, { region, place, core, stopped }) {
   const [up, down] = node.children;
   const { up: upWay, down: downWay } = links(core, place);
+  node.classList.toggle("cut", isCut(region));
   set(up, "d", upWay);
   set(down, "d", downWay);
   set(up, "data-flow", stopped ? 0 : flow(region.up_bytes_per_s));
@@ -154,7 +162,7 @@ function makeIsland(item) {
 function updateIsland(node, item) {
   const { region, place, core, many } = item;
   const [link, dots, rates] = node.children;
-  set(node, "class", (region.learners.silent ?? 0) > 0 ? "place troubled" : "place");
+  set(node, "class", unheard(region.learners) > 0 ? "place troubled" : "place");
   const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
   const name = `${region.others ? "The " : region.region ? "Region " : ""}${regionName(region.region)}: ${stateWords(region.learners)}; up `
     + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
@@ -188,6 +196,7 @@ function updateIsland(node, item) {
 function islandWords(region, many) {
   const { learners } = region;
   const all = total(learners);
+  if (many && learners.cut_off) return `${learners.cut_off} of ${all} cut off`;
   if (many) return learners.silent ? `${learners.silent} of ${all} silent` : `${learners.live ?? 0} of ${all} live`;
   return stateWords(learners);
 }
@@ -197,7 +206,7 @@ function updateDots(group, { region, place, now, width }) {
   const spots = dotPlaces(shown.length, place.pitch);
   const size = Math.max(6, Math.min(15, place.pitch * 0.78));
   const labelled = new Set(
-    shown.filter((dot) => dot.state === "silent" && dot.since !== null)
+    shown.filter((dot) => ["silent", "cut_off"].includes(dot.state) && dot.since !== null)
       .sort((one, other) => one.since - other.since).slice(0, shown.length > 12 ? 1 : 2).map((dot) => dot.learner),
   );
   // The label is on the dot's side of the island, unless it would leave the map.
@@ -222,7 +231,7 @@ function updateDot(node, { dot, size, now, x, y, label, left, island }) {
   const [link, words] = node.children;
   const [title, hit, sending, icon] = link.children;
   const long = dot.since === null ? "" : about(now - dot.since);
-  const name = `${dot.learner}, ${dot.state}${dot.state === "live" || long === "" ? "" : ` for ${long}`}`
+  const name = `${dot.learner}, ${stateWord(dot.state)}${dot.state === "live" || long === "" ? "" : ` for ${long}`}`
     + `${dot.uploading ? ", uploading" : ""}`;
   set(node, "transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
   set(link, "aria-label", name);

@@ -2,12 +2,17 @@
 
 import { h, keyed, set, sign, setSign, text } from "./dom.js";
 
-/** Columns: {title, show(cell, item, row), make(cell), sort, number, minor, wide}. By default, show does nothing. */
-export function makeTable({ caption, columns, key, sort, onsort }) {
-  const heads = columns.map((column) => head(column, onsort));
-  const body = h("tbody");
+/**
+ * Columns: {title, show(cell, item, row), make(cell), sort, number, minor, wide}. By default, show does nothing.
+ * stacked: on a narrow screen, a row becomes a list of titles and values. Roles keep the table for screen readers.
+ */
+export function makeTable({ caption, columns, key, sort, onsort, stacked = false }) {
+  const role = (name) => (stacked ? name : null);
+  const heads = columns.map((column) => head(column, onsort, role("columnheader")));
+  const body = h("tbody", { role: role("rowgroup") });
   const table = h(
-    "table", null, h("caption", { class: "unseen" }, caption), h("thead", null, h("tr", null, ...heads)), body,
+    "table", { class: role("stacked"), role: role("table") }, h("caption", { class: "unseen" }, caption),
+    h("thead", { role: role("rowgroup") }, h("tr", { role: role("row") }, ...heads)), body,
   );
   const empty = h("p", { class: "empty", hidden: true });
   const scroller = h(
@@ -17,9 +22,11 @@ export function makeTable({ caption, columns, key, sort, onsort }) {
   if (sort) showSort(sort);
 
   function make(item) {
-    const row = h("tr");
+    const row = h("tr", { role: role("row") });
     columns.forEach((column, index) => {
-      const cell = h(index === 0 ? "th" : "td", { class: classOf(column), scope: index === 0 ? "row" : null });
+      const [tag, kind] = index === 0 ? ["th", "rowheader"] : ["td", "cell"];
+      const cell = h(tag, { class: classOf(column), scope: index === 0 ? "row" : null, role: role(kind) });
+      set(cell, "data-title", role(column.title));
       column.make?.(cell, item);
       row.append(cell);
     });
@@ -57,11 +64,11 @@ function classOf(column) {
   return names.length > 0 ? names.join(" ") : null;
 }
 
-function head(column, onsort) {
+function head(column, onsort, role) {
   const inside = column.sort
     ? h("button", { type: "button", class: "sort", onclick: () => onsort(column.sort) }, column.title)
     : column.title;
-  return h("th", { scope: "col", class: classOf(column) }, inside);
+  return h("th", { scope: "col", class: classOf(column), role }, inside);
 }
 
 /** A column of plain text. */
@@ -87,15 +94,15 @@ export function linked(title, value, href, options = {}) {
   };
 }
 
-/** A column with a sign and its label. */
-export function signed(title, value, options = {}) {
+/** A column with a sign and its label. label(item) defaults to the sign's name. */
+export function signed(title, value, { label = (item) => value(item).replaceAll("_", " "), ...options } = {}) {
   return {
     title,
     make: (cell, item) => cell.append(h("span", { class: "signed" }, sign(value(item)), h("span"))),
     show(cell, item) {
       const [icon, word] = cell.firstChild.children;
       setSign(icon, value(item));
-      text(word, value(item));
+      text(word, label(item));
     },
     ...options,
   };

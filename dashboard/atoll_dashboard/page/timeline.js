@@ -2,7 +2,7 @@
 
 import { niceStep } from "./charts.js";
 import { h, keyed, roving, set, setSign, show, sign, text } from "./dom.js";
-import { clipped, clock, count } from "./format.js";
+import { clipped, count, moment } from "./format.js";
 import { endOf, milestones, PHASES, phasesOf, slowestFirst, standing, story } from "./phases.js";
 import { learnerLink } from "./labels.js";
 
@@ -90,7 +90,7 @@ function updateRound(node, round, now, only) {
   text(title, `Fragment ${round.fragment}, cycle ${round.cycle}`);
   setSign(outcome.firstChild, SIGNS[round.outcome]);
   text(outcome.lastChild, round.outcome === "merged" ? `merged as version ${round.version ?? "?"}` : round.outcome);
-  text(times, [`opened ${clock(round.opened_at, true)}`, ...milestones(round)].join(", "));
+  text(times, [`opened ${moment(round.opened_at, true)}`, ...milestones(round)].join(", "));
   text(reason, clipped(round.reason, 200));
   [round.quorum_at, round.closed_at].forEach((at, n) => {
     show(marks.children[n], at !== null);

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-from atoll_dashboard.feed.run_feed import RunFeed, one_line
+from atoll_dashboard.feed.run_feed import RunFeed, explained
 from atoll_dashboard.web import action_routes, read_routes
 from atoll_dashboard.web.headers import Headers
 from atoll_dashboard.web.runbooks import runbooks_page
@@ -79,7 +79,6 @@ def _core_said(feed: RunFeed):  # type: ignore[no-untyped-def]  # noqa: ANN202 -
     async def answer(_request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, grpc.aio.AioRpcError) and error.code() in HTTP:
             return JSONResponse({"detail": error.details()}, HTTP[error.code()])
-        text = one_line(error, feed.core.address) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        return JSONResponse({"detail": text}, 503)
+        return JSONResponse({"detail": await explained(error, feed.core)}, 503)
 
     return answer

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 
 from atoll_dashboard.feed.run_feed import RunFeed
+from atoll_dashboard.feed.run_rates import LOSS, TOKENS, column
 from atoll_dashboard.models import conversion
 from atoll_dashboard.models.api_models import (
     Checkpoint,
@@ -87,19 +88,21 @@ async def learner(feed: FeedOfRequest, name: str) -> Learner:
 
 @router.get("/learners/{name}/history")
 async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
-    """The history of a learner since the dashboard was started."""
+    """The history of a learner since the dashboard was started, and before with a history file."""
     columns = feed.rates.learners_history
     return LearnerHistory(
-        at=list(columns.at), loss=columns.column(("loss", name)), tokens_per_s=columns.column(("tokens", name))
+        **feed.time_axis(columns),
+        loss=columns.column(column(LOSS, name)),
+        tokens_per_s=columns.column(column(TOKENS, name)),
     )
 
 
 @router.get("/history")
 async def history(feed: FeedOfRequest) -> History:
-    """The history of the run since the dashboard was started."""
+    """The history of the run since the dashboard was started, and before with a history file."""
     columns = feed.rates.history
     return History(
-        at=list(columns.at),
+        **feed.time_axis(columns),
         goodput=columns.column("goodput"),
         tokens_per_s=columns.column("tokens"),
         loss=columns.column("loss"),

@@ -13,6 +13,7 @@ import uvicorn
 from atoll_wire.errors import UserError
 
 from atoll_dashboard.feed.core_client import CoreClient
+from atoll_dashboard.feed.history_file import HistoryFile
 from atoll_dashboard.feed.run_feed import RunFeed
 from atoll_dashboard.settings import DashboardSettings
 from atoll_dashboard.web.app import application
@@ -28,9 +29,15 @@ class DashboardError(UserError):
 
 
 async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
-    """Runs a dashboard until SIGTERM or SIGINT. announce: called with the page's URL. Raises DashboardError."""
+    """Runs a dashboard until SIGTERM or SIGINT. announce: called with the page's URL.
+
+    Raises DashboardError and HistoryFileError.
+    """
     settings.check()
-    feed = RunFeed(CoreClient(settings.server, settings.security, settings.own_token()), settings.price_per_gb)
+    file = None if settings.history is None else HistoryFile(settings.history)
+    core = CoreClient(settings.server, settings.security, settings.own_token())
+    feed = RunFeed(core, settings.price_per_gb, file)
+    feed.open_file()
     listening = _bind(settings.listen)
     config = uvicorn.Config(
         application(feed, settings.names()),
@@ -53,6 +60,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
         looking.result()  # raises the error that stopped the feed
     looking.cancel()
     await asyncio.wait({looking})
+    feed.close_file()
     await feed.core.close()
     log.info("stopped")
 

@@ -12,14 +12,14 @@ WHO = 'learner=~"$learner"'
 
 def board() -> Dashboard:
     """Returns the dashboard of one learner."""
-    choice = parts.choice("learner", "label_values(atoll_learner_info, learner)", "learner", several=False)
+    choice = parts.choice("learner", "learner", parts.scoped("atoll_learner_info"), several=False)
     return parts.page(
         "atoll-learner",
         "Atoll: one learner",
         "One learner: its state, pace and loss as seen by the core, and its own metrics.",
         {"": _numbers(), "As seen by the core": _seen(), "As reported by the learner": _told()},
         [choice],
-        [parts.core_started(), parts.learner_silent(f", {WHO}")],
+        [*parts.core_events(), parts.front_out(), parts.learner_silent(f", {WHO}")],
     )
 
 
@@ -92,7 +92,7 @@ def _told() -> list[Panel]:
         lines("Payloads", "Payload bytes per second, as the learner and its front count them. whole: whole fragments.",
               "Bps", {"{{direction}}": wire, "front: {{direction}}": front}),
         lines("Memory", "Resident memory of the learner process.", "bytes",
-              {"memory": f'process_resident_memory_bytes{{job="learner"}} {its}'}),
+              {"memory": f'process_resident_memory_bytes{{job="atoll-learner"}} {its}'}),
         lines("CPUs", "Number of CPUs in use by the learner.", "none",
-              {"CPUs": f'rate(process_cpu_seconds_total{{job="learner"}}[$__rate_interval]) {its}'}),
+              {"CPUs": f'rate(process_cpu_seconds_total{{job="atoll-learner"}}[$__rate_interval]) {its}'}),
     ]  # fmt: skip

@@ -7,8 +7,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from boards import parts
 from boards.parts import BLUE, GREEN, RED, YELLOW, Column, Panel, lines, rows, states, steps, value
 
-LEARNER = "/d/atoll-learner?var-learner=${__value.text}&${__url_time_range}"
-FIRING = 'ALERTS{alertname=~"Atoll.*", alertstate="firing"}'
+LEARNER = "/d/atoll-learner?${__all_variables}&var-learner=${__value.text}&${__url_time_range}"
+FIRING = 'ALERTS{alertname=~"Atoll.*", alertname!="AtollWatchdog", alertstate="firing"}'
 
 
 def board() -> Dashboard:
@@ -19,7 +19,7 @@ def board() -> Dashboard:
         "The state of the run, learners in trouble, their lost time, and the cost of the WAN.",
         {"": [*_at_a_glance(), _learners(), _alerts(), *_why(), *_over_time()]},
         [parts.price()],
-        [parts.core_started(), parts.learner_silent()],
+        [*parts.core_events(), parts.front_out(), parts.learner_silent()],
     )
 
 
@@ -27,21 +27,19 @@ def _at_a_glance() -> list[Panel]:
     """Returns the panels with current values, coloured by thresholds."""
     return [
         value("Core",
-              "State of the core. Learners keep training while the core is down, and wait while the run is paused.",
-              "none",
-              "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
+              "State of the core, or of its worst shard. Learners keep training while it is down.", "none",
+              "0 * (min(core:atoll_core_state:max) < 2) or 1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
               mappings=parts.words({0: ("down", RED), 1: ("up", GREEN), 2: ("paused", BLUE)})),
         value("Live learners", "Learners that take inner steps.", "none",
               'sum(atoll_learners{state="live"})', steps(RED, (1, GREEN))),
-        value("Silent learners", "Learners that stopped taking steps, but did not leave the run.", "none",
-              'sum(atoll_learners{state="silent"})', steps(GREEN, (1, RED))),
+        value("Silent learners", "Learners that take no steps but did not leave, or that are cut off with their front.",
+              "none",
+              'sum(atoll_learners{state=~"silent|cut_off"})', steps(GREEN, (1, RED))),
+        parts.fronts_in_trouble(),
         value("Goodput, 15 minutes", "Useful share of the provisioned learner-seconds in the last 15 minutes.",
               "percentunit", "run:atoll_goodput:ratio_15m", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Goodput of the run", "Useful share of the provisioned learner-seconds since the run began.",
               "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
-        value("Rounds closed at deadline", "Share of the rounds in the last half hour that closed at their deadline.",
-              "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
-              steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("WAN cost per month",
               "Cost of 30 days at the last day's rate and the price above. Red: above 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
@@ -74,10 +72,9 @@ def _learners() -> Panel:
 def _alerts() -> Panel:
     """Returns the table of firing alerts."""
     text = "Alerts that are firing. The runbook_url of an alert opens the alert's runbook on the Atoll dashboard."
-    fires = Column("firing", f"count by (alertname, severity, learner, instance) ({FIRING})")
-    return rows(
-        "Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires], span=8, height=9
-    )
+    labels = ["alertname", "severity", "region", "learner", "instance"]
+    fires = Column("firing", f"count by ({', '.join(labels)}) ({FIRING})")
+    return rows("Alerts", text, "alertname", labels, [fires], span=8, height=9)
 
 
 def _why() -> list[Panel]:

@@ -1,7 +1,11 @@
-"""Parts of dashboards: panels with a title, a unit and a description, all from one data source."""
+"""Parts of dashboards: panels with a title, a unit and a description.
+
+All panels use the data source, the namespace and the run that the variables of each dashboard select.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -20,12 +24,15 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="prometheus")  # of provisioning/datasources
+SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="${datasource}")
+SCOPE = 'run="$run", namespace=~"$namespace"'
+SERIES = re.compile(r"(?<![\w:\"])((?:[a-z]+:)?atoll_\w+(?::\w+)?|process_\w+|up|ALERTS)(?![\w:\"])(?:\{([^}]*)\})?")
 GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
 
 # State -> its number and colour. Tables sort by the number, with trouble first.
 STATES = {
-    "silent": (5, RED),
+    "silent": (6, RED),
+    "cut_off": (5, RED),
     "joining": (4, YELLOW),
     "paused": (3, BLUE),
     "live": (2, GREEN),
@@ -34,6 +41,11 @@ STATES = {
 }
 
 Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel | bargauge.Panel
+
+
+def scoped(expr: str) -> str:
+    """Returns an expression whose series are those of the selected run and namespace."""
+    return SERIES.sub(lambda found: f"{found[1]}{{{', '.join(filter(None, (SCOPE, found[2])))}}}", expr)
 
 
 def rank(labels: str, only: str = "") -> str:
@@ -70,7 +82,7 @@ def steps(first: str, *more: tuple[float, str]) -> dashboard.ThresholdsConfig:
 
 def query(expr: str, legend: str, ref: str, *, instant: bool = False, columns: bool = False) -> prometheus.Dataquery:
     """Returns one query. instant: whether to return only the current value. columns: whether to return a table."""
-    made = prometheus.Dataquery().datasource(SOURCE).expr(expr).legend_format(legend).ref_id(ref)
+    made = prometheus.Dataquery().datasource(SOURCE).expr(scoped(expr)).legend_format(legend).ref_id(ref)
     made = made.instant() if instant else made.range()
     return made.format(PromQueryFormat.TABLE if columns else PromQueryFormat.TIME_SERIES)
 
@@ -211,13 +223,38 @@ def _step(name: str, **options: Any) -> models.DataTransformerConfig:  # noqa: A
 
 def event(name: str, expr: str, text: str, color: str) -> dashboard.AnnotationQuery:
     """Returns an annotation that marks all charts while the expression has a value."""
-    made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).expr(expr).step("30s").icon_color(color)
+    made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).expr(scoped(expr)).step("30s").icon_color(color)
     return made.title_format(name).text_format(text).enable(True)
 
 
-def core_started() -> dashboard.AnnotationQuery:
-    """Returns an annotation at each start of the core."""
-    return event("the core started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
+def core_events() -> list[dashboard.AnnotationQuery]:
+    """Returns annotations while the core is down, and at each start of the core."""
+    last = "last_over_time(run:atoll_core_epoch:max[1d] offset 1m)"
+    return [
+        event("the core is down", "core:atoll_core_state:max == 0", "{{pod}}", RED),
+        event("the core started", f"run:atoll_core_epoch:max != {last}", "", "purple"),
+    ]
+
+
+def fronts() -> str:
+    """Returns an expression for each front's state: 2 if it reaches the core, 1 if not, and 0 if it does not answer."""
+    known = "max by (instance, region) (last_over_time(atoll_front_core_up[1d]))"
+    answers = 'max by (instance) (up{job="atoll-front"})'
+    down = f"0 * ({answers} == 0)"
+    named = f"0 * ({known} and on (instance) {answers} == 0)"
+    return f"1 + max by (instance, region) (atoll_front_core_up) or on (instance) ({named}) or on (instance) ({down})"
+
+
+def fronts_in_trouble() -> Panel:
+    """Returns the panel with the number of fronts that do not answer or cannot reach the core."""
+    text = "Fronts that do not answer or cannot reach the core, of all regions."
+    expr = f"sum(({fronts()}) < bool 2)"
+    return value("Fronts in trouble", text, "none", expr, steps(GREEN, (1, RED)), none="no fronts", decimals=0)
+
+
+def front_out() -> dashboard.AnnotationQuery:
+    """Returns an annotation while a front does not answer or cannot reach the core."""
+    return event("a front is down or cut off", f"({fronts()}) < 2", "{{instance}} in {{region}}", "orange")
 
 
 def learner_silent(only: str = "") -> dashboard.AnnotationQuery:
@@ -231,11 +268,25 @@ def price() -> dashboard.TextBoxVariable:
     return dashboard.TextBoxVariable("price").label("USD per GB over the WAN").default_value("0.09")
 
 
-def choice(name: str, expr: str, label: str, *, several: bool) -> dashboard.QueryVariable:
-    """Returns a variable with the values of a label."""
-    made = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(expr).multi(several)
-    made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+def choice(name: str, label: str, of: str, *, several: bool) -> dashboard.QueryVariable:
+    """Returns a variable with the values of a label. of: the series that have the label."""
+    made = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(f"label_values({of}, {label})")
+    made = made.multi(several).sort(models.VariableSort.ALPHABETICAL_ASC)
+    made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return made.include_all(True).all_value(".*") if several else made
+
+
+def scope() -> list[Any]:
+    """Returns the variables that each dashboard begins with: data source, namespace and run.
+
+    Without a label `run`, Grafana sets $run to an empty text, which matches series without that label.
+    """
+    targets = 'up{job=~"atoll-.+"%s}'
+    return [
+        dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"),
+        choice("namespace", "namespace", targets % "", several=True),
+        choice("run", "run", targets % ', namespace=~"$namespace"', several=False),
+    ]
 
 
 def page(
@@ -251,7 +302,7 @@ def page(
     made = made.time("now-3h", "now").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
     links = dashboard.DashboardLink("Atoll").type(models.DashboardLinkType.DASHBOARDS).tags(["atoll"])
     made = made.link(links.keep_time(True).include_vars(True))
-    for variable in variables:
+    for variable in [*scope(), *variables]:
         made = made.with_variable(variable)
     for each in events:
         made = made.annotation(each)

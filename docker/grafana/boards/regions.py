@@ -12,14 +12,14 @@ HERE = 'region=~"$region"'
 
 def board() -> Dashboard:
     """Returns the dashboard of regions and the WAN."""
-    region = parts.choice("region", "label_values(atoll_wan_bytes_total, region)", "region", several=True)
+    region = parts.choice("region", "region", parts.scoped("atoll_wan_bytes_total"), several=True)
     return parts.page(
         "atoll-regions",
         "Atoll: regions and WAN",
         "WAN traffic between learners and the core, its cost, and the state of fronts.",
         {"": _numbers(), "As seen by the core": _core(), "Fronts": _fronts()},
         [parts.price(), region],
-        [parts.core_started()],
+        [*parts.core_events(), parts.front_out()],
     )
 
 
@@ -41,8 +41,7 @@ def _numbers() -> list[Panel]:
               'atoll_compression_ratio{direction="up"}', steps(RED, (1, YELLOW), (4, GREEN)), decimals=1),
         value("Compression, down", "Size of published updates as float32, divided by their size on the wire.", "none",
               'atoll_compression_ratio{direction="down"}', steps(RED, (1, YELLOW), (4, GREEN)), decimals=1),
-        value("Connected fronts", "Share of the fronts that can reach the core.", "percentunit",
-              "avg(atoll_front_core_up)", steps(RED, (0.01, YELLOW), (1, GREEN)), none="no fronts", decimals=0),
+        parts.fronts_in_trouble(),
         value("Saved by fronts", "Share of the bytes to learners that did not cross the WAN.", "percentunit",
               '1 - sum(rate(atoll_front_wan_bytes_total{direction="down"}[15m]))'
               ' / sum(rate(atoll_front_learner_bytes_total{direction="down"}[15m]))',
@@ -74,12 +73,12 @@ def _core() -> list[Panel]:
 
 def _fronts() -> list[Panel]:
     """Returns the panels with traffic and state as fronts report them."""
-    up = parts.words({1: ("connected", GREEN), 0: ("not connected", RED)})
+    up = parts.words({2: ("connected", GREEN), 1: ("cannot reach the core", RED), 0: ("does not answer", RED)})
     wan = f"sum by (region, direction, kind) (rate(atoll_front_wan_bytes_total{{{HERE}}}[$__rate_interval]))"
     learners = "sum by (instance, direction) (rate(atoll_front_learner_bytes_total[$__rate_interval]))"
     return [
-        states("Connection of fronts to the core", "Whether each front could reach the core, over time.",
-               "max by (instance) (atoll_front_core_up)", "{{instance}}", up, span=24, height=6),
+        states("Fronts", "Whether each front answered and could reach the core, over time.",
+               parts.fronts(), "{{region}} {{instance}}", up, span=24, height=6),
         lines("Between fronts and core", "Payload bytes per second over the WAN, by kind.", "Bps",
               {"{{region}} {{direction}} {{kind}}": wan}),
         lines("Between fronts and learners",
@@ -90,7 +89,7 @@ def _fronts() -> list[Panel]:
         lines("Cache", "Updates and whole fragments that each front caches for its learners.", "bytes",
               {"{{instance}}": "max by (instance) (atoll_front_cached_bytes)"}),
         lines("Memory", "Resident memory of each front process.", "bytes",
-              {"{{instance}}": 'process_resident_memory_bytes{job="front"}'}),
+              {"{{instance}}": 'process_resident_memory_bytes{job="atoll-front"}'}),
         lines("CPUs", "Number of CPUs in use by each front.", "none",
-              {"{{instance}}": 'rate(process_cpu_seconds_total{job="front"}[$__rate_interval])'}),
+              {"{{instance}}": 'rate(process_cpu_seconds_total{job="atoll-front"}[$__rate_interval])'}),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from atoll_server.links.link import ARRIVAL_STEPS
 from atoll_server.memory_budget import needed_bytes
 from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.settings import RunSettings
@@ -64,11 +65,13 @@ class RegionLoss:
     """The effect of losing a whole region.
 
     pace: share of the run's learners that remain. silent_s: seconds after which rounds no longer wait for the region.
+    budget_s: seconds for which the region may be cut off until work of its learners is discarded.
     """
 
     region: str
     pace: float
     silent_s: float
+    budget_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
     core = _together(job, carried)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
+    budget_s = (settings.max_staleness - ARRIVAL_STEPS) * inner_steps * job.step_s
+    losses = (RegionLoss(r.name, 1 - r.learners / job.learners, silent_s, budget_s) for r in job.regions)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
     trial = run_trial(job, settings, _longest_trip(job, count))
     atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
@@ -127,7 +132,7 @@ def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan
         needed_bytes(job.parameters),
         disk_bytes(job.parameters, job.parameters, waiting_bytes),
         LEARNER_BYTES * job.parameters,
-        tuple(RegionLoss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
+        tuple(losses) if len(job.regions) > 1 else (),
         tuple(_warnings(job, (*carried, core), trial, settings, atoll, divided, shard_bytes)),
         all(each.share <= 1 for each in (*carried, core))
         and trial.rounds >= MIN_MERGED

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from atoll_server.links.links import duration
 from atoll_wire.cli.output import plain_table
 from rich.markup import escape
 from rich.table import Table
@@ -72,7 +74,7 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
         "processors": cpus(job, plan),
         "warnings": list(plan.warnings),
         "works": plan.works,
-        "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
+        "losses": [asdict(lost) for lost in plan.losses],
     }
 
 
@@ -141,10 +143,10 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 def _losses(plan: Plan) -> Table:
     table = plain_table(title="Loss of a region")
-    for column in ("region", "remaining learners", "rounds stop waiting for it after"):
+    for column in ("region", "remaining learners", "rounds stop waiting after", "work is discarded after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:
-        table.add_row(escape(lost.region), f"{lost.pace:.0%}", f"{lost.silent_s:.3g} s")
+        table.add_row(escape(lost.region), f"{lost.pace:.0%}", f"{lost.silent_s:.3g} s", duration(lost.budget_s))
     return table
 
 

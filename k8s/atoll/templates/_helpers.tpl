@@ -25,9 +25,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 
 {{- define "atoll.image" -}}
-{{- $image := (first .).Values.image -}}
-{{- $name := printf "atoll-%s:%s" (last .) ($image.tag | default (first .).Chart.AppVersion) -}}
-{{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ $name -}}
+{{- $all := (first .).Values.image -}}
+{{- $own := (get (first .).Values (last .)).image -}}
+{{- $registry := ternary (printf "%s/" (trimSuffix "/" $all.registry)) "" (ne $all.registry "") -}}
+{{- $own.repository | default (printf "%satoll-%s" $registry (last .)) -}}
+{{- if $own.digest }}@{{ $own.digest }}{{ else }}:{{ $own.tag | default $all.tag | default (first .).Chart.AppVersion }}{{ end -}}
 {{- end }}
 
 {{- define "atoll.serviceAccount" -}}
@@ -43,27 +45,28 @@ metadata:
 automountServiceAccountToken: false
 {{- end }}
 
+{{/* Labels and annotations of a component's pods. */}}
+{{- define "atoll.podMetadata" -}}
+{{- $values := get (first .).Values (last .) -}}
+labels:
+  {{- include "atoll.selector" . | nindent 2 }}
+  {{- with $values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* Common fields of all pods, without containers and volumes. */}}
 {{- define "atoll.pod" -}}
 {{- $root := first . -}}
 {{- $values := get $root.Values (last .) -}}
 serviceAccountName: {{ include "atoll.name" . }}
-automountServiceAccountToken: false
-# Otherwise Kubernetes sets ATOLL_CORE_PORT and similar variables for the Services, and Atoll would read them as options.
-enableServiceLinks: false
+{{ include "atoll.podSecurity" $root }}
 terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: {type: RuntimeDefault}
-{{- with $root.Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
 {{- end }}
 {{- with $values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -76,8 +79,29 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* User, environment and registry password of all pods, also of tests. */}}
+{{- define "atoll.podSecurity" -}}
+automountServiceAccountToken: false
+# Otherwise Kubernetes sets ATOLL_CORE_PORT and similar variables for the Services, and Atoll would read them as options.
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Common fields of all containers, without arguments, probes and resources. */}}
 {{- define "atoll.container" -}}
+image: {{ include "atoll.image" . }}
 imagePullPolicy: {{ (first .).Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
@@ -90,13 +114,17 @@ securityContext:
 - name: tls
   secret:
     secretName: {{ (get (first .).Values (last .)).tlsSecret }}
-    defaultMode: 0440
-    {{- if (first .).Values.tls.certManager.enabled }}
-    items:
-      - {key: ca.crt, path: ca.pem}
-      - {key: tls.crt, path: cert.pem}
-      - {key: tls.key, path: key.pem}
-    {{- end }}
+    {{- include "atoll.tlsFiles" (first .) | nindent 4 }}
+{{- end }}
+
+{{- define "atoll.tlsFiles" -}}
+defaultMode: 0440
+{{- if .Values.tls.certManager.enabled }}
+items:
+  - {key: ca.crt, path: ca.pem}
+  - {key: tls.crt, path: cert.pem}
+  - {key: tls.key, path: key.pem}
+{{- end }}
 {{- end }}
 
 {{- define "atoll.common-args" -}}
@@ -126,6 +154,12 @@ spec:
   type: {{ $service.type }}
   {{- if eq $service.type "LoadBalancer" }}
   externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs use
+  {{- with $service.loadBalancerSourceRanges }}
+  loadBalancerSourceRanges: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  {{- if and (eq (last .) "core") (first .).Values.core.standby }}
+  publishNotReadyAddresses: true  # the pod is not ready while a crashed container restarts, but the other one serves
   {{- end }}
   {{- if eq (last .) "front" }}
   sessionAffinity: ClientIP  # all connections of a learner go to the same front, which has the updates in its cache
@@ -201,6 +235,11 @@ localhost
 {{- .Values.dashboard.url | default $own -}}
 {{- end }}
 
+{{/* The label `run` of all series. */}}
+{{- define "atoll.run" -}}
+{{- .Values.monitoring.run | default (printf "%s/%s" .Release.Namespace .Release.Name) -}}
+{{- end -}}
+
 {{/* The component of this release that learners call: front, core, or none. */}}
 {{- define "atoll.learnersCall" -}}
 {{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
@@ -215,4 +254,9 @@ localhost
 {{- else -}}
 {{- printf "%s:%s" (include "atoll.name" (list . $called)) (ternary "7071" "7070" (eq $called "front")) | list | toJson -}}
 {{- end -}}
+{{- end }}
+
+{{/* Whether `helm test` has a pod to run: not empty, or empty. */}}
+{{- define "atoll.tests" -}}
+{{- if or (and .Values.core.enabled .Values.core.operatorTlsSecret) .Values.learner.enabled }}yes{{ end -}}
 {{- end }}

@@ -15,7 +15,7 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
-from atoll_wire.connections.link import Link, close_gracefully
+from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status, is_connection_lost
 from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
@@ -72,7 +72,7 @@ class RunSession:
         self._counters = counters
         self._on_ready = on_ready
         self._entered = False
-        self._said_away = False
+        self._said_away: set[str] = set()  # the causes of this outage that the log names
         self._name_taken_at: float | None = None  # when the core first refused the name since the last join
         self._stop = stop
         self._clock = clock
@@ -117,7 +117,7 @@ class RunSession:
                             short, began = 0, self._clock.monotonic()
                 except grpc.aio.AioRpcError as error:
                     if not self.core.said_goodbye:  # after Leave, the core ends the session with an error
-                        self._note(error, self._clock.monotonic() - began)
+                        await self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
                     pass  # another link has replaced this link
                 if self.core.said_goodbye:
@@ -141,24 +141,26 @@ class RunSession:
         part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
         return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
-    def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
+    async def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
         """Logs once per outage why the core cannot be reached. Raises LearnerError if a retry cannot help."""
-        self._counters.last_error = one_line(error)
+        fault = await self.core.link.tls_fault() if is_connection_lost(error) else ""
+        self._counters.last_error = fault or one_line(error)
         address, name = self.core.link.address, self._identity.name
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not self._name_may_become_free(error):
             status = ExitStatus.REFUSED if remedy(error) is Remedy.STOP else ExitStatus.FAILED
             raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}", status)
         if not self._entered and waited_s > self._identity.connect_timeout_s:
-            raise LearnerError(
-                f"could not join the run at {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "if no core runs there, start a core, or correct the server address",
-                ExitStatus.UNREACHABLE,
-            )
-        if not self._said_away:
-            self._said_away = True
-            self._counters.reconnects += self._entered
+            text = f"could not join the run at {address} within {waited_s:.0f} s"
+            if fault or is_atoll_status(error):
+                status = ExitStatus.FAILED if fault else ExitStatus.UNREACHABLE
+                raise LearnerError(f"{text}: {fault or detail(error)}", status)
+            fix = "if no core runs there, start a core, or correct the server address"
+            raise LearnerError(f"{text} ({one_line(error)}): {fix}", ExitStatus.UNREACHABLE)
+        if (cause := fault or "away") not in self._said_away:
+            self._counters.reconnects += self._entered and not self._said_away
+            self._said_away.add(cause)
             text = "lost the connection to the core: training continues" if self._entered else "waiting for the core"
-            log.warning(text, learner=name, server=address, error=one_line(error))
+            log.warning(text, learner=name, server=address, error=self._counters.last_error)
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
         """Returns whether another process uses the name, and the first refusal was less than DUPLICATE_S seconds
@@ -205,7 +207,7 @@ class RunSession:
         self._counters.earlier_tokens, self._counters.earlier_steps = reply.earlier_tokens, reply.earlier_steps
         if self._said_away:
             log.info("connected to the core", learner=self._identity.name, epoch=reply.epoch)
-            self._said_away = False
+            self._said_away.clear()
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
         """Returns the shards that the Join reply names. Reuses a shard with the same address and fragments.

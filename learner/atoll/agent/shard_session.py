@@ -212,6 +212,7 @@ class ShardSession:
         """Returns all counters, and the adoptions and declined rounds since the last message, up to a limit."""
         progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
         progress.shard = shard.number
+        progress.round_trip_s = shard.link.round_trip_s
         progress.declined.extend(shard.declined.popleft() for _ in range(min(REPORTED, len(shard.declined))))
         progress.adopted.extend(shard.adopted.popleft() for _ in range(min(REPORTED, len(shard.adopted))))
         return progress

@@ -98,7 +98,7 @@ class Observer:
             self._core_answered_at = now
             hit.serving_s = now - hit.started_at
         here = [each for each in self.status.learners if each.state not in {"left", "evicted"}]
-        if all(each.state != "silent" and each.last_seen_age_s < 1.5 for each in here):
+        if all(each.state not in {"silent", "cut_off"} and each.last_seen_age_s < 1.5 for each in here):
             hit.all_back_s = now - self._core_answered_at
             self._core_waiting = None
 

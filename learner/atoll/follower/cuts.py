@@ -51,9 +51,13 @@ class Cut:
 
 
 class CutExchange:
-    """Passes the newest cut to the user's thread. An error ends the exchange."""
+    """Passes the newest cut to the user's thread. An error ends the exchange.
+
+    cause: why the server could not be read, with the fix; empty if it did not answer.
+    """
 
     def __init__(self) -> None:
+        self.cause = ""
         self._changed = threading.Condition()
         self._newest: Cut | None = None
         self._error: FollowerError | None = None

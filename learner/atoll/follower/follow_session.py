@@ -16,7 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.arrival_estimator import ArrivalEstimator
 from atoll_wire.connections.calls import LinkLost, open_stream, unary_reply
-from atoll_wire.connections.link import Link, close_gracefully
+from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status, is_connection_lost
 from atoll_wire.contract import JOIN_S, PROTOCOL, token_metadata
 from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.frame_spans import Codec
@@ -108,7 +108,7 @@ class FollowSession:
         self._fixed: FixedValues | None = None
         self._layout: Layout | None = None
         self._offered: Cut | None = None
-        self._said_away = False
+        self._said_away: set[str] = set()  # the causes of this outage that the log names
 
     async def live(self) -> None:
         """Follows the run until cancelled. Raises FollowerError if a retry cannot help."""
@@ -121,7 +121,7 @@ class FollowSession:
                     described_at = self._clock.monotonic()
                     await self._stay()
                 except grpc.aio.AioRpcError as error:
-                    self._note(error, self._clock.monotonic() - began)
+                    await self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
                     pass  # another link has replaced this link
                 if self._clock.monotonic() - described_at > HELD_S:
@@ -140,21 +140,25 @@ class FollowSession:
             for task in self._retired:
                 task.cancel()
 
-    def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
+    async def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
         """Logs once per outage why the server cannot be read. Raises FollowerError if a retry cannot help."""
-        address = self._links[self._turn].address
+        link = self._links[self._turn]
+        address, fault = link.address, await link.tls_fault() if is_connection_lost(error) else ""
+        self._exchange.cause = fault or (detail(error) if is_atoll_status(error) else "")
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP}:
             status = ExitStatus.REFUSED if remedy(error) is Remedy.STOP else ExitStatus.FAILED
             raise FollowerError(f"the model cannot be read from {address}: {detail(error)}", status)
         if self._offered is None and waited_s > self._source.connect_timeout_s:
-            raise FollowerError(
-                f"no model arrived from {address} within {waited_s:.0f} s ({one_line(error)}): "
-                "start a core and a learner, or correct the server address",
-                ExitStatus.UNREACHABLE,
-            )
-        if not self._said_away:
-            self._said_away = True
-            log.warning("waiting for the server: the model stays unchanged", server=address, error=one_line(error))
+            text = f"no model arrived from {address} within {waited_s:.0f} s"
+            if self._exchange.cause:
+                status = ExitStatus.FAILED if fault else ExitStatus.UNREACHABLE
+                raise FollowerError(f"{text}: {self._exchange.cause}", status)
+            fix = "start a core and a learner, or correct the server address"
+            raise FollowerError(f"{text} ({one_line(error)}): {fix}", ExitStatus.UNREACHABLE)
+        if (cause := fault or "away") not in self._said_away:
+            self._said_away.add(cause)
+            text = "waiting for the server: the model stays unchanged"
+            log.warning(text, server=address, error=fault or one_line(error))
 
     # ------------------------------------------------------------------------------ describing
 
@@ -177,7 +181,7 @@ class FollowSession:
         self._view.settings = reply.settings
         self._place(reply, self._layout, link)
         if self._said_away:
-            self._said_away = False
+            self._said_away.clear()
             log.info("connected to the server", server=link.address)
 
     def _place(self, reply: pb.DescribeReply, layout: Layout, near: Link) -> None:

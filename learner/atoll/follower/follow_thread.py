@@ -9,7 +9,7 @@ import threading
 import structlog
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.compiling import compiling_is_logged
-from atoll_wire.errors import UserError
+from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.process import logs
 from atoll_wire.process.clock import Clock
 
@@ -42,6 +42,13 @@ class FollowThread:
         logs.configure_unless()
         self._thread = threading.Thread(target=self._run, name="atoll follower", daemon=True)
         self._thread.start()
+
+    def timed_out(self, option: str) -> FollowerError:
+        """Returns the error for a first model that did not arrive in time. option: the name of the time limit."""
+        address, timeout_s = self._source.addresses[0], self._source.connect_timeout_s
+        text = f"no model arrived from {address} within {timeout_s:.0f} s"
+        fix = self.exchange.cause or f"start a core and a learner, correct the server address, or raise {option}"
+        return FollowerError(f"{text}: {fix}", ExitStatus.UNREACHABLE)
 
     def end(self) -> None:
         """Ends the thread and its connections."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll_wire import forking
-from atoll_wire.errors import ExitStatus
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.transport import TransportSecurity
 from torch import nn
@@ -83,12 +82,7 @@ class Follower:
         try:
             self._thread.start()
             if not self.wait(timeout_s=self._source.connect_timeout_s):
-                address = self._source.addresses[0]
-                text = f"no model arrived from {address} within {self._source.connect_timeout_s:.0f} s"
-                raise FollowerError(
-                    f"{text}: start a core and a learner, correct the server address, or raise connect_timeout_s",
-                    ExitStatus.UNREACHABLE,
-                )
+                raise self._thread.timed_out("connect_timeout_s")
         except BaseException:
             self._end()
             raise

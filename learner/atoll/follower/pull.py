@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll_wire.errors import ExitStatus
 from atoll_wire.model_file.model_file import write_model
 from atoll_wire.model_file.unshared_tensors import warnings_of
 from atoll_wire.process.clock import Clock
@@ -31,11 +30,7 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
         while True:
             cut = thread.exchange.wait(written, None if written else source.connect_timeout_s)
             if cut is None:
-                text = f"no model arrived from {source.addresses[0]} within {source.connect_timeout_s:.0f} s"
-                raise FollowerError(
-                    f"{text}: start a core and a learner, correct the server address, or raise --connect-timeout-s",
-                    ExitStatus.UNREACHABLE,
-                )
+                raise thread.timed_out("--connect-timeout-s")
             size = _write(out, cut)
             versions = cut.versions
             low, high = min(versions), max(versions)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from atoll_wire.errors import UserError
+
+# Without this, gRPC logs each failed TLS handshake as text. The commands print the cause and the fix.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 NAMES = {"help_option_names": ["-h", "--help"]}
 

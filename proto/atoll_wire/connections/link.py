@@ -16,6 +16,7 @@ from atoll_wire.connections.parallel_connections import ParallelConnections
 from atoll_wire.messages.frame_messages import FrameStub
 from atoll_wire.messages.message_parts import REPLY_BYTES
 from atoll_wire.process.clock import Clock
+from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import TransportSecurity
 
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
@@ -65,6 +66,11 @@ def is_unreachable(error: grpc.RpcError) -> bool:
     return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED} and not is_atoll_status(
         error
     )
+
+
+def is_connection_lost(error: grpc.RpcError) -> bool:
+    """Returns whether a call failed because its connection broke, not with a status that a core or a front set."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)
 
 
 def core_away(error: grpc.RpcError) -> str:
@@ -145,10 +151,19 @@ class Link:
         """Whether the certificate files have changed since the first connection."""
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
+    async def tls_fault(self) -> str:
+        """Returns why TLS prevents connections to the address, with the fix; empty if TLS is not the cause."""
+        return await asyncio.to_thread(tls_fault, self.address, self._security)
+
     def answered(self, after_s: float) -> None:
         """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
         self.up.answered(after_s)
         self.down.answered(after_s)
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest of the newest response times, in seconds; 0 if there are none."""
+        return self.up.round_trip_s
 
     async def rest(self) -> None:
         """Closes idle connections. Call this regularly."""

@@ -62,6 +62,11 @@ class ConnectionCount:
             self._leapt = True
 
     @property
+    def round_trip_s(self) -> float:
+        """The shortest of the newest response times, in seconds; 0 if there are none."""
+        return min(self._answers_s, default=0.0)
+
+    @property
     def far(self) -> bool:
         """Whether round trips are so long that TCP windows limit the rate."""
         return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
@@ -181,6 +186,11 @@ class ParallelConnections:
         """Records a response time. See `ConnectionCount.answered`."""
         self._width.answered(after_s)
         self._widen()
+
+    @property
+    def round_trip_s(self) -> float:
+        """See `ConnectionCount.round_trip_s`."""
+        return self._width.round_trip_s
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[TransferProgress]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from json import dumps
 from typing import TextIO, cast
 
 import structlog
@@ -18,14 +19,16 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 class _Lossy(io.TextIOBase):
     """A log file that drops lines on write errors (full disk, closed pipe), so that the process continues."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, *, json: bool) -> None:
         self._file = file
+        self._json = json
         self._lost = 0
 
     def write(self, text: str) -> int:
         try:
             if self._lost:
-                self._file.write(f"{self._lost} lines of this log were lost because of write errors: check the disk\n")
+                said = f"{self._lost} lines of this log were lost because of write errors: check the disk"
+                self._file.write(f"{dumps({'event': said, 'level': 'error'}) if self._json else said}\n")
             self._file.write(text)
             self._file.flush()
             self._lost = 0
@@ -63,5 +66,5 @@ def configure(level: str, *, json: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr, json=json))),
     )

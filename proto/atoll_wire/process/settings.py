@@ -25,6 +25,7 @@ from atoll_wire.cli import option_groups
 from atoll_wire.cli.option_groups import Group
 from atoll_wire.cli.sizes import COUNT_UNITS, UNITS, parse_count, parse_size, shortest
 from atoll_wire.errors import UsageError
+from atoll_wire.process.json_output import take_over_stderr
 from atoll_wire.process.logs import configure
 from atoll_wire.security.transport import TransportSecurity
 
@@ -111,12 +112,16 @@ class Metrics(Settings):
 class Logs(Settings):
     """The level and the format of a process's log."""
 
-    log_json: Annotated[bool, Field(description="Log one JSON object per line.")] = False
+    log_json: Annotated[
+        bool, Field(description="Log one JSON object per line on stderr, also for warnings and errors of libraries.")
+    ] = False
     log_level: Annotated[str, Field(description="Lowest level to log: debug, info, warning or error.")] = "info"
 
     def begin(self) -> None:
         """Configures the process's log. Raises UserError for an unknown level."""
         configure(self.log_level, json=self.log_json)
+        if self.log_json:
+            take_over_stderr()
 
 
 # ------------------------------------------------------------------------------------------------- declared settings

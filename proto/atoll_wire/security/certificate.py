@@ -1,9 +1,14 @@
-"""Reads a certificate: identity (`atoll://ROLE/NAME`), hosts and validity."""
+"""Reads a certificate: identity (`atoll://ROLE/NAME`), hosts and validity.
+
+A learner's certificate may be for a fleet: its name ends in * for a prefix, or the certificate has several identities.
+In text, several identities or names are separated by spaces.
+"""
 
 from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,6 +21,7 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_NAMES = 100  # limit on the names in a certificate, which a peer sends in each handshake
 ANY = "*"  # at the end of a certificate's name: the certificate is valid for all names with this prefix
 
 
@@ -35,19 +41,30 @@ class CertificateError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """The contents of a certificate. identity: "role/name", or a description of the owner. begins, ends: in UTC."""
+    """The contents of a certificate. identity: "role/name", or a description of the owner. begins, ends: in UTC.
+
+    serial: the serial number in hexadecimal digits, as OpenSSL shows it. fingerprint: SHA-256, in pairs of digits.
+    """
 
     identity: str
     hosts: tuple[str, ...]
     issuer: str
     begins: datetime.datetime
     ends: datetime.datetime
+    serial: str
     fingerprint: str
 
     @property
     def days_left(self) -> float:
         """Days until the certificate expires. Negative after that."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
+
+    @property
+    def issue_command(self) -> str:
+        """The command that issues the certificate again, on the authority's machine."""
+        role, _, names = self.identity.partition("/")
+        owner = (role, names.replace(f" {role}/", " ")) if names else ("ROLE", "NAME")
+        return " ".join(("atoll certs issue", *owner, *(f"--host {host}" for host in self.hosts)))
 
 
 def read_certificate(path: Path) -> CertificateInfo:
@@ -58,6 +75,11 @@ def read_certificate(path: Path) -> CertificateInfo:
         found = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CertificateError(f"{file} is not a readable certificate: give a .pem file or its folder") from error
+    return certificate_info(found)
+
+
+def certificate_info(found: x509.Certificate) -> CertificateInfo:
+    """Returns the contents of a certificate."""
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -71,13 +93,42 @@ def read_certificate(path: Path) -> CertificateInfo:
         found.issuer.rfc4514_string(),
         found.not_valid_before_utc,
         found.not_valid_after_utc,
+        found.serial_number.to_bytes(max(1, (found.serial_number.bit_length() + 7) // 8)).hex().upper(),
         found.fingerprint(hashes.SHA256()).hex(":"),
     )
 
 
+def owner_of(uris: Iterable[str]) -> tuple[Role, str] | None:
+    """Returns the role and the name in a certificate, or None if a role or name is invalid. uris: the certificate's.
+
+    Only a learner's certificate may have several names, which the name then contains, separated by spaces.
+    """
+    own = [uri.removeprefix(SCHEME).partition("/") for uri in uris if uri.startswith(SCHEME)]
+    roles, names = {role for role, _, _ in own}, [name for _, _, name in own]
+    if len(roles) != 1 or not roles <= {each.value for each in Role}:
+        return None
+    role = Role(roles.pop())
+    if len(names) > 1:
+        valid = role is Role.LEARNER and len(names) <= MOST_NAMES and all(map(NAME.fullmatch, names))
+    else:
+        valid = NAME.fullmatch(names[0].removesuffix(ANY)) is not None
+    return (role, " ".join(names)) if valid else None
+
+
 def allows_name(said: str, name: str) -> bool:
-    """Returns whether a certificate is valid for a name. said: the certificate's name, which may end with ANY."""
-    return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
+    """Returns whether a certificate is valid for a name. said: the certificate's names, or its identities."""
+    return any(name.startswith(each[:-1]) if each.endswith(ANY) else each == name for each in said.split())
+
+
+def is_fleet(said: str) -> bool:
+    """Returns whether a certificate is for several learners. said: the certificate's names."""
+    return said.endswith(ANY) or " " in said
+
+
+def brief(said: str) -> str:
+    """Returns the names in a certificate for a message, which shows at most three of them."""
+    names = said.split()
+    return said if len(names) <= 3 else f"{' '.join(names[:3])} and {len(names) - 3} more"
 
 
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:

@@ -6,9 +6,29 @@ import socket
 import ssl
 from pathlib import Path
 
+from atoll_wire.security.certificate import CertificateError, read_certificate
 from atoll_wire.security.transport import AUTHORITY, CERTIFICATE, KEY, TransportSecurity
 
 WAIT_S = 3.0
+CLOCKS = "check both clocks"
+STRANGE = (
+    "is from another authority than ca.pem in --tls {tls}",
+    "use a directory that the authority of this run issued (atoll certs issue)",
+)
+OTHER_HOST = (
+    "does not name the host {host}",
+    "use a host that it names (atoll certs show), or issue it again with --host {host}",
+)
+# OpenSSL's number of a failed check -> what is wrong with the server's certificate, and the fix.
+UNTRUSTED = {
+    9: ("is not valid yet", CLOCKS),
+    10: ("has expired", f"issue the server's certificate again (atoll certs issue), and {CLOCKS}"),
+    18: STRANGE,
+    19: STRANGE,
+    20: STRANGE,
+    62: OTHER_HOST,
+    64: OTHER_HOST,
+}
 
 
 def tls_fault(address: str, security: TransportSecurity) -> str:
@@ -23,8 +43,8 @@ def tls_fault(address: str, security: TransportSecurity) -> str:
     try:
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as raw:
             return _plain(address, raw) if security.tls is None else _encrypted(address, host, raw, security.tls)
-    except OSError:
-        return ""  # nothing listens there, or it did not answer
+    except (OSError, CertificateError):
+        return ""  # nothing listens there, it did not answer, or the own certificate is being replaced
 
 
 def _plain(address: str, raw: socket.socket) -> str:
@@ -43,23 +63,28 @@ def _encrypted(address: str, host: str, raw: socket.socket, tls: Path) -> str:
     context.load_verify_locations(tls / AUTHORITY)
     context.load_cert_chain(tls / CERTIFICATE, tls / KEY)
     context.set_alpn_protocols(["h2"])
-    refused = f"{address} refused the certificate in --tls {tls}"
-    fix = "issue it again with the run's authority (atoll certs issue)"
     try:
         wrapped = context.wrap_socket(raw, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        look = "check the address, both clocks, and both certificates (atoll certs show)"
-        return f"{address} has a certificate that --tls {tls} does not trust ({error.verify_message}): {look}"
+        other = (f"cannot be used ({error.verify_message})", "check it with atoll certs show")
+        fact, fix = (part.format(tls=tls, host=host) for part in UNTRUSTED.get(error.verify_code, other))
+        return f"the TLS certificate of {address} {fact}: {fix}"
     except ssl.SSLError as error:
         return f"{address} does not answer with TLS ({_words(error)}): correct the address, or omit --tls"
+    why = "it closed the connection"
     with wrapped:
         try:
-            ended = not wrapped.recv(1)  # a server judges the client's certificate only after the client's handshake
+            if wrapped.recv(1):  # a server judges the client's certificate only after the client's handshake
+                return ""
         except ssl.SSLError as error:
-            return f"{refused} ({_words(error)}): {fix}"
+            why = _words(error)
         except ConnectionError:
-            ended = True
-    return f"{refused} (it closed the connection): {fix}" if ended else ""
+            pass
+    mine = read_certificate(tls)
+    if mine.days_left <= 0:
+        why = f"it expired on {mine.ends:%Y-%m-%d}"
+    fix = f"issue it again with the authority of this run ({mine.issue_command})"
+    return f"{address} refused the TLS certificate in --tls {tls} ({why}): {fix}"
 
 
 def _words(error: ssl.SSLError) -> str:

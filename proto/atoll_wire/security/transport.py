@@ -100,6 +100,10 @@ class TransportSecurity:
         """Returns a value that changes when there are new valid certificate files."""
         return () if self.tls is None else _newest(self.tls).stamp
 
+    def files(self) -> CertificateFiles | None:
+        """Returns the certificate files in use, or None for plain text. Raises TransportSecurityError."""
+        return None if self.tls is None else _newest(self.tls).pem
+
     def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """Returns an asyncio channel to an address. Raises TransportSecurityError if the files cannot be used."""
         if self.tls is None:

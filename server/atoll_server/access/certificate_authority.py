@@ -1,18 +1,31 @@
 """Creates a run's own certificate authority, and issues certificates for the run's processes.
 
-A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names.
+A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names. The certificate
+of a fleet of learners has one URI per learner, or a URI that ends in * for all names with a prefix.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from atoll_wire.security.certificate import ANY, NAME, SCHEME, CertificateError, Role
+from atoll_wire.security.certificate import (
+    ANY,
+    MOST_NAMES,
+    NAME,
+    SCHEME,
+    CertificateError,
+    CertificateInfo,
+    Role,
+    certificate_info,
+    read_certificate,
+)
 from atoll_wire.security.transport import AUTHORITY, CERTIFICATE, KEY
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
+ISSUED = "issued.jsonl"  # describes the certificates that the authority has issued, one JSON object per line
 ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name contains "+"
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(
@@ -58,15 +72,16 @@ def init(directory: Path) -> Path:
     return directory / AUTHORITY
 
 
-def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
+def issue(
+    directory: Path, role: Role, name: str, hosts: Sequence[str], days: float, others: Sequence[str] = ()
+) -> Path:
     """Creates or renews a process's certificate directory. Returns the directory's path.
 
-    hosts: the host names and addresses at which the process may serve. days: validity in days.
+    hosts: the host names and addresses at which the process may serve. days: validity in days. others: further names of
+    a fleet of learners, which share the certificate.
     Raises CertificateError if an argument is invalid or `directory` contains no readable authority.
     """
-    if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
-        text = "a learner's name may end in * to cover all names with that prefix"
-        raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"; {text}')
+    _check_names(role, name, others)
     if hosts and SERVES not in USES[role]:
         raise CertificateError(f"--host is for cores and fronts, but the role is {role.value}: omit --host")
     if not hosts and SERVES in USES[role]:
@@ -79,17 +94,18 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
             f"--dir {directory} has no readable certificate authority: correct --dir, or use `atoll certs init`"
         ) from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "made by init"
-    own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
-    if not own:
+    signers = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
+    if not signers:
         raise CertificateError(
             f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add the key's certificate to that file"
         )
-    authority = own[0]
+    authority = signers[0]
     key, subject = (
         ec.generate_private_key(ec.SECP256R1()),
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:LONGEST])]),
     )
-    names = [x509.UniformResourceIdentifier(f"{SCHEME}{role.value}/{name}"), *map(_host, hosts)]
+    own = [f"{role.value}/{each}" for each in dict.fromkeys((name, *others))]
+    names = [*(x509.UniformResourceIdentifier(SCHEME + each) for each in own), *map(_host, hosts)]
     builder = (
         _builder(subject, authority.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -99,9 +115,69 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     certificate = builder.sign(signer, hashes.SHA256())
-    out = directory / f"{role.value}-{name.replace(ANY, ANY_FILE)}"
+    fleet = f"{ANY_FILE}{len(own) - 1}" if others else ""
+    out = directory / f"{role.value}-{name.replace(ANY, ANY_FILE)}{fleet}"
+    if fleet and (out / CERTIFICATE).exists() and read_certificate(out).identity != " ".join(own):
+        text = f"{out} has the certificate of other learners: name another learner first, or move the directory away"
+        raise CertificateError(text)
+    _record(directory, certificate_info(certificate))
     _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: trusted})
     return out
+
+
+def issued(directory: Path) -> list[dict[str, Any]]:
+    """Returns the certificates that an authority has issued, oldest first: identity, begins, ends, serial, fingerprint.
+
+    Raises CertificateError if the record cannot be read.
+    """
+    path = directory / ISSUED
+    if not (directory / AUTHORITY).exists():
+        raise CertificateError(
+            f"--dir {directory} has no certificate authority: correct --dir, or use `atoll certs init`"
+        )
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"{path} cannot be read ({error}): repair the file, which has one JSON object per line"
+        ) from error
+
+
+def _record(directory: Path, cert: CertificateInfo) -> None:
+    """Adds a certificate to the record before the certificate exists, so that it can always be revoked."""
+    line = json.dumps(
+        {
+            "identity": cert.identity,
+            "begins": cert.begins.timestamp(),
+            "ends": cert.ends.timestamp(),
+            "serial": cert.serial,
+            "fingerprint": cert.fingerprint,
+        }
+    )
+    try:
+        with (directory / ISSUED).open("a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        text = f"{directory / ISSUED} cannot be written ({error.strerror}): give a directory that you may write to"
+        raise CertificateError(text) from error
+
+
+def _check_names(role: Role, name: str, others: Sequence[str]) -> None:
+    """Raises CertificateError unless the names are allowed."""
+    text = "a learner's name may end in * to cover all names with that prefix"
+    if others:
+        text = "a certificate has several names, or one name that ends in *"
+        if role is not Role.LEARNER:
+            raise CertificateError(f"a {role.value} has one name, but {1 + len(others)} are given: give one name")
+        if len({name, *others}) > MOST_NAMES:
+            fix = "issue several certificates, or one for a prefix, such as us.*"
+            raise CertificateError(
+                f"a certificate has at most {MOST_NAMES} names, but {1 + len(others)} are given: {fix}"
+            )
+    for each in (name, *others):
+        if not NAME.fullmatch(each.removesuffix(ANY) if role is Role.LEARNER and not others else each):
+            fix = f'use 1 to 64 letters, digits, ".", "_" or "-"; {text}'
+            raise CertificateError(f'name "{each}" is not allowed: {fix}')
 
 
 def _builder(

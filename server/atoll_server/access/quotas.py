@@ -23,6 +23,7 @@ LIMITS = (
     "stalled",
     "readers",
     "reads",
+    "revoked",
 )  # values of the label `limit` of `atoll_limited_total`
 FRONT_FACTOR = (
     16  # multiplies the quotas of a peer that may act for many learners: a front, or an address without a certificate
@@ -43,7 +44,7 @@ class Quotas(Settings):
 
     window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
     first_calls: int = 12  # limit on a peer's calls whose first message is incomplete and uses memory
-    first_waiting: int = 80  # limit on a peer's further calls, which wait until their first message can be read
+    first_waiting: int = 70  # limit on a peer's further calls, which wait until their first message can be read
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
@@ -60,6 +61,7 @@ class Quotas(Settings):
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # uploads of initial parameters; a newer upload ends an older one
+    announcements: int = 2  # a front makes one, and a newer one ends the oldest
     probes: int = 4  # calls of `atoll doctor`
     reflections: int = 4  # calls of gRPC reflection, which is available only on loopback
     other_calls: int = 4  # concurrent calls of a peer or learner to each method that is not listed here
@@ -113,7 +115,7 @@ class Quotas(Settings):
 
     def messages(self, method: str) -> tuple[float, float]:
         """Returns the limits on a learner's or peer's messages to a method: per second, and in a burst."""
-        if method == "Report":
+        if method in {"Report", "Announce"}:
             return self.reports_per_s, self.reports_burst
         if method == "LeaseUnits":
             return self.leases_per_s, self.leases_burst
@@ -125,6 +127,7 @@ class Quotas(Settings):
             "Push": self.pushes,
             "Report": self.reports,
             "Initialise": self.initialises,
+            "Announce": self.announcements,
             "Probe": self.probes,
             "ServerReflectionInfo": self.reflections,
         }

@@ -7,72 +7,48 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-import structlog
 from atoll_wire.contract import AUTHORIZATION, BEARER
 from atoll_wire.errors import SettingsError
 from atoll_wire.security.certificate import NAME, Role
 
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused, Status
-
-log = structlog.get_logger()
+from atoll_server.access.reread_file import RereadFile
 
 
 class OperatorTokens:
     """The operator tokens in a file. A changed file is read again, so that tokens of removed names become invalid."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = (0, 0)
-        self._sums: dict[str, str] = {}
+        fix = f"make the file readable, or create it with `atoll token NAME --file {path}`"
+        self._file = RereadFile("--operator-tokens", path, partial(_sums, path), fix)
 
     def load(self) -> None:
         """Reads the file. Raises SettingsError if the file is unreadable or invalid."""
-        self._stamp, self._sums = self._read()
+        self._file.load()
 
     def name_of(self, token: str) -> str | None:
         """Returns the name of the operator with this token, or None if the file does not list the token.
 
         If the file has become invalid, the previous tokens stay valid.
         """
-        if self._stamp != (now := self._look()):
-            try:
-                self.load()
-            except SettingsError as error:
-                self._stamp = now
-                log.error(
-                    "the file of operator tokens cannot be used, so the previous tokens stay valid: correct the file",
-                    error=str(error),
-                )
         found = hashlib.sha256(token.encode()).hexdigest()
-        matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
+        matching = [name for name, known in self._file.newest().items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None
 
-    def _look(self) -> tuple[int, int]:
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return (0, 0)
-        return stat.st_mtime_ns, stat.st_ino
 
-    def _read(self) -> tuple[tuple[int, int], dict[str, str]]:
-        stamp = self._look()
-        try:
-            lines = [line.split() for line in self._path.read_text().splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            text = (
-                f"--operator-tokens {self._path} cannot be read ({error}): make the file readable, or create it with "
-                f"`atoll token NAME --file {self._path}`"
-            )
-            raise SettingsError(text) from error
-        if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
-            raise SettingsError(
-                f"--operator-tokens {self._path} has a line that is not a name and a SHA-256 sum: delete it, and "
-                "create tokens with `atoll token NAME`"
-            )
-        return stamp, {line[0]: line[1] for line in lines}
+def _sums(path: Path, text: str) -> dict[str, str]:
+    """Returns, by name, the SHA-256 sums in a file's text. Raises SettingsError."""
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
+        raise SettingsError(
+            f"--operator-tokens {path} has a line that is not a name and a SHA-256 sum: delete it, and "
+            "create tokens with `atoll token NAME`"
+        )
+    return {line[0]: line[1] for line in lines}
 
 
 def new(path: Path, name: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from atoll_wire.cli.option_groups import output, takes
-from atoll_wire.cli.output import Format, pairs, show
+from atoll_wire.cli.output import Format, columns, pairs, show
 
 Folder = Annotated[
     Path,
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     certs.command("init")(init_command)
     certs.command("issue")(issue_command)
     certs.command("show")(show_command)
+    certs.command("list")(list_command)
     app.add_typer(certs, name="certs")
 
 
@@ -44,9 +46,10 @@ def issue_command(
         str, typer.Argument(help="Role of the process or person: core, front, learner, reader or operator.")
     ],
     name: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="Unique name. A learner joins under this name. A learner's name may end in *: eu-* covers all names that begin with eu-."
+            metavar="NAME...",
+            help="Unique name. A learner joins under this name. A fleet of learners can share a certificate: give all names, or eu-* for all names that begin with eu-.",
         ),
     ],
     host: Annotated[
@@ -56,7 +59,7 @@ def issue_command(
     directory: Folder = Path("certs"),
 ) -> None:
     """Create or renew the certificate directory of a process. Give the process this directory as --tls."""
-    from atoll_wire.security.certificate import Role, read_certificate
+    from atoll_wire.security.certificate import Role, brief, read_certificate
 
     from atoll_server.access.certificate_authority import issue
 
@@ -65,9 +68,10 @@ def issue_command(
     roles = {each.value: each for each in Role}
     if role not in roles:
         raise typer.BadParameter(f"{role} is not a role: use one of {', '.join(roles)}", param_hint="ROLE")
-    out = issue(directory, roles[role], name, host, days)
+    out = issue(directory, roles[role], name[0], host, days, name[1:])
+    made = read_certificate(out)
     print(
-        f"wrote {out} ({role} {name}, valid until {read_certificate(out).ends:%Y-%m-%d %H:%M} UTC); give the process this directory as --tls"
+        f"wrote {out} ({role} {brief(' '.join(name))}, valid until {made.ends:%Y-%m-%d %H:%M} UTC, serial number {made.serial}); give the process this directory as --tls"
     )
 
 
@@ -87,6 +91,7 @@ def show_command(
         "begins": cert.begins.timestamp(),
         "ends": cert.ends.timestamp(),
         "days_left": cert.days_left,
+        "serial": cert.serial,
         "fingerprint": cert.fingerprint,
     }
     rows = [
@@ -94,6 +99,28 @@ def show_command(
         ("hosts", " ".join(cert.hosts) or "none"),
         ("issuer", cert.issuer),
         ("valid", f"{cert.begins:%Y-%m-%d %H:%M} to {cert.ends:%Y-%m-%d %H:%M} UTC, {cert.days_left:.1f} days left"),
+        ("serial", cert.serial),
         ("fingerprint", cert.fingerprint),
     ]
     show(found, form, lambda: pairs(rows))
+
+
+@takes(form=output)
+def list_command(form: Format, directory: Folder = Path("certs")) -> None:
+    """List the certificates that the authority has issued, oldest first. To revoke one, add its serial number to the --revoked file of the cores and fronts."""
+    from atoll_wire.security.certificate import brief
+
+    from atoll_server.access.certificate_authority import issued
+
+    found = issued(directory)
+    names = ("serial", "until", "identity", "fingerprint")
+    rows = [
+        (
+            each["serial"],
+            f"{datetime.fromtimestamp(each['ends'], UTC):%Y-%m-%d}",
+            brief(each["identity"]),
+            each["fingerprint"],
+        )
+        for each in found
+    ]
+    show(found, form, lambda: columns(names, names[:3], form, rows))

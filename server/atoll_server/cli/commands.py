@@ -50,6 +50,22 @@ def register(app: typer.Typer) -> None:
     context_commands.register(app)
 
 
+def register_doctor(app: typer.Typer) -> None:
+    """Adds `atoll doctor` without the comparison of models, for installations without the learner's package."""
+    text = "Check the connection to a core, and its disk. The exit status is 1 if a check fails."
+    lazy_commands.add(app, "doctor", text, _doctor)
+
+
+def _doctor() -> lazy_commands.Command:
+    from atoll_wire.doctor import DoctorSettings, report
+    from atoll_wire.process.settings import command
+
+    def doctor(settings: DoctorSettings, form: Format) -> None:
+        raise typer.Exit(report(settings, form))
+
+    return command(doctor, DoctorSettings, form=output)
+
+
 def _start_core() -> lazy_commands.Command:
     from atoll_wire.process.settings import Given, Logs, command
 

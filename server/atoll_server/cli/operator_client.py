@@ -13,7 +13,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.cli.output import Format
 from atoll_wire.connections.calls import open_stream
-from atoll_wire.connections.link import core_away, is_unreachable
+from atoll_wire.connections.link import core_away, is_connection_lost, is_unreachable
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.security.certificate import Role, read_certificate
@@ -65,12 +65,10 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
-            if core := core_away(error):
-                fix = f"start the core with `atoll core --listen {core} --dir DIR`, or correct the front's --core"
-                text = f"the front at {address} answers, but {error.details()}"
-                raise CoreUnreachableError(f"{text}: {fix}") from error
+            if core_away(error):
+                raise CoreUnreachableError(f"the front at {address} answers, but {error.details()}") from error
             if is_unreachable(error):
-                if error.code() is grpc.StatusCode.UNAVAILABLE and (fault := tls_fault(address, remote.security)):
+                if is_connection_lost(error) and (fault := tls_fault(address, remote.security)):
                     raise OperatorError(fault) from error
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.cli.output import Format, as_data, columns, show
-from atoll_wire.contract import LearnerState
+from atoll_wire.contract import LearnerState, LinkState
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+
+from atoll_server.links.links import duration
 
 FEW = 40  # number of learners and fragments that fit on a screen
 
@@ -48,8 +50,11 @@ def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> Rende
         parts.append(_restored(reply.restored, reply.generation))
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
-    parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
+    troubles = [*(link.trouble for link in reply.links if link.trouble), *reply.troubles]
+    parts += [f"[bold red]{escape(trouble)}[/]" for trouble in troubles]
     tables = [_shards(reply, form)] if reply.shards else []
+    links = [link for link in reply.links if link.front or form is Format.WIDE]
+    tables += [_links(links, form, most)] if links else []
     tables += [_datasets(reply, form)] if reply.datasets else []
     tables += [_learners(reply, form, most), _fragments(reply, form, most)]
     return Group(*parts, _totals(reply), *(part for table in tables for part in ("", table)))
@@ -66,7 +71,7 @@ def _restored(restored: pb.Restored, generation: int) -> str:
 
 def moment(at: float) -> str:
     """Returns a time as text for people. at: wall-clock seconds."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _shards(reply: pb.StatusReply, form: Format) -> Table:
@@ -82,6 +87,33 @@ def _shards(reply: pb.StatusReply, form: Format) -> Table:
         for each in reply.shards
     )
     return columns(names, names, form, rows)
+
+
+LINKS = (
+    "link", "region", "state", "last message", "round trip", "last byte", "up", "down", "learners", "outage budget",
+)  # fmt: skip
+NARROW_LINKS = ("link", "state", "last message", "round trip", "learners", "outage budget")
+
+
+def _links(links: Sequence[pb.LinkStatus], form: Format, most: int | None) -> Table:
+    rows = (
+        (
+            f"front {escape(link.name)}" if link.front else link.name,
+            escape(link.region),
+            link.state if link.state == LinkState.CONNECTED else f"[bold red]{link.state}[/]",
+            f"{link.heard_s:.1f} s ago" if link.heard_s else "",
+            f"{1000 * link.round_trip_s:.0f} ms" if link.round_trip_s else "",
+            f"{duration(link.byte_s)} ago" if link.byte_s else "",
+            f"{link.up_bytes_per_s / 1e3:.1f} kB/s",
+            f"{link.down_bytes_per_s / 1e3:.1f} kB/s",
+            str(len(link.learners)),
+            duration(link.budget_s) if link.HasField("budget_s") else "no limit",
+        )
+        for link in links[:most]
+    )
+    table = columns(LINKS, NARROW_LINKS, form, rows)
+    table.caption = _left_out(len(links), most, "links")
+    return table
 
 
 def _datasets(reply: pb.StatusReply, form: Format) -> Table:
@@ -139,7 +171,7 @@ def _learners(reply: pb.StatusReply, form: Format, most: int | None) -> Table:
         (
             each.learner,
             escape(each.region),
-            each.state,
+            each.state.replace("_", " "),
             _time(each.since),
             f"{each.steps:,}",
             f"{each.tokens:,}",

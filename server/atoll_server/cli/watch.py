@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.cli.output import Format, as_data, console, show
@@ -53,7 +54,8 @@ class Seen:
 
 def _warning(seen: Seen) -> Iterator[str]:
     if seen.age_s:
-        yield f"[bold red]the core does not answer: this status is {seen.age_s:.0f} s old[/]"
+        since = datetime.fromtimestamp(seen.reply.at, UTC).strftime("%H:%M:%S UTC")
+        yield f"[bold red]core unreachable since {since}: this status is {seen.age_s:.0f} s old[/]"
 
 
 def _statuses(remote: OperatorTarget) -> Iterator[Seen]:

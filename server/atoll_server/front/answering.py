@@ -9,13 +9,13 @@ import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
-from atoll_wire.connections.link import Link, is_atoll_status
+from atoll_wire.connections.link import Link, is_atoll_status, is_connection_lost
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.rpc.calls import Context, end
-from atoll_server.upstream.core_connection import UpstreamShard, is_connection_lost
+from atoll_server.upstream.core_connection import UpstreamShard
 from atoll_server.upstream.routes import Routes
 
 
@@ -58,8 +58,9 @@ class Answering:
             if refused.status is not Status.UNAVAILABLE:  # UNAVAILABLE is not the caller's fault
                 self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
-            code, details = error.code(), error.details() or ""
+            code, details, fault = error.code(), error.details() or "", ""
             if is_connection_lost(error):
+                fault = await route.shard.core_connection.tls_fault()
                 self.answered(route.shard, up=False)
                 route.shard.core_connection.suspect(route.link)
             if is_atoll_status(error):
@@ -67,6 +68,7 @@ class Answering:
             else:  # from gRPC or another server on the core's port; this status must not stop a learner
                 fix = "check the core and any proxy in front of it"
                 text = f"a call to the core at {route.address} failed ({details}): {fix}"
+                text = f"the front cannot call the core: {fault}" if fault else text
                 code, details = grpc.StatusCode.UNAVAILABLE, text
             if session is not None:
                 route.shard.sessions.refused(session)

@@ -22,6 +22,7 @@ class FrontMetrics:
             ["region", "direction", "kind"],
             registry=self.registry,
         )
+        self._wan = wan
         self.up = wan.labels(region, "up", "contribution")
         self.whole_up = wan.labels(region, "up", "whole")
         self.updates = wan.labels(region, "down", "update")
@@ -43,16 +44,27 @@ class FrontMetrics:
         )
         self.limited = Counter(
             "atoll_front_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=self.registry,
         )
         for limit in LIMITS:
             self.limited.labels(limit)
+        self.revoked = Gauge(
+            "atoll_front_revoked_certificates", "Entries in the list of revoked certificates", registry=self.registry
+        )
         self.cached = Gauge("atoll_front_cached_bytes", "Size of cached updates and fragments", registry=self.registry)
         self.served = OpenCalls()
         self.registry.register(self.served)
-        self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
+        core_up = Gauge("atoll_front_core_up", "1 while the core answers", ["region"], registry=self.registry)
+        self.core_up = core_up.labels(region)
+
+    def wan_bytes(self) -> tuple[int, int]:
+        """Returns the payload bytes to the core, and from the core."""
+        samples = [sample for metric in self._wan.collect() for sample in metric.samples]
+        totals = [sample for sample in samples if sample.name.endswith("_total")]
+        up, down = (sum(s.value for s in totals if s.labels["direction"] == way) for way in ("up", "down"))
+        return int(up), int(down)
 
     def vouched(self, name: str) -> None:
         """Records that the core knows this learner, so that the learner gets its own time series."""

@@ -10,14 +10,14 @@ import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call
-from atoll_wire.connections.link import CORE_AWAY, is_atoll_status
+from atoll_wire.connections.link import CORE_AWAY, is_atoll_status, is_connection_lost
 from atoll_wire.contract import AUTHORIZATION
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, discard_rest, end
-from atoll_server.upstream.core_connection import CoreConnection, is_connection_lost
+from atoll_server.upstream.core_connection import CoreConnection
 
 PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
@@ -74,7 +74,8 @@ def _passing(
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             if is_connection_lost(error):
-                await _end_without_core(context, core_connection.address, error.details() or "no details")
+                why = error.details() or "no details"
+                await _end_without_core(context, core_connection.address, why, await core_connection.tls_fault())
             await end(context, error.code(), error.details() or "", meant=is_atoll_status(error))
         except LinkLost:
             await _end_without_core(context, core_connection.address, "the connection was closed")
@@ -84,9 +85,11 @@ def _passing(
     return passing
 
 
-async def _end_without_core(context: Context, address: str, why: str) -> NoReturn:
-    """Ends a call that the core did not answer, and sends the core's address to the caller."""
-    text = f"the core at {address} does not answer the front ({why})"
+async def _end_without_core(context: Context, address: str, why: str, fault: str = "") -> NoReturn:
+    """Ends a call that the core did not answer, and sends the core's address to the caller. fault: of TLS."""
+    fix = f"start the core with `atoll core --listen {address} --dir DIR`, or correct the front's --core"
+    text = f"the core at {address} does not answer the front ({why}): {fix}"
+    text = f"the front cannot call the core: {fault}" if fault else text
     await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))
 
 

@@ -13,14 +13,14 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost, open_stream, unary_reply
-from atoll_wire.connections.link import is_atoll_status
+from atoll_wire.connections.link import is_atoll_status, is_connection_lost
 from atoll_wire.contract import PROTOCOL
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.rpc.calls import InterruptibleWait, InterruptibleWaits
 from atoll_server.rpc.version_board import VersionBoard
-from atoll_server.upstream.core_connection import CoreConnection, is_connection_lost
+from atoll_server.upstream.core_connection import CoreConnection
 from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()

@@ -10,12 +10,15 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.messages import frame_messages
 from atoll_wire.process import allocator, metrics_server
+from atoll_wire.process.certificate_expiry import CertificateExpiry, expiry_times
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.certificate import Role, check_role
 from atoll_wire.security.transport import on_loopback
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
+from atoll_server.access.revocations import RevokedCertificates
+from atoll_server.front.announcing import Announcement
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.pass_through import pass_on
@@ -41,26 +44,25 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.return_freed_memory()
     prepare()
     told, metrics = stop_signal(), FrontMetrics(settings.region)
-    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
-    audit_log.start()
+    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), _audit_log(settings)
     answering = Answering(routes, metrics, audit_log)
+    announcement = Announcement(routes, metrics, settings.region, answering)
     service = FrontService(routes, metrics, settings.cache, answering)
     reads = RegionReads(routes, service.fetching)
-    limits = settings.limits
-    slots = ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)
+    slots = _slots(settings, metrics)
     readers = FrontReaderService(routes, service.fetching, reads, slots, metrics, answering)
-    gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
-    options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
-    public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, metrics.served)
+    revoked = _revoked(settings, metrics)
+    gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM, revoked)
+    public = _public(settings, gate, metrics)
     frame_messages.serve(service, public.server)
     frame_messages.serve(readers, public.server, frame_messages.READER)
     pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
-    health, where = metrics_server.ProcessHealth(SYSTEM), settings.metrics_listen
-    scraped = metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
+    health = metrics_server.ProcessHealth(SYSTEM)
+    scraped = _scraped(settings, metrics, health)
     beating = asyncio.create_task(health.keep())
-    watching = asyncio.create_task(routes.watch())
-    watching.add_done_callback(lambda _: told.set())
+    watching = asyncio.gather(routes.watch(), revoked.keep_reading())
+    watching.add_done_callback(partial(_tell, told))
     await public.begin()
     health.waits_for = ""
     log.info(
@@ -72,6 +74,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     )
     for address in addresses:
         announce(address)
+    announcement.begin()
     try:
         await told.wait()
         if watching.done():
@@ -82,6 +85,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         service.stop()
         readers.stop()
         await public.end(GOODBYE_S)
+        await announcement.end()
         await reads.end()
         await service.fetching.end()
         await routes.close()
@@ -90,6 +94,46 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
             scraped.end()
         audit_log.close()
     log.info("stopped")
+
+
+def _tell(told: asyncio.Event, watching: asyncio.Future[object]) -> None:
+    """Ends the process when a watching task ends. Reads the error, which asyncio would otherwise log."""
+    told.set()
+    if not watching.cancelled():
+        watching.exception()
+
+
+def _audit_log(settings: FrontSettings) -> AuditLog:
+    audit_log = AuditLog(settings.audit_log, SYSTEM)
+    audit_log.start()
+    return audit_log
+
+
+def _revoked(settings: FrontSettings, metrics: FrontMetrics) -> RevokedCertificates:
+    revoked = RevokedCertificates(settings.revoked, metrics.limited.labels("revoked").inc)
+    revoked.load()
+    metrics.revoked.set_function(lambda: len(revoked))
+    return revoked
+
+
+def _slots(settings: FrontSettings, metrics: FrontMetrics) -> ReaderSlots:
+    limits = settings.limits
+    return ReaderSlots(limits.readers, limits.reads, settings.quotas.max_wait_s, metrics.limited)
+
+
+def _public(settings: FrontSettings, gate: CallLimiter, metrics: FrontMetrics) -> RpcServer:
+    limits = settings.limits
+    options = message_options(settings.quotas.window_bytes, limits.message_bytes)
+    return RpcServer.of(settings.listen, settings.security, options, limits.calls, gate, metrics.served)
+
+
+def _scraped(
+    settings: FrontSettings, metrics: FrontMetrics, health: metrics_server.ProcessHealth
+) -> metrics_server.MetricsServer | None:
+    """Serves the metrics, unless the settings name no address for them."""
+    metrics.registry.register(CertificateExpiry(partial(expiry_times, settings.security)))
+    where = settings.metrics_listen
+    return metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
 
 
 def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:

@@ -18,9 +18,9 @@ from atoll_wire.contract import JOIN_S
 from atoll_wire.messages import frame_messages
 from atoll_wire.messages.frame_messages import Pushed, Sent
 from atoll_wire.process.logs import contribution_name
-from atoll_wire.security.certificate import Role
+from atoll_wire.security.certificate import Role, brief
 
-from atoll_server.access.identity import caller
+from atoll_server.access.identity import Caller, caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.answering import Answering
 from atoll_server.front.metrics import FrontMetrics
@@ -55,7 +55,7 @@ class FrontService(rpc.OuterServicer):
         """Passes a Join on to the core. Remembers the session and the shards from the core's reply."""
         core = self._routes.core
         async with self._answering(context):
-            self._may(context, request.learner)
+            request.fleet = self._may(context, request.learner).fleet  # the core sees only the front's certificate
             began = core.clock.monotonic()
             link = core.link
             with link.quick.use() as connection:
@@ -112,6 +112,7 @@ class FrontService(rpc.OuterServicer):
         shard = self._routes.numbered(request.session, request.shard)
         async with self._answering(context, shard, request.session) as route:
             self._may(context, request.session.learner)
+            request.front = self._routes.nonce
             wait = self._waits.begin()
             with (
                 route.link.quick.use() as connection,
@@ -230,16 +231,17 @@ class FrontService(rpc.OuterServicer):
 
     # ------------------------------------------------------------------------------ checks and errors
 
-    def _may(self, context: Context, learner: str) -> None:
-        """Raises Refused unless the caller may use this learner's name. The core relies on this check."""
+    def _may(self, context: Context, learner: str) -> Caller:
+        """Returns the caller. Raises Refused unless it may use this learner's name. The core relies on this check."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
-            mine = f'{who.role.value} "{who.name}"'
+            mine = f'{who.role.value} "{brief(who.name)}"'
             fix = "use a learner's certificate (atoll certs issue learner NAME)"
             text = f"a front serves learners, but this certificate is for {mine}: {fix}"
             raise Refused(Status.PERMISSION_DENIED, text)
         who.speaks_for(learner)
+        return who
 
 
 @asynccontextmanager

@@ -58,6 +58,7 @@ class TimeAccount:
     bytes_whole: int = 0  # payload bytes of whole fragments and initial parameters, in both directions
     parameters_down: int = 0  # number of parameters in the published updates of bytes_down
     step_time_s: float | None = None  # seconds per inner step, as the core measured last
+    loss: float | None = None  # the latest known loss of the current process, or of the one before its first step
     silence_s: float = 0.0  # seconds of silence that no reported step accounts for yet
     woke_at: float = 0.0  # end of the last silence above SILENT_S
     voided_tokens: int = 0  # reported tokens that do not count, because an operator voided them
@@ -146,6 +147,10 @@ class TimeAccount:
             self.silence_s -= during_s
         if stepping_s + SILENT_S < awake_s:  # all steps in later reports began after the silence
             self.silence_s = 0.0
+
+    def latest_loss(self) -> float:
+        """Returns the latest training loss; NaN if unknown. The loss of a learner that left stays its last loss."""
+        return math.nan if self.loss is None else self.loss
 
     @property
     def merged_token_parameters(self) -> int:

@@ -56,7 +56,6 @@ class RegistryEntry:
         None  # time of a connected process's new Join, in monotonic seconds; the process must reopen its calls
     )
     reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
-    loss: float = float("nan")
     recovery: Recovery = Recovery()
     evicted: str = ""  # reason for the eviction; empty if not evicted
     declined: dict[int, int] = field(default_factory=dict)  # by fragment: cycle of the newest declined round

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
-from atoll_wire.contract import LearnerState
+from atoll_wire.contract import LearnerState, LinkState
 
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.goodput import total_goodput
@@ -75,6 +75,7 @@ def reading(
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
+    _read_links(run, made, now)
     _read_process(run, made, facts, now)
     made.set("atoll_ledger_bytes", ledger_bytes)
     if settings.wan_budget_gb:
@@ -94,7 +95,7 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
-        reading.set("atoll_learner_loss", entry.loss, name)
+        reading.set("atoll_learner_loss", account.latest_loss(), name)
         reading.set("atoll_learner_step_seconds", (observed.step_time_s or 0.0) if observed is not None else 0.0, name)
         reading.set("atoll_learner_heard_timestamp_seconds", account.heard_at, name)
         reading.set("atoll_learner_lost_seconds", balance.provisioned_s - balance.useful_s, name)
@@ -125,6 +126,29 @@ def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: flo
         reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
     reading.set("atoll_paused", float(bool(run.paused)))
     _read_datasets(run, reading)
+
+
+def _read_links(run: Registrar, reading: MetricSamples, now: float) -> None:
+    """Samples the links. For a learner's own link, other metrics have the bytes and the time of the last message."""
+    pace = run.pace(now)
+    for link in run.links.all:
+        labels = ("front" if link.front else "learner", link.name, link.region)
+        if link.heard_at is None:
+            continue
+        reading.set("atoll_link_connected", float(link.state(now) is LinkState.CONNECTED), *labels)
+        if link.round_trip_s:
+            reading.set("atoll_link_round_trip_seconds", link.round_trip_s, *labels)
+        if (budget_s := link.budget_s(pace, now)) is not None:
+            reading.set("atoll_outage_budget_seconds", budget_s, *labels)
+        if not link.front:
+            continue
+        traffic = link.traffic
+        reading.set("atoll_link_heard_timestamp_seconds", run.clock.at(link.heard_at), *labels)
+        if traffic.moved_at is not None:
+            reading.set("atoll_link_byte_timestamp_seconds", run.clock.at(traffic.moved_at), *labels)
+        reading.set("atoll_link_bytes", traffic.up, *labels, "up")
+        reading.set("atoll_link_bytes", traffic.down, *labels, "down")
+        reading.set("atoll_link_learners", len(link.learners), *labels)
 
 
 def _read_datasets(run: Registrar, reading: MetricSamples) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 
@@ -13,6 +13,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.goodput import GoodputTotals, total_goodput
 from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.links.links import Front
 from atoll_server.processes.core_process import CoreFacts
 from atoll_server.rounds.liveness import named
 from atoll_server.rounds.round_state import Phase
@@ -71,6 +72,7 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     if run.shard is not None:
         _add_fragments(run, run.shard, reply, now)
     reply.shards.extend(_shards(run, now))
+    reply.links.extend(_links(run, now))
     reply.troubles.extend(trouble.text for trouble in troubles(run, facts.damage, now))
     return reply
 
@@ -158,6 +160,29 @@ def _shards(run: Registrar, now: float) -> list[pb.ShardStatus]:
     return [shards[number] for number in sorted(shards)]
 
 
+def _links(run: Registrar, now: float) -> Iterator[pb.LinkStatus]:
+    pace = run.pace(now)
+    for link in run.links.all:
+        up, down = link.rates(now)
+        moved_at = link.traffic.moved_at
+        yield pb.LinkStatus(
+            name=link.name,
+            region=link.region,
+            front=link.front,
+            state=link.state(now),
+            heard_s=0.0 if link.heard_at is None else max(0.001, now - link.heard_at),
+            round_trip_s=link.round_trip_s,
+            byte_s=0.0 if moved_at is None else max(0.001, now - moved_at),
+            up_bytes_per_s=up,
+            down_bytes_per_s=down,
+            learners=link.learners,
+            budget_s=link.budget_s(pace, now),
+            bytes_up=link.traffic.up,
+            bytes_down=link.traffic.down,
+            trouble=link.trouble(pace, now) if isinstance(link, Front) else "",
+        )
+
+
 def _learner(
     run: Registrar,
     entry: RegistryEntry,
@@ -177,11 +202,11 @@ def _learner(
         state=state_of(run, entry, now),
         steps=account.total("steps"),
         tokens=account.total("tokens"),
-        loss=entry.loss,
+        loss=account.latest_loss(),
         step_time_s=observed.step_time_s or 0.0 if observed is not None else 0.0,
         last_seen_age_s=now - observed.heard_at if observed is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
-        waiting_for=_waited_for(run, entry, answered),
+        waiting_for=_waited_for(run, entry, answered, now),
         goodput=_goodput(balance),
         pending=pending,
         wire=_wire([entry]),
@@ -191,13 +216,13 @@ def _learner(
     )
 
 
-def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str:
+def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered, now: float) -> str:
     if entry.evicted:
         return f"nothing: it was evicted ({entry.evicted})"
     if isinstance(run.state, Waiting):
         return "the initial parameters"
     observed = liveness_of(run, entry.name)
-    if observed is None or observed.gone:
+    if observed is None or not observed.live(now):  # rounds wait only for live learners
         return ""
     missing = [str(fragment) for fragment, names in answered.items() if entry.name not in names]
     return f"its answer for fragment{'s' * (len(missing) > 1)} {named(missing)}" if missing else ""

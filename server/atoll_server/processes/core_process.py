@@ -10,6 +10,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 from atoll_wire.process import allocator
+from atoll_wire.process.certificate_expiry import CertificateExpiry, expiry_times
 from atoll_wire.process.clock import Clock
 
 from atoll_server.checkpoints.restore import LEDGER, RESTORING, Origin, Restored, drop_damaged, restore
@@ -92,6 +94,7 @@ class CoreProcess:
         self.disk = disk
         self.clock = clock
         self.metrics = Metrics()
+        self.metrics.registry.register(CertificateExpiry(partial(expiry_times, settings.security)))
         self.journal = Journal()
         self.run_clock = RunClock(clock)
         self.timeline = Timeline(self.metrics)

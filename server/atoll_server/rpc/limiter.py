@@ -22,9 +22,10 @@ from atoll_wire.process.clock import Clock
 from atoll_wire.security.certificate import Role
 from google.protobuf.message import DecodeError
 
-from atoll_server.access.identity import Caller, caller
+from atoll_server.access.identity import Caller, caller_or_peer
 from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket, slots_of
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # seconds between two checks for a free slot by a waiting call
@@ -105,13 +106,15 @@ class CallLimiter(grpc.aio.ServerInterceptor):
     """Applies quotas to all calls of a server. limited: counter of refusals and waits, by limit."""
 
     def __init__(
-        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
-    ) -> None:
+        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock,
+        revoked: RevokedCertificates,
+    ) -> None:  # fmt: skip
         self.quotas = quotas
         self.clock = clock
         self._vouched = vouched
         self._limited = limited
         self._ended = ended
+        self._revoked = revoked
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
         self._handlers: dict[str, Any] = {}  # by path
@@ -152,18 +155,19 @@ class CallLimiter(grpc.aio.ServerInterceptor):
         self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
         """Runs a call. Returns the refusal that must end the call, or None. The refusal does not reference the call."""
-        who = _who(context)
+        who = caller_or_peer(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
         outward = _Outward(self, context, method, call, inward)
         try:
-            async with call.limit:
-                request = await self._first(method, peer, call, inward)
-                inward.owner = self._whose(who, peer, request)
-                pool = inward.owner.streams(method.name)
-                self._enter(pool, call, method)
-                places.append(pool)
-                await self._run(method, request, inward, outward)
+            with self._revoked.calling(who, call.end):
+                async with call.limit:
+                    request = await self._first(method, peer, call, inward)
+                    inward.owner = self._whose(who, peer, request)
+                    pool = inward.owner.streams(method.name)
+                    self._enter(pool, call, method)
+                    places.append(pool)
+                    await self._run(method, request, inward, outward)
         except TimeoutError:
             if call.why is None:
                 raise
@@ -383,13 +387,6 @@ class _Outward:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's
         return getattr(self._context, name)
-
-
-def _who(context: Context) -> Caller:
-    try:
-        return caller(context)
-    except Refused:  # the service will refuse the call
-        return Caller(None, "", context.peer())
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message

@@ -19,7 +19,7 @@ METHODS = {
     for method in service.methods
 }
 # Calls that may end early at little cost.
-CARRYING = frozenset({"Follow", "Report", "Fetch", "Watch", "Read", "ExportCheckpoint", "Probe"})
+CARRYING = frozenset({"Follow", "Report", "Fetch", "Watch", "Read", "ExportCheckpoint", "Probe", "Announce"})
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):

@@ -3,6 +3,6 @@
 `registrar` manages learners and pauses the run. `datasets` leases data units to learners. `known_run` is
 a run as one core process knows it.
 
-May import: access, checkpoints, data, learners, ledger, memory_budget, rounds, settings, shard, shard_context, storage,
-telemetry.
+May import: access, checkpoints, data, learners, ledger, links, memory_budget, rounds, settings, shard, shard_context,
+storage, telemetry.
 """

@@ -16,12 +16,13 @@ from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_diff
 from atoll_wire.layout.tensor_data import tensors_as_data
 from atoll_wire.layout.tensor_header import TensorFileError
 from atoll_wire.model_file import unshared_tensors
+from atoll_wire.security.certificate import allows_name, brief
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.parameter_source import open_source
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import open_tensors
-from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
+from atoll_server.learners.learner_registry import LearnerProcess, LearnerRegistry, RegistryEntry
 from atoll_server.run import initial_parameters
 from atoll_server.run.initial_parameters import Lease, LeaseTurns, StagedFile
 from atoll_server.run.known_run import Waiting
@@ -53,10 +54,11 @@ class Joining:
         self._initialising = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None  # loads the `--init` model
 
-    async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
+    async def join(self, request: pb.JoinRequest, by: str, fleet: str = "") -> pb.JoinReply:
         """Joins a learner to the run. The reply's state tells the learner what to do next.
 
-        by: the name in the caller's certificate. Raises Refused if the learner may not join.
+        by: the caller. fleet: the names in the learner's certificate if it is a fleet's. Raises Refused if the learner
+        may not join.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
@@ -72,7 +74,7 @@ class Joining:
                 f"this core serves run {run.run_id}, not {request.run}: correct the server address or restart "
                 "the learner",
             )
-        entry, state = await self._let_in(request, tensors)
+        entry, state = await self._let_in(request, tensors, fleet)
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "the registry set the challenge just now"
             return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
@@ -99,11 +101,12 @@ class Joining:
         )
 
     async def _let_in(
-        self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
+        self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...], fleet: str
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
         """Admits a learner. Returns its registry entry, and the reply's state. Raises Refused if it may not join."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
+            check_fleet(run.registry, request.learner, fleet)
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = run.registry.join(
@@ -284,6 +287,21 @@ class Joining:
         accepted = entries.InitialParameters(layout.parameters, len(layout.fragments))
         self._run.record(accepted)
         return file.data.nbytes
+
+
+def check_fleet(registry: LearnerRegistry, name: str, fleet: str) -> None:
+    """Raises Refused for a new name whose fleet has an evicted learner, which has the same key.
+
+    Names that the run knows may join again, so an eviction does not affect the fleet's other learners.
+    fleet: the names in the learner's certificate; empty if it is not a fleet's.
+    """
+    if not fleet or name in registry.entries:
+        return
+    gone = next((each for each in registry.entries.values() if each.evicted and allows_name(fleet, each.name)), None)
+    if gone is not None:
+        text = f'the certificate "{brief(fleet)}" is not for new names such as "{name[:80]}", since it is also for'
+        fix = f"issue a certificate for the new name only, or readmit the learner (atoll evict {gone.name} --undo)"
+        raise Refused(Status.PERMISSION_DENIED, f'{text} the evicted learner "{gone.name}": {fix}')
 
 
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:

@@ -20,6 +20,7 @@ from atoll_server.ledger import run_ledger
 from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.ledger.lineage import Line
 from atoll_server.ledger.rows import LearnerRow
+from atoll_server.links.links import Links
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
@@ -48,7 +49,7 @@ class KnownRun:
     paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
     layout of the learner that holds the lease. turned_away: number of contributions that this process refused before
     their upload was complete, since its start. leases: learner and incarnation, for each lease of data units whose sums
-    a registrar in another process wants.
+    a registrar in another process wants. links: of fronts and learners to this process.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -66,6 +67,7 @@ class KnownRun:
         self.paused = ""
         self.turned_away = 0
         self.leases: dict[int, tuple[str, int]] = {}
+        self.links = Links()
         self.state: Waiting | Running = Waiting()
         self.writer: LedgerWriter  # set by `restore`, like the next attribute
         self.sessions: SessionKey

@@ -26,6 +26,7 @@ from atoll_server.ledger.ledger_writer import LedgerWriter
 from atoll_server.ledger.lineage import Beginning
 from atoll_server.ledger.manifests import Manifest, RestoredManifest
 from atoll_server.ledger.rows import LearnerRow
+from atoll_server.links.link import MergePace
 from atoll_server.rounds.pacing import Position
 from atoll_server.run.attached_shards import AttachedShards
 from atoll_server.run.known_run import KnownRun
@@ -176,6 +177,17 @@ class Registrar(KnownRun):
         """Returns the address and fragments of each shard, for learners. This process's address is empty."""
         own = pb.ShardPlace(fragments=sorted(self.running().fragments))
         return self.attached.places(own)
+
+    def pace(self, now: float) -> MergePace:
+        """Returns how fast merges make older work stale. now: monotonic seconds."""
+        if self.shard is None:
+            return MergePace(0.0, None, self.settings.max_staleness)
+        steps = [each.rounds.age(each.version) for each in self.shard.fragments.values()]
+        steps += [each.outer_steps for shard in self.attached.all() for each in shard.summary.fragments]
+        present = self.shard.syncer.present(now)
+        step_s = None if self.paused else present.fastest_step_s
+        outer_step_s = None if step_s is None else step_s * self.settings.inner_steps
+        return MergePace(sum(steps) / max(1, len(steps)), outer_step_s, self.settings.max_staleness, present.live)
 
     def versions(self) -> dict[int, int]:
         """Returns the version of each fragment in this process. Other shards tell learners the other versions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import structlog
@@ -61,13 +62,16 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
             reported=seen.tokens,
             counted=spent.tokens,
         )
-    entry.loss, entry.unsaved = seen.loss, True
+    if seen.steps:  # before its first step, a restarted process has no loss of its own
+        entry.account.loss = seen.loss if math.isfinite(seen.loss) else None
+    entry.unsaved = True
     entry.recovery = replace(
         entry.recovery,
         prepared_s=seen.prepared_s,
         joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )
+    run.links.measured(entry.name, seen.round_trip_s)
     run.tell()
     if (shard := run.shard) is None:
         return

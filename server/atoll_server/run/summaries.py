@@ -25,6 +25,7 @@ def fragment_statuses(shard: Shard, now: float) -> Iterator[pb.FragmentStatus]:
             cycle=fragment.rounds.cycle,
             state=shard.syncer.why(index, now),
             published_s=0.0 if fragment.published_at is None else max(0.001, now - fragment.published_at),
+            outer_steps=fragment.rounds.age(fragment.rounds.version),
         )
 
 

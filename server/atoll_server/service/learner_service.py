@@ -12,6 +12,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.messages import frame_messages
 from atoll_wire.messages.frame_messages import Pushed, Sent
+from atoll_wire.security.certificate import Role
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
@@ -61,7 +62,8 @@ class OuterService(rpc.OuterServicer):
         try:
             process = caller(context)
             process.speaks_for(request.learner)
-            return await self._joining().join(request, str(process))
+            fleet = request.fleet if process.role is Role.FRONT else process.fleet
+            return await self._joining().join(request, str(process), fleet)
         except Refused as refused:
             self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
@@ -104,6 +106,8 @@ class OuterService(rpc.OuterServicer):
         try:
             process = self._session(context, request.session)
             shard = self._run.numbered(request.shard)
+            through = request.front if caller(context).role in {None, Role.FRONT} else 0
+            self._run.links.follows(process.entry.name, through)
         except Refused as refused:
             await abort(context, refused)
         wait = InterruptibleWait()  # ended by the log's last notification, not by `stop`

@@ -24,6 +24,7 @@ from atoll_wire.security.certificate import Role, check_role
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused
+from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.access.tokens import OperatorTokens
 from atoll_server.checkpoints.rollback import follow
 from atoll_server.checkpoints.verification import RunVerifier
@@ -39,6 +40,7 @@ from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.rpc.process import GRACE_S, RpcServer, prepare, stop_signal
 from atoll_server.run.known_run import KnownRun
 from atoll_server.service.doctor_service import DoctorService
+from atoll_server.service.front_service import FrontService
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.service.reader_service import ReaderService
@@ -56,7 +58,7 @@ class CoreFailed(UserError):  # noqa: N818 - says what happened
 
 
 T = TypeVar("T")
-Service: TypeAlias = OuterService | ReaderService | RegistryService
+Service: TypeAlias = OuterService | ReaderService | RegistryService | FrontService
 
 PORT_S = 5.0
 AUDIT_LOG = "audit.jsonl"
@@ -113,13 +115,11 @@ async def _serve(
         return None
     core.failed.add_done_callback(lambda _: told.set())  # a failed core stops as if it had received a signal
     audit_log = _audit_log(core)
-    tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
-    gate = CallLimiter(
-        settings.quotas, partial(_vouched, core), core.metrics.limited, partial(_limited, core), core.clock
-    )
+    revoked = _revoked(core)
+    gate = _gate(core, revoked)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, core.metrics.served)
-    services, checkpoints = _services(core, tokens, public)
+    services, checkpoints = _services(core, _tokens(settings.operator_tokens), public)
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
     health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
@@ -128,7 +128,7 @@ async def _serve(
     beating = asyncio.create_task(health.keep())
     try:
         if await _unless(told, core.start()):
-            background = [asyncio.create_task(_gauges(core))]
+            background = [asyncio.create_task(_gauges(core)), asyncio.create_task(revoked.keep_reading())]
             if isinstance(core, ShardCore):
                 background.append(asyncio.create_task(_attached(core, addresses[0], told)))
             if checkpoints is not None:
@@ -191,12 +191,13 @@ def _services(
     if isinstance(core, ShardCore):
         rpc.add_OperatorServicer_to_server(ShardOperatorService(core), public.server)
         return [outer, reader], None
-    registry = RegistryService(core)
+    registry, fronts = RegistryService(core), FrontService(core)
+    rpc.add_FrontsServicer_to_server(fronts, public.server)
     shards_pb2_grpc.add_RegistryServicer_to_server(registry, public.server)
     calls = ShardCalls(core.run.attached, dial_shards(core.settings.security))
     checkpoints = RunCheckpoints(core, calls)
     rpc.add_OperatorServicer_to_server(OperatorService(core, calls, checkpoints, tokens), public.server)
-    return [outer, reader, registry], checkpoints
+    return [outer, reader, registry, fronts], checkpoints
 
 
 def _audit_log(core: CoreProcess) -> AuditLog:
@@ -206,7 +207,21 @@ def _audit_log(core: CoreProcess) -> AuditLog:
     return audit_log
 
 
-def _tokens(path: Path) -> OperatorTokens:
+def _revoked(core: CoreProcess) -> RevokedCertificates:
+    revoked = RevokedCertificates(core.settings.revoked, core.metrics.limited.labels("revoked").inc)
+    revoked.load()
+    core.metrics.revoked.set_function(lambda: len(revoked))
+    return revoked
+
+
+def _gate(core: CoreProcess, revoked: RevokedCertificates) -> CallLimiter:
+    vouched, limited = partial(_vouched, core), partial(_limited, core)
+    return CallLimiter(core.settings.quotas, vouched, core.metrics.limited, limited, core.clock, revoked)
+
+
+def _tokens(path: Path | None) -> OperatorTokens | None:
+    if path is None:
+        return None
     tokens = OperatorTokens(path)
     tokens.load()
     return tokens

@@ -55,7 +55,7 @@ class FollowerLog:
                 | entries.InitialParametersRefused()
             ):
                 pass
-            case entries.OfLearners() | entries.OfCallers():
+            case entries.OfLearners() | entries.OfFronts() | entries.OfCallers():
                 pass
             case entries.UploadBegan() | entries.TurnedAway() | entries.Clamped() | entries.Acknowledged():
                 pass

@@ -41,6 +41,7 @@ def audited(audit_log: AuditLog, entry: Entry, _now: float) -> None:
             | entries.Readmitted()
             | entries.Silenced()
             | entries.Recovered()
+            | entries.OfFronts()
             | entries.OfContributions()
             | entries.OfRounds()
         ):

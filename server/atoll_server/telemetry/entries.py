@@ -168,6 +168,32 @@ class Recovered(OfLearners):
     learner: str
 
 
+# ------------------------------------------------------------------------------------------------- fronts
+
+
+class OfFronts:
+    """Entries about one front."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConnected(OfFronts):
+    """A front announced itself. silent_s: seconds of silence that this ended; 0: the front is new."""
+
+    front: str
+    region: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSilenced(OfFronts):
+    """A front has stopped sending messages. learners: number of learners behind it."""
+
+    front: str
+    learners: int
+
+
 # ------------------------------------------------------------------------------------------------- callers
 
 
@@ -362,37 +388,9 @@ class Adopted(OfRounds):
 
 
 Entry = (
-    Started
-    | Restored
-    | TakenUp
-    | InitialParameters
-    | InitialParametersRefused
-    | PauseChanged
-    | SnapshotTaken
-    | SnapshotFailed
-    | Trouble
-    | Joined
-    | Left
-    | Evicted
-    | Readmitted
-    | Silenced
-    | Recovered
-    | JoinRefused
-    | SessionRefused
-    | CallLimited
-    | OperatorRefused
-    | OperatorActed
-    | UploadBegan
-    | TurnedAway
-    | Clamped
-    | Acknowledged
-    | ArrivalRefused
-    | PendingRefused
-    | RoundOpened
-    | Declined
-    | RoundClosed
-    | RoundLapsed
-    | MergeComputed
-    | Published
-    | Adopted
-)
+    Started | Restored | TakenUp | InitialParameters | InitialParametersRefused | PauseChanged | SnapshotTaken
+    | SnapshotFailed | Trouble | Joined | Left | Evicted | Readmitted | Silenced | Recovered | FrontConnected
+    | FrontSilenced | JoinRefused | SessionRefused | CallLimited | OperatorRefused | OperatorActed | UploadBegan
+    | TurnedAway | Clamped | Acknowledged | ArrivalRefused | PendingRefused | RoundOpened | Declined | RoundClosed
+    | RoundLapsed | MergeComputed | Published | Adopted
+)  # fmt: skip

@@ -100,6 +100,12 @@ class EventLog:
                 self._add(Kind.SILENT, f"has taken no steps for {entry.silent_s:.0f} s", now, entry.learner)
             case entries.Recovered():
                 self._add(Kind.BACK, "trains again", now, entry.learner)
+            case entries.FrontConnected():
+                again = f" again after {entry.silent_s:.0f} s" if entry.silent_s else ""
+                self._add(Kind.BACK if again else Kind.CORE, f"front {entry.front} is connected{again}", now)
+            case entries.FrontSilenced():
+                text = f"front {entry.front} is cut off; learners behind it: {entry.learners}"
+                self._add(Kind.SILENT, text, now)
             case entries.TurnedAway() | entries.ArrivalRefused() | entries.PendingRefused():
                 self._refused += 1
             case (

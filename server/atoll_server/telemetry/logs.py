@@ -42,6 +42,8 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("evicted", learner=learner, reason=reason)
         case entries.Readmitted(learner):
             log.warning("readmitted", learner=learner)
+        case entries.FrontConnected() | entries.FrontSilenced():
+            _log_front(entry)
         case entries.JoinRefused(learner, _, refused):
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):
@@ -69,9 +71,14 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
             pass  # the audit log contains these, and limits the lines per caller
-        case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():
-            pass
-        case entries.MergeComputed() | entries.Adopted():
+        case entries.PendingRefused() | entries.OfRounds():
             pass
         case _:
             assert_never(entry)
+
+
+def _log_front(entry: entries.FrontConnected | entries.FrontSilenced) -> None:
+    if isinstance(entry, entries.FrontConnected):
+        log.info("front connected", front=entry.front, region=entry.region, silent_s=round(entry.silent_s, 1))
+    else:
+        log.warning("front cut off: no message arrives", front=entry.front, learners=entry.learners)

@@ -25,6 +25,8 @@ from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
+LINK = ("type", "link", "region")  # the type is front or learner; the link is its name
+
 # Name, type, labels and meaning of each metric in MetricSamples. Counters omit _total here, since the library adds it.
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful learner-seconds / provisioned learner-seconds of the run"),
@@ -73,6 +75,18 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
         ("learner",),
         "Provisioned time that was not useful, from all causes",
     ),
+    ("atoll_link_connected", GaugeMetricFamily, LINK, "1 while messages of the front or learner arrive, else 0"),
+    ("atoll_link_round_trip_seconds", GaugeMetricFamily, LINK, "Round trip to the core; absent if unknown"),
+    (
+        "atoll_outage_budget_seconds",
+        GaugeMetricFamily,
+        LINK,
+        "Time for which the link may be silent until work is discarded; absent while none would be",
+    ),
+    ("atoll_link_heard_timestamp_seconds", GaugeMetricFamily, LINK, "Time of the front's last message"),
+    ("atoll_link_byte_timestamp_seconds", GaugeMetricFamily, LINK, "Time of the last byte of a payload of the front"),
+    ("atoll_link_bytes", CounterMetricFamily, (*LINK, "direction"), "Payload bytes between the front and all cores"),
+    ("atoll_link_learners", GaugeMetricFamily, LINK, "Learners behind the front"),
     ("atoll_spool_bytes", GaugeMetricFamily, (), "Spool space that payloads use or reserve"),
     ("atoll_ledger_bytes", GaugeMetricFamily, (), "Size of the ledger's file and its write-ahead log"),
     ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
@@ -141,10 +155,11 @@ class Metrics(Collector):
         )
         self.limited = Counter(
             "atoll_limited_total",
-            "Calls refused, ended or delayed, by the limit that was reached",
+            "Calls refused, ended or delayed, by the limit that was reached, or for a revoked certificate",
             ["limit"],
             registry=r,
         )
+        self.revoked = Gauge("atoll_revoked_certificates", "Entries in the list of revoked certificates", registry=r)
         self._declare_readers(r)
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged or lapsed", ["outcome"], registry=r)
         self.closed = Counter(
@@ -228,6 +243,7 @@ class Metrics(Collector):
                 | entries.SnapshotFailed()
                 | entries.Trouble()
                 | entries.OfLearners()
+                | entries.OfFronts()
                 | entries.OfCallers()
                 | entries.UploadBegan()
                 | entries.RoundOpened()

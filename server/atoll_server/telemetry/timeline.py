@@ -98,6 +98,7 @@ class Timeline:
             case (
                 entries.OfTheRun()
                 | entries.OfLearners()
+                | entries.OfFronts()
                 | entries.OfCallers()
                 | entries.TurnedAway()
                 | entries.Clamped()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-import grpc
 import structlog
-from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status
+from atoll_wire.connections.link import Link, close_gracefully
 from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity
 
@@ -32,6 +32,7 @@ class CoreConnection:
         self._security = security
         self._dial = dial
         self._closing: set[asyncio.Task[None]] = set()
+        self._fault, self._fault_at = "", -math.inf
         self._open()
 
     def _open(self) -> None:
@@ -48,6 +49,7 @@ class CoreConnection:
         """Records that the core answered a call over this link."""
         if link is self.link and not self._has_answered:
             self._kept_since, self._has_answered = self.clock.monotonic(), True
+            self._fault, self._fault_at = "", -math.inf
 
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
@@ -58,6 +60,19 @@ class CoreConnection:
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
+
+    async def tls_fault(self) -> str:
+        """Returns why TLS prevents connections to the core, with the fix; empty if TLS is not the cause.
+
+        Logs each new fault once. Calls within AGAIN_S seconds share the result.
+        """
+        now = self.clock.monotonic()
+        if now - self._fault_at > AGAIN_S:
+            self._fault_at = now
+            before, self._fault = self._fault, await self.link.tls_fault()
+            if self._fault not in {"", before}:
+                log.error("TLS prevents connections to the core", error=self._fault)
+        return self._fault
 
     def _again(self, why: str) -> None:
         """Dials new connections for all later calls. Only running transfers continue on the old connections."""
@@ -115,8 +130,3 @@ class UpstreamShard:
             fragment = (run, generation, number)
             self.newest[fragment] = max(version, self.newest.get(fragment, 0))
         return same
-
-
-def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a call failed because its connection broke, not with a status that the core or the front sent."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from functools import partial
 
 from atoll_wire import outer_pb2 as pb
@@ -18,7 +19,7 @@ class Routes:
     """The run's shards that a front knows, and the connections to them.
 
     core: the connections for Join, Initialise, Describe and operators' calls. default: the shard for all fragments
-    until a reply of the core lists the shards.
+    until a reply of the core lists the shards. nonce: identifies this front's process to the core.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Routes:
         dial: Dial = partial(Link, keepalive=True),  # noqa: B008 - the default is never changed
     ) -> None:
         self.clock = clock
+        self.nonce = 1 + secrets.randbits(63)
         self._security = security
         self._dial = dial
         self.core = CoreConnection(address, security, clock, dial)
@@ -108,6 +110,7 @@ class Routes:
 
     async def watch(self) -> None:
         """Maintains all connections until this task is cancelled."""
+        await self.core.tls_fault()  # so that the log names a fault before a learner needs the core
         while True:
             await asyncio.sleep(WATCH_S)
             for core_connection in self._upstreams():

@@ -16,7 +16,7 @@ export function checkpointsView(section, actions) {
     key: (each) => each.id,
     columns: [
       figures("Checkpoint", (each) => each.id),
-      words("Taken", (each) => clock(each.taken_at)),
+      words("Taken (UTC)", (each) => clock(each.taken_at)),
       figures("Age", (each) => span(coreNow() - each.taken_at)),
       figures("Merges", (each) => count(each.merges)),
       figures("Size", (each) => bytes(each.size_bytes)),

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { h, keyed, set, setSign, show, sign, text } from "../dom.js";
 import { choice } from "../fields.js";
-import { clipped, clock } from "../format.js";
+import { clipped, moment } from "../format.js";
 import { poller } from "../poll.js";
 import { keepQuery } from "../router.js";
 import { KINDS, kindSign, learnerLink } from "../labels.js";
@@ -77,7 +77,7 @@ function makeRow() {
 
 function updateRow(row, event) {
   const [at, kind, said] = row.children;
-  text(at, clock(event.at));
+  text(at, moment(event.at));
   set(at, "datetime", new Date(event.at * 1000).toISOString());
   setSign(kind.firstChild, kindSign(event.kind));
   text(kind.lastChild, event.kind);

@@ -3,13 +3,13 @@
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, setSign, show, sign, swap, text } from "../dom.js";
-import { bytes, clipped, clock, count, decimal, percent, ratio, short, span } from "../format.js";
+import { bytes, clipped, count, decimal, moment, percent, ratio, short, span } from "../format.js";
 import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
 import { receiptColumns } from "../receipts.js";
 import { makeTable } from "../table.js";
 import { timeline } from "../timeline.js";
-import { regionName } from "../labels.js";
+import { regionName, stateWord } from "../labels.js";
 import * as dialogs from "../action_dialogs.js";
 import { card, updateFacts } from "./overview.js";
 
@@ -35,6 +35,7 @@ export function learnerView(section, actions) {
   const rounds = timeline({ only: () => name, nothing: "This learner has not been in any recent round." });
   const receipts = makeTable({
     caption: "Newest receipts", columns: receiptColumns(false), key: (receipt) => `${receipt.shard}:${receipt.number}`,
+    stacked: true,
   });
   const all = h("a");
   const body = h(
@@ -62,8 +63,8 @@ export function learnerView(section, actions) {
     show(body, true);
     state = learner.state;
     setSign(standing.firstChild, state);
-    text(standing.children[1], state);
-    const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
+    text(standing.children[1], stateWord(state));
+    const since = learner.since === null ? "" : ` since ${moment(learner.since)}`;
     const waits = learner.waiting_for ? `; rounds wait for ${clipped(learner.waiting_for, 90)}` : "";
     text(standing.lastChild, `${since}; last message ${span(learner.last_seen_age_s)} ago${waits}`);
     swap(evict, readmit, state !== "evicted");
@@ -75,8 +76,8 @@ export function learnerView(section, actions) {
   }
 
   function showHistory(history) {
-    loss.update(history.at, [history.loss]);
-    tokens.update(history.at, [history.tokens_per_s]);
+    loss.update(history, [history.loss]);
+    tokens.update(history, [history.tokens_per_s]);
   }
 
   function showRounds(answer) {

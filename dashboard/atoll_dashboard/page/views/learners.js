@@ -7,7 +7,7 @@ import { clipped, count, decimal, ratio, short, span } from "../format.js";
 import { poller } from "../poll.js";
 import { keepQuery } from "../router.js";
 import { figures, linked, makePager, makeTable, signed, words } from "../table.js";
-import { learnerLink, regionLink, regionName, STATES } from "../labels.js";
+import { learnerLink, regionLink, regionName, STATES, stateWord } from "../labels.js";
 
 const LIMIT = 50;
 const EVERY_MS = 2000;
@@ -31,7 +31,7 @@ const columns = [
 export function learnersView(section) {
   let asked = { region: "", state: "", search: "", sort: "trouble", descending: false, offset: 0 };
   const regions = choice("Region", "All regions", [], (region) => change({ region, offset: 0 }));
-  const states = choice("State", "All states", STATES, (state) => change({ state, offset: 0 }));
+  const states = choice("State", "All states", STATES, (state) => change({ state, offset: 0 }), stateWord);
   const named = search("Search learners", (words_) => change({ search: words_, offset: 0 }));
   const trouble = h("button", { type: "button", onclick: () => sortBy("trouble") }, "Trouble first");
   const table = makeTable({ caption: "Learners", columns, key: (each) => each.learner, onsort: sortBy });

@@ -4,10 +4,12 @@ import { makePicture } from "../region_map.js";
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, keyed, set, setSign, show, sign, swap, text } from "../dom.js";
-import { bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span } from "../format.js";
+import {
+  about, bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span, UNKNOWN,
+} from "../format.js";
 import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
-import { figures, linked, makeTable, words } from "../table.js";
+import { figures, linked, makeTable, signed, words } from "../table.js";
 import { problems, problemSign } from "../health.js";
 import { regionLink, regionName, stateWords } from "../labels.js";
 import * as dialogs from "../action_dialogs.js";
@@ -39,7 +41,8 @@ export function overviewView(section, actions) {
     goodput: lineChart({ title: "Goodput", series: [{ name: "Goodput", kind: "a" }], show: ratio }),
   };
   const regions = regionTable();
-  const about = h("dl", { class: "facts" });
+  const links = linkTable();
+  const ofRun = h("dl", { class: "facts" });
   section.append(
     h(
       "div", { class: "overview" },
@@ -54,15 +57,16 @@ export function overviewView(section, actions) {
       ),
     ),
     card("Regions", regions.node),
-    card("The run", about),
+    card("Fronts and links", links.node),
+    card("The run", ofRun),
   );
   const history = poller((signal) => get(["history"], {}, signal), drawHistory, () => {}, HISTORY_MS);
 
   function drawHistory(seen) {
-    charts.tokens.update(seen.at, [seen.tokens_per_s]);
-    charts.loss.update(seen.at, [seen.loss]);
-    charts.wan.update(seen.at, [seen.up_bytes_per_s, seen.down_bytes_per_s]);
-    charts.goodput.update(seen.at, [seen.goodput]);
+    charts.tokens.update(seen, [seen.tokens_per_s]);
+    charts.loss.update(seen, [seen.loss]);
+    charts.wan.update(seen, [seen.up_bytes_per_s, seen.down_bytes_per_s]);
+    charts.goodput.update(seen, [seen.goodput]);
   }
 
   function update(feed) {
@@ -80,7 +84,8 @@ export function overviewView(section, actions) {
     updateWaits(waits, feed);
     swap(pause, resume, run.paused === "");
     regions.update(feed.now.regions, "No learner has joined yet.");
-    updateFacts(about, facts(run));
+    links.update(linksOf(feed.now.regions), "No front or learner has connected yet.");
+    updateFacts(ofRun, facts(run));
   }
 
   return { arrive: () => history.start(), leave: () => history.stop(), update, refresh: () => history.again() };
@@ -130,13 +135,15 @@ function makeWan() {
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
       const known = `${decimal(month, 0)} GB per month at the rate of the last hour`;
-      const at = month === null ? "The rate is not known yet" : known;
+      const soon = `Rates per day and month need 10 minutes of data, and are shown in ${about(cost.known_in_s)}`;
+      const at = month === null ? soon : known;
       show(bar, budget !== null && budget > 0);
       if (budget === null) return text(line, `${at}. No budget is set.`);
       used.style.width = `${Math.min(100, (100 * (month ?? 0)) / budget)}%`;
       bar.classList.toggle("over", month > budget);
       set(bar, "aria-label", `${percent(month, budget)} of the month's budget`);
-      return text(line, `${at}, ${percent(month, budget)} of the budget of ${decimal(budget, 0)} GB.`);
+      const share = month === null ? ". The budget is" : `, ${percent(month, budget)} of the budget of`;
+      return text(line, `${at}${share} ${decimal(budget, 0)} GB.`);
     },
   };
 }
@@ -178,6 +185,34 @@ function regionTable() {
       figures("Up so far", (region) => bytes(region.up_bytes), { minor: true }),
       figures("Down so far", (region) => bytes(region.down_bytes), { minor: true }),
       figures("Cost so far", (region) => money(region.cost)),
+    ],
+  });
+}
+
+/** All links with their regions. Silent links come first. */
+function linksOf(regions) {
+  const all = regions.flatMap(({ region, links }) => links.map((link) => ({ ...link, region })));
+  return all.sort((one, other) => (other.state === "silent") - (one.state === "silent"));
+}
+
+const LINK_SIGNS = { connected: "live", silent: "cut_off" };
+const ago = (seconds) => (seconds === null ? UNKNOWN : `${span(seconds)} ago`);
+
+function linkTable() {
+  return makeTable({
+    caption: "Fronts and links",
+    key: (link) => `${link.front} ${link.name}`,
+    columns: [
+      words("Link", (link) => (link.front ? `front ${link.name}` : link.name)),
+      linked("Region", (link) => regionName(link.region), (link) => regionLink(link.region)),
+      signed("State", (link) => LINK_SIGNS[link.state] ?? "left", { label: (link) => link.state }),
+      figures("Last message", (link) => ago(link.heard_age_s)),
+      figures("Round trip", (link) => (link.round_trip_s === null ? UNKNOWN : `${count(1000 * link.round_trip_s)} ms`)),
+      figures("Last byte", (link) => ago(link.byte_age_s)),
+      figures("Up", (link) => rate(link.up_bytes_per_s)),
+      figures("Down", (link) => rate(link.down_bytes_per_s)),
+      figures("Learners", (link) => count(link.learners)),
+      figures("Outage budget", (link) => (link.budget_s === null ? "no limit" : span(link.budget_s))),
     ],
   });
 }

@@ -19,6 +19,7 @@ export function receiptsView(section) {
   const fate = choice("Fate", "All fates", FATES, (value) => change({ fate: value }));
   const table = makeTable({
     caption: "Receipts", columns: receiptColumns(true), key: (receipt) => `${receipt.shard}:${receipt.number}`,
+    stacked: true,
   });
   const newest = h("button", { type: "button", onclick: () => change({}) }, "Newest receipts");
   const back = h("button", { type: "button", onclick: () => change({ before: older }) }, "Older receipts");
