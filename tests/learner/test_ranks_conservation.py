@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,8 @@ class Island:
         anchors: Sequence[np.ndarray],
         coder: DeviceCoder | None = None,
     ) -> None:
-        hub = Hub(len(parts)) if len(parts) > 1 else None
+        self._hub = Hub(len(parts))
+        hub = self._hub if len(parts) > 1 else None
         self.place, self.number = LAYOUT.fragments[fragment], fragment
         self.ranks = [Rank(LAYOUT, parts, number, hub) for number in range(len(parts))]
         self._together(lambda rank: rank.enter(anchors, fragment, coder))
@@ -96,8 +97,7 @@ class Island:
 
     def _together(self, work: Callable[[Rank], object]) -> None:
         """Calls a function, which waits for the other ranks, on all ranks at the same time."""
-        with ThreadPoolExecutor(len(self.ranks)) as pool:
-            list(pool.map(work, self.ranks))
+        self._hub.together([partial(work, rank) for rank in self.ranks])
 
     def values(self) -> np.ndarray:
         """Returns the parameters of all ranks together. Copies must be equal."""

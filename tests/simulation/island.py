@@ -44,7 +44,7 @@ from tests.simulation.data_units import DataTruth
 from tests.simulation.late_rows import Lateness, LateWatch
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
-from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of, together
+from tests.simulation.ranks import Hub, SimulatedMessages, SimulatedRanks, divisions_of, parts_of
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model, Take
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
@@ -250,7 +250,7 @@ class Island:
                 ranks=rank.ranks,
             )  # fmt: skip
 
-        together([partial(enter, rank) for rank in self.ranks])
+        self._hub.together([partial(enter, rank) for rank in self.ranks])
         for rank, local, mine in zip(self.ranks, locals_, divisions, strict=True):
             assert local is not None, "entered"
             self._enter(rank, layout, local, mine)
@@ -299,7 +299,7 @@ class Island:
             if self.feed is not None and self.training:
                 self.feed.step(counters.steps + 1)
             if self._hub.agreed_to_restore():
-                together([partial(self._pass_boundary, rank) for rank in self.ranks])
+                self._hub.together([partial(self._pass_boundary, rank) for rank in self.ranks])
             else:
                 for rank in self.ranks:
                     self._pass_boundary(rank)
@@ -553,7 +553,7 @@ class Island:
         """Checks that trained movement = merged or dropped work + outstanding work."""
         if self._watch is not None and self._watch.judge() is not Movement.FINE:
             # No work was due since the weights were loaded, so that nothing has detected them.
-            together([rank.boundary._restore for rank in self.ranks if rank.boundary is not None])
+            self._hub.together([rank.boundary._restore for rank in self.ranks if rank.boundary is not None])
         for fragment, account in enumerate(self.accounts):
             left = account.moved - account.told - (self.anchor(fragment) - self.values(fragment))
             if np.abs(left).max() > 1e-3:

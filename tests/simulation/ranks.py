@@ -2,7 +2,7 @@
 
 All ranks run in one thread, rank 0 first. A collective call that waits would never return. A call therefore leaves its
 values at the hub, and the product waits for them at a later step. Only at the start, and to reset the parameters, does
-the product wait immediately, so ranks are then threads (`together`).
+the product wait immediately, so ranks are then threads that take turns (`Hub.together`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll_wire.layout.layout import Layout, TensorSpec
 
 from tests.simulation.loop import Process, VirtualLoop
 
-START_S = 10.0  # limit on the wait of a starting rank, in real time
+START_S = 30.0  # limit on the wait of a rank for its turn, in real time
 MEAN_S = 0.003  # mean delay of a message between ranks
 LATE_S = (0.2, 1.0)  # bounds on the delay of a few messages, and of all messages of a slow rank
 
@@ -39,7 +39,9 @@ class Hub:
         self.running: Agreed | None = None
         self.next: Agreed | None = None
         self._sent: defaultdict[int, dict[int, list[np.ndarray]]] = defaultdict(dict)
-        self._came = threading.Condition()
+        self._turn = threading.Condition()
+        self._needs: dict[int, Callable[[], bool]] = {}  # of the ranks that wait for their turn, by rank
+        self._acting = False  # whether a rank has its turn
 
     def agreed_on_work(self) -> bool:
         """Returns whether the next boundary releases or adopts something."""
@@ -53,15 +55,48 @@ class Hub:
         """Records that all ranks have taken a step."""
         self.running = self.next
 
+    def together(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Makes each rank's call in a thread of its own. Raises the first rank's exception, if any.
+
+        Threads take turns, so that a seed gives the same run each time: a turn ends when its rank has to wait, and the
+        next one is that of the lowest rank that need not wait.
+        """
+        self._needs = dict.fromkeys(range(len(calls)), lambda: True)
+        with ThreadPoolExecutor(len(calls)) as pool:
+            for result in [pool.submit(self._take_turns, rank, call) for rank, call in enumerate(calls)]:
+                result.result()
+
+    def _take_turns(self, rank: int, call: Callable[[], object]) -> None:
+        self._wait_for_turn(rank)
+        try:
+            call()
+        finally:
+            self._end_turn()
+
+    def _wait_for_turn(self, rank: int) -> None:
+        with self._turn:
+            assert self._turn.wait_for(lambda: not self._acting and self._first() == rank, START_S), "no rank can go on"
+            self._acting = True
+            del self._needs[rank]
+
+    def _end_turn(self) -> None:
+        with self._turn:
+            self._acting = False
+            self._turn.notify_all()
+
+    def _first(self) -> int | None:
+        return min((rank for rank, may in self._needs.items() if may()), default=None)
+
     def put(self, call: int, rank: int, given: np.ndarray, counts: Sequence[int]) -> None:
-        with self._came:
-            self._sent[call][rank] = np.split(given.copy(), np.cumsum(counts)[:-1])
-            self._came.notify_all()
+        self._sent[call][rank] = np.split(given.copy(), np.cumsum(counts)[:-1])
 
     def get(self, call: int, rank: int, counts: Sequence[int]) -> F32:
-        with self._came:
-            assert self._came.wait_for(lambda: len(self._sent[call]) == self.size, START_S), "a rank did not call"
-        parts = [self._sent[call][sender][rank] for sender in range(self.size)]
+        sent = self._sent[call]
+        if len(sent) < self.size:
+            self._needs[rank] = lambda: len(sent) == self.size
+            self._end_turn()
+            self._wait_for_turn(rank)
+        parts = [sent[sender][rank] for sender in range(self.size)]
         assert [len(part) for part in parts] == list(counts), "the ranks disagree about an exchange"
         return np.concatenate(parts)
 
@@ -150,13 +185,6 @@ class SimulatedMessages:
 
     def end(self) -> None:
         """See RankMessages."""
-
-
-def together(calls: Sequence[Callable[[], object]]) -> None:
-    """Makes the calls of all ranks at the same time. Raises the first rank's exception, if any."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        for result in [pool.submit(call) for call in calls]:
-            result.result()
 
 
 def parts_of(tensors: Sequence[TensorSpec], size: int, rng: random.Random) -> list[list[TensorPart]]:
