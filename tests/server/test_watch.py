@@ -120,3 +120,27 @@ def test_a_learner_behind_a_silent_front_is_cut_off_and_not_recorded_as_silent()
         entries.FrontSilenced("eu", 1),
         entries.FrontConnected("eu", "eu", 11.0),
     ]
+
+
+def test_a_silence_behind_a_front_is_recorded_when_it_is_sure_that_the_front_is_not_silent():
+    run = Run()
+    run.observed.step_time_s = run.observed.report_interval_s = 0.02
+    announced = pb.FrontReport(nonce=7, region="eu")
+    front = run.links.announced(announced, "", "", 0.0)
+    run.links.heard(front, announced, 0.0)
+    run.links.follows("a", 7)
+    assert run.look(0.0) is LearnerState.LIVE
+    run.links.heard(front, announced, 0.5)
+    assert run.look(1.0) is LearnerState.SILENT, "whether its front is silent is not known yet"
+    assert run.look(2.0) is LearnerState.CUT_OFF
+    for now in (7.0, 8.0):
+        assert run.look(now) is LearnerState.CUT_OFF
+    run.links.heard(front, announced, 9.0)
+    run.step(10.0)
+    assert run.look(10.0) is LearnerState.LIVE
+    assert not [each for each in run.recorded if isinstance(each, entries.Silenced | entries.Recovered)]
+    for second in range(11, 60):
+        run.links.heard(front, announced, float(second))
+        run.look(float(second))
+    silences = [each for each in run.recorded if isinstance(each, entries.Silenced)]
+    assert silences == [entries.Silenced("a", silences[0].silent_s)], "its front is connected, so it is recorded once"

@@ -15,6 +15,7 @@ from atoll_server.telemetry import entries
 
 UNHEARD = {LearnerState.SILENT, LearnerState.CUT_OFF}
 QUIET = UNHEARD | {LearnerState.LEFT, LearnerState.EVICTED}
+SURE_S = 2.0  # seconds of silence after which a learner behind a front would count as cut off if the front were silent
 
 
 def liveness_of(run: KnownRun, learner: str) -> LearnerLiveness | None:
@@ -38,6 +39,7 @@ class Watch:
         self.since: dict[str, float] = {}
         self._run = run
         self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: state and incarnation
+        self._silent_at: dict[str, float] = {}  # by learner: when a silence began that is not recorded yet
         self._silenced: set[str] = set()  # learners with a recorded silence, but no recorded recovery yet
         self._troubles: Mapping[str, entries.Trouble] = {}
 
@@ -50,6 +52,7 @@ class Watch:
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
             self._learner(self._run.registry.entries[name], state, now)
+            self._silence(self._run.registry.entries[name], now)
         for change in self._run.links.look(self._present(states), self._run.pace(now).outer_steps, now):
             self._run.journal.record(change, now)
         current = {trouble.about: trouble for trouble in troubles}
@@ -82,13 +85,24 @@ class Watch:
         self.since[name] = quiet_since if state in QUIET else wall
         if last is None or last[0] is state:
             return
+        self._silent_at.pop(name, None)
         if state is LearnerState.SILENT and name not in self._silenced:
-            self._silenced.add(name)
-            self._run.journal.record(entries.Silenced(name, wall - quiet_since), now)
+            self._silent_at[name] = now
         elif state is LearnerState.LIVE and name in self._silenced:
             self._silenced.discard(name)
             if last[1] == entry.incarnation:
                 self._run.journal.record(entries.Recovered(name), now)
+
+    def _silence(self, entry: RegistryEntry, now: float) -> None:
+        """Records a learner's silence, but only if the learner's front is not the one that fell silent."""
+        name = entry.name
+        began = self._silent_at.get(name)
+        if began is None or (now - began < SURE_S and self._run.links.front_of(name) is not None):
+            return
+        del self._silent_at[name]
+        self._silenced.add(name)
+        silent_s = self._run.clock.at(now) - self.since[name]
+        self._run.journal.record(entries.Silenced(name, silent_s), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
         """Returns the time when the learner left, or last took a step or reported, on the run's clock."""
