@@ -32,6 +32,20 @@ from tests.end_to_end.world import Trainee, core, eventually, train
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "concepts" / "failures.md"
 DAMAGE: dict[str, Bad] = {}
+QUICK = {  # a start for each kind of damage; the other starts are slow tests
+    "ledger is not a database",
+    "ledger has a damaged page",
+    "contribution has a changed weight",
+    "merge is gone",
+    "run uses a different protocol",
+    "clock is behind the last start",
+    "payload has a flipped bit",
+    "spool has files that were never acknowledged",
+    "newest snapshot is cut",
+    "all snapshots are damaged",
+    "initial parameters are gone",
+    "directory is a file",
+}
 
 
 @dataclass(frozen=True)
@@ -416,7 +430,13 @@ def test_verify_finds_a_damaged_payload_that_waits_for_its_merge(tmp_path):
             trainee.done()
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+def test_each_quick_start_is_of_a_known_damage():
+    assert set(DAMAGE) > QUICK
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in DAMAGE]
+)
 def test_a_damaged_directory_is_recovered_or_refused_in_one_line(template, tmp_path, name):
     case, directory = DAMAGE[name], tmp_path / "run"
     shutil.copytree(template, directory)

@@ -42,7 +42,7 @@ def where(request, home, eu):
     return {"core": home, "front": eu}[request.param]
 
 
-FRONT_IS_SLOW = ["core", pytest.param("front", marks=pytest.mark.slow)]
+BOTH = ["core", "front"]
 
 
 @contextlib.contextmanager
@@ -174,7 +174,8 @@ def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
         assert resident(where.child) - before < HALVES // 4
 
 
-@pytest.mark.parametrize("where", FRONT_IS_SLOW, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", BOTH, indirect=True)
 def test_half_sent_messages_hold_64_mib_at_most(where, raws):
     """Many connections send as many incomplete messages as possible, each as large as allowed.
 
@@ -216,7 +217,8 @@ def resident(child) -> int:
 COUNT = 10_000
 
 
-@pytest.mark.parametrize("where", FRONT_IS_SLOW, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", BOTH, indirect=True)
 def test_ten_thousand_idle_connections_delay_no_learner(where):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

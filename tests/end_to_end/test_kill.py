@@ -104,6 +104,7 @@ def test_a_clean_stop_takes_a_snapshot_and_the_run_continues_from_it(tmp_path):
     assert status.tokens_trained == 40 * 32
 
 
+@pytest.mark.slow
 def test_the_spool_holds_only_payloads_that_two_snapshots_do_not_cover(tmp_path):
     stop = threading.Event()
     with core(tmp_path, "--snapshot-every-s", "0.5") as running:

@@ -32,6 +32,7 @@ def test_a_learner_whose_first_address_is_cut_continues_through_the_second(tmp_p
         assert (status.incarnation, trainee.learner.stats().reconnects) == (1, 1)
 
 
+@pytest.mark.slow
 def test_an_island_on_the_other_side_of_the_world_joins_and_trains(tmp_path):
     with core(tmp_path) as running, relay(running.address, delay_s=0.15) as link:
         trainee = Trainee(link.address, "a", lambda t: t.learner.stats().merged > 3)

@@ -21,6 +21,7 @@ from tests.end_to_end.world import Trainee, core, eventually, front, open_calls
 ONE = {"Follow": 1.0, "Report": 1.0}
 
 
+@pytest.mark.slow
 def test_after_many_cuts_a_front_has_one_follow_and_one_report_per_learner(tmp_path):
     port, stop = free_port(), list[bool]()
     with (

@@ -122,6 +122,7 @@ def test_a_contribution_with_a_nan_is_refused_with_a_receipt_that_states_why(tmp
         assert running.status().contributions.refused == 1
 
 
+@pytest.mark.slow
 def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(tmp_path):
     with core(tmp_path) as running:
         stop = []

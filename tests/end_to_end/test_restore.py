@@ -60,7 +60,8 @@ def generations(path: Path, table: str) -> dict[int, int]:
         return dict(db.execute(f"SELECT generation, COUNT(*) FROM {table} GROUP BY generation").fetchall())  # noqa: S608
 
 
-@pytest.mark.parametrize("through_a_front", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("through_a_front", [False, True])
 def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path, through_a_front):
     with core(tmp_path, *OPTIONS) as running, front(tmp_path / "front", running.address) as gateway:
         with training(gateway.address if through_a_front else running.address, "a", "b") as trainees:

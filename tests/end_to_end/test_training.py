@@ -74,6 +74,7 @@ def fast_and_slow(directory, steps: int, *options: str):
         return fast.losses, slow.losses, running.status()
 
 
+@pytest.mark.slow
 def test_a_slow_learner_answers_all_rounds_of_a_step_at_once(tmp_path):
     """Rounds wait for all learners, but open at the pace of the fast one, which takes five steps per slow step."""
     _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")

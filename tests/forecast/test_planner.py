@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from atoll_forecast.commands import _region
 from atoll_forecast.planning.deployment import compose_override, helm_values
 from atoll_forecast.planning.job import Job, Region
 from atoll_forecast.planning.planner import LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
 from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, backup_bytes, disk_bytes, sharding
 from atoll_forecast.planning.tables import plan_json, plan_tables
 from atoll_server.memory_budget import needed_bytes
+from atoll_wire.errors import UsageError
 from rich.console import Console
 
 ROOT = Path(__file__).parents[2]
@@ -331,11 +333,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_plan_is_made(tmp_pa
     ],
 )
 def test_an_invalid_region_is_named(region):
-    code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
+    with pytest.raises(UsageError) as refused:
+        _region(region)
+    assert len(str(refused.value).splitlines()) == 1
+    assert f'--region "{region}"' in str(refused.value)
+
+
+def test_the_command_names_an_invalid_region():
+    code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", "eu")
     assert code == 2
-    assert error.startswith("error: ")
+    assert error.startswith('error: --region "eu" is invalid: ')
     assert len(error.splitlines()) == 1
-    assert region in error
 
 
 def test_tables_of_figures_fit_80_columns():

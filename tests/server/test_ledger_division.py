@@ -23,6 +23,7 @@ FRAGMENTS = 6
 def ledger(path: Path, rng: random.Random, fragments: list[int]) -> sqlite3.Connection:
     """Returns a ledger with contributions. The sums include some of them, and others are pending."""
     db, waiting = database.open_ledger(path), []
+    db.execute("PRAGMA synchronous=OFF")
     seqs: Counter[tuple[str, int, int]] = Counter()
     for at in range(200):
         if rng.random() < 0.7:
@@ -49,6 +50,8 @@ def order(db: sqlite3.Connection, fragment: int) -> list[tuple[object, ...]]:
 
 def divided(path: Path, owned: list[list[int]], sources: list[sqlite3.Connection]) -> list[sqlite3.Connection]:
     targets = [database.open_ledger(path / f"new{number}") for number in range(len(owned))]
+    for db in targets:
+        db.execute("PRAGMA synchronous=OFF")
     owners = {fragment: targets[number] for number, mine in enumerate(owned) for fragment in mine}
     ledger_division.divide_rows(sources, owners, 1)
     return targets

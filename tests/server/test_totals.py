@@ -55,6 +55,7 @@ def _count(found: Counter[tuple[str, int, int, str]], row: ContributionRow, fate
 def test_sums_and_newer_rows_give_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
     monkeypatch.setattr(totals, "STEP", 7)
     rng, db = random.Random(seed), database.open_ledger(tmp_path / "ledger")
+    db.execute("PRAGMA synchronous=OFF")
     waiting: list[ContributionRow] = []
     seqs: Counter[tuple[int, str, int, int]] = Counter()
     for _ in range(300):
