@@ -113,7 +113,7 @@ class Logs(Settings):
     """The level and the format of a process's log."""
 
     log_json: Annotated[
-        bool, Field(description="Log one JSON object per line on stderr, also for warnings and errors of libraries.")
+        bool, Field(description="Log one JSON object per line on stderr, including warnings and errors of libraries.")
     ] = False
     log_level: Annotated[str, Field(description="Lowest level to log: debug, info, warning or error.")] = "info"
 

@@ -22,7 +22,7 @@ from atoll_server.cli import backup_commands
 
 KEEPING = ("numba", "zstandard")
 SMALLEST_FILE = 1 << 20
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def register(app: typer.Typer) -> None:
