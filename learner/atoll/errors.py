@@ -13,7 +13,8 @@ class LearnerError(UserError):
         try:
             learner.start()
         except atoll.LearnerError as error:
-            sys.exit(f"error: {error}")
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(error.exit_status)
         ```
     """
 
