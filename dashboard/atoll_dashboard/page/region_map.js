@@ -113,7 +113,7 @@ function makeCore() {
         set(inner, "d", shore("lagoon", radius * 0.72, 0.05));
         drawn = radius;
       }
-      const words = !run.reachable ? "not reachable" : run.paused !== "" ? "paused" : `${count(run.merges)} merges`;
+      const words = !run.reachable ? "unreachable" : run.paused !== "" ? "paused" : `${count(run.merges)} merges`;
       text(line, words);
       text(title, "core");
       node.classList.toggle("away", !run.reachable);
@@ -175,7 +175,7 @@ function updateIsland(node, item) {
     node.drawn = place.radius;
   }
   const rateLines = item.lines === 3 ? [flows.join("  ")] : flows;
-  const words = [regionName(region.region), islandWords(region, many), ...rateLines];
+  const words = [regionName(region.region), islandWords(region, many) + cutFor(region, item.now), ...rateLines];
   link.querySelectorAll(".caption").forEach((line, n) => {
     const row = place.above ? n - item.lines : n;
     set(line, "y", (place.above ? row * 15 - place.radius - 3 : row * 15 + place.radius + 26).toFixed(1));
@@ -201,12 +201,18 @@ function islandWords(region, many) {
   return stateWords(learners);
 }
 
+/** For how long the region's learners have been cut off, as the end of a caption; empty if none is. */
+function cutFor(region, now) {
+  const since = region.dots.filter((dot) => dot.state === "cut_off" && dot.since !== null).map((dot) => dot.since);
+  return since.length === 0 ? "" : ` · ${about(now - Math.min(...since))}`;
+}
+
 function updateDots(group, { region, place, now, width }) {
   const shown = [...region.dots].sort((one, other) => byName(one.learner, other.learner));
   const spots = dotPlaces(shown.length, place.pitch);
   const size = Math.max(6, Math.min(15, place.pitch * 0.78));
   const labelled = new Set(
-    shown.filter((dot) => ["silent", "cut_off"].includes(dot.state) && dot.since !== null)
+    shown.filter((dot) => dot.state === "silent" && dot.since !== null)
       .sort((one, other) => one.since - other.since).slice(0, shown.length > 12 ? 1 : 2).map((dot) => dot.learner),
   );
   // The label is on the dot's side of the island, unless it would leave the map.
