@@ -423,11 +423,11 @@ def test_the_table_of_memory_and_disk_is_the_planners():
     sizes = 124e6, 1e9, 7e9
     assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
     each = disk_bytes(1.0, 1.0, 0.0)
-    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core, disk"]
+    assert f"| {each:g} N bytes, plus pending contributions " in rows["| core, disk"]
     assert f" {WAITING_BYTES:g} N bytes per learner per outer step of `--max-staleness`" in " ".join(page.split())
     assert rows["| core, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
     each = backup_bytes(1.0, 1.0, 0.0, shards=1)
-    assert f"| {each:g} N bytes, plus waiting contributions " in rows["| core's backups, disk"]
+    assert f"| {each:g} N bytes, plus pending contributions " in rows["| core's backups, disk"]
     assert rows["| core's backups, disk"].endswith(f"| {each * 1:.0f} GB | {each * 7:.0f} GB |")
     learners = rows["| learner, host memory, excluding model and optimizer"]
     assert f"| {LEARNER_BYTES:g} N bytes" in learners
