@@ -22,7 +22,7 @@ from atoll_server.quorum import Quorum
 class RunSettings(Settings):
     """Settings of a run, which are the same for all learners.
 
-    The core stores the settings in the run's directory, and sends them to each learner that joins.
+    The core stores the settings in the run's directory and sends them to each learner that joins.
     """
 
     command: ClassVar[str] = "core"

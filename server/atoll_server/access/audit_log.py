@@ -107,7 +107,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Counts a line, and returns whether it may be written. who: the learner, or the refusal and address."""
+        """Counts a line and returns whether it may be written. who: the learner, or the refusal and address."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
@@ -147,7 +147,7 @@ class AuditLog:
             self._lost += 1
 
     def close(self) -> None:
-        """Writes all waiting lines, and ends the thread."""
+        """Writes all waiting lines and ends the thread."""
         if self._thread is not None:
             self._settle()
             self._tell_left_out(math.inf)

@@ -1,4 +1,4 @@
-"""Creates a run's own certificate authority, and issues certificates for the run's processes.
+"""Creates a run's own certificate authority and issues certificates for the run's processes.
 
 A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names. The certificate
 of a fleet of learners has one URI per learner, or a URI that ends in * for all names with a prefix.

@@ -31,7 +31,7 @@ class RereadFile(Generic[T]):
         self._content: T | None = None
 
     def load(self) -> T:
-        """Reads the file, and returns its content. Raises SettingsError if the file is unreadable or invalid."""
+        """Reads the file and returns its content. Raises SettingsError if the file is unreadable or invalid."""
         stamp = self._look()
         try:
             text = self._path.read_text()

@@ -66,7 +66,7 @@ class _Deleted(Exception):  # noqa: N818 - a state, after which the backup begin
 
 
 def back_up(run: Path, root: Path, keep: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> TakenBackup:
-    """Backs up a run's directory into a new folder in `root`, and removes all but the newest `keep` backups.
+    """Backs up a run's directory into a new folder in `root` and removes all but the newest `keep` backups.
 
     run: the directory of a core, which may be running. Changes nothing in this directory. Needs memory for one
     fragment. Raises SettingsError if the folders cannot be used, BackupError if the run cannot be backed up now, and
@@ -175,7 +175,7 @@ class _Copy:
             )
 
     def _copy(self, files: list[BackupFile]) -> None:
-        """Links or copies each file, and verifies the copies. Raises _Deleted if the core has deleted one.
+        """Links or copies each file and verifies the copies. Raises _Deleted if the core has deleted one.
 
         Opens all large files first: an open file can be read to its end even if the core deletes it meanwhile.
         """
@@ -255,7 +255,7 @@ class _Copy:
             del self._written[path]
 
     def _record(self, state: RunState) -> BackupRecord:
-        """Adds the audit log, and returns the record of all files."""
+        """Adds the audit log and returns the record of all files."""
         files = dict(self._written)
         for log in sorted(self._run.glob(LOGS)):
             with contextlib.suppress(FileNotFoundError):  # the core has just renamed it

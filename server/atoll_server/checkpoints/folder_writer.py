@@ -46,7 +46,7 @@ class PlannedFile:
 
 
 class FolderWriter:
-    """Takes the bytes of one safetensors file, and writes the folder's files as the bytes arrive.
+    """Takes the bytes of one safetensors file and writes the folder's files as the bytes arrive.
 
     max_file_bytes: limit on each file's size. A larger tensor gets its own file.
     """
@@ -79,7 +79,7 @@ class FolderWriter:
             self._advance()
 
     def finish(self) -> None:
-        """Writes the index, and makes all files durable. Raises TensorFileError if the stream is incomplete."""
+        """Writes the index and makes all files durable. Raises TensorFileError if the stream is incomplete."""
         if self._header is None or self._left:
             raise _invalid("it ends too early")
         index = {
@@ -100,7 +100,7 @@ class FolderWriter:
             self._file = None
 
     def _take_head(self, view: memoryview) -> memoryview:
-        """Takes a part of the header, and plans the files once the header is complete. Returns the rest of `view`."""
+        """Takes a part of the header and plans the files once the header is complete. Returns the rest of `view`."""
         missing = self._wanted - len(self._head)
         self._head += view[:missing]
         if len(self._head) == self._wanted:

@@ -1,6 +1,6 @@
 """Restores a run's state from its directory: loads the newest readable snapshot, and replays all later merges.
 
-The replay compares each merge with the checksums in the ledger. Starting cores, and exports without a core, use this
+The replay compares each merge with the checksums in the ledger. Starting cores and exports without a core, use this
 code. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
 """
 
@@ -258,7 +258,7 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKe
 
 
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
-    """Removes damaged snapshots from the ledger, and deletes snapshot files that the ledger does not list.
+    """Removes damaged snapshots from the ledger and deletes snapshot files that the ledger does not list.
 
     Returns whether any snapshot was damaged.
     """

@@ -84,7 +84,7 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a snapshot, and compares it with the checksums in the ledger. Returns the states by fragment.
+    """Reads a snapshot and compares it with the checksums in the ledger. Returns the states by fragment.
 
     row: the snapshot's row in the ledger. Raises SnapshotError if the snapshot is missing or damaged.
     """

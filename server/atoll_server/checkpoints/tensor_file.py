@@ -1,6 +1,6 @@
 """Reads safetensors files through a memory map.
 
-The safetensors library's NumPy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
+The safetensors library's NumPy interface lacks bfloat16 and needs all tensors in memory at once. `tensor_header`
 describes the format. Tests compare both modules with the safetensors library.
 """
 
@@ -64,7 +64,7 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Checks every offset in a file's header, and maps the file.
+    """Checks every offset in a file's header and maps the file.
 
     Raises TensorFileError if the file is missing or invalid.
     """

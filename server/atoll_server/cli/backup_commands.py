@@ -132,7 +132,7 @@ def restore_command(
 ) -> None:
     """Restore a backup into a new directory. A new generation begins there, with the backup's parameters bit for bit.
 
-    The command verifies all files, and repeats the merges after the backup's snapshot. It needs the memory of a core.
+    The command verifies all files and repeats the merges after the backup's snapshot. It needs the memory of a core.
     After an interruption, run it again: until it ends, no core starts from the directory. The backup stays unchanged.
     """
     need("checkpoint restore-backup", "server", *KEEPING)

@@ -101,7 +101,7 @@ def list_from_directory(directory: Path, form: Format = Format.TABLE) -> None:
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
-    """Restores the run in a directory to a checkpoint, and prints the result. Raises the same errors as `roll_back`."""
+    """Restores the run in a directory to a checkpoint and prints the result. Raises the same errors as `roll_back`."""
     done = roll_back(directory, checkpoint)
     if not done.began:
         print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {done.merges} merges")

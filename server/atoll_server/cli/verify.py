@@ -1,4 +1,4 @@
-"""Checks whether a core can start from a run's directory. The check needs no running core, and changes no files."""
+"""Checks whether a core can start from a run's directory. The check needs no running core and changes no files."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Rules:
   none of its work can still be merged (settled). If this takes too long, it is decided early (overdue).
 - A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise the unit
   returns to the pool, and its merged part counts as repeated.
-- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit, and
+- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit and
   adds to the repeated part of a returned unit.
 
 At any time, in parameters: merged parts of all units = consumed units x parameters + repeated - lost + merged parts of

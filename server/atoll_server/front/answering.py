@@ -26,7 +26,7 @@ class Route:
         self.to(shard)
 
     def to(self, shard: UpstreamShard) -> Link:
-        """Selects this shard, and returns its current connections."""
+        """Selects this shard and returns its current connections."""
         self.shard = shard
         self.address = shard.core_connection.address
         self.link = shard.link

@@ -153,7 +153,7 @@ class FetchCache:
         return max((place for place in self._items if place[:4] == least[:4] and place >= least), default=None)
 
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
-        """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
+        """Adds an empty item for `count` frames and keeps at most UPDATES_KEPT versions of a fragment.
 
         The cache needs this limit because an item uses a few kilobytes that `limit_bytes` does not include.
         """

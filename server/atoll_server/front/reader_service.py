@@ -1,4 +1,4 @@
-"""A front's gRPC service for readers. The front checks readers itself, and answers from memory where it can."""
+"""A front's gRPC service for readers. The front checks readers itself and answers from memory where it can."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Fetches updates and whole fragments into a cache, and relays those that do not fit.
+    """Fetches updates and whole fragments into a cache and relays those that do not fit.
 
     limit_bytes: limit on cached frames.
     """
@@ -283,7 +283,7 @@ class RegionFetches:
         return self._metrics.whole if request.whole else self._metrics.updates
 
     async def end(self) -> None:
-        """Cancels all fetches, and waits until they have ended."""
+        """Cancels all fetches and waits until they have ended."""
         for task in self._bringing:
             task.cancel()
         await asyncio.gather(*self._bringing, return_exceptions=True)

@@ -86,7 +86,7 @@ class RegionReads:
         self._waits.end(why)
 
     async def end(self) -> None:
-        """Cancels all watches of the core, and waits until they have ended."""
+        """Cancels all watches of the core and waits until they have ended."""
         tasks = [*self._watches.values(), *([self._asking] if self._asking is not None else [])]
         for task in tasks:
             task.cancel()
@@ -95,7 +95,7 @@ class RegionReads:
     # ------------------------------------------------------------------------------ the core's side
 
     async def _ask(self) -> pb.DescribeReply:
-        """Describes the run, and begins to watch its addresses."""
+        """Describes the run and begins to watch its addresses."""
         core = self._routes.core
         link = core.link
         with link.quick.use() as connection:

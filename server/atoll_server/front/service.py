@@ -45,7 +45,7 @@ class FrontService(rpc.OuterServicer):
         self._stopping = False
 
     def stop(self) -> None:
-        """Ends all long calls, and tells the learners that have an open Follow call to reconnect."""
+        """Ends all long calls and tells the learners that have an open Follow call to reconnect."""
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 
@@ -265,7 +265,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """Checks a message's frames, and returns the size of their payloads in bytes.
+    """Checks a message's frames and returns the size of their payloads in bytes.
 
     Raises Refused for frames that are invalid or that the stream's header does not declare.
     """

@@ -95,7 +95,7 @@ class RegistryEntry:
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def start_session(self, session: int, why: Refused) -> None:
-        """Replaces the current session, and ends its calls with `why`. session: the new number; 0 for no session."""
+        """Replaces the current session and ends its calls with `why`. session: the new number; 0 for no session."""
         self.session = session
         old = self.streams
         self.streams = {}
@@ -144,7 +144,7 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Lets a process use a name, and returns the entry of the name.
+        """Lets a process use a name and returns the entry of the name.
 
         A retry by the same process keeps the incarnation. A new process gets the next incarnation, but must call twice.
         The first call only stores `challenge` in the entry. The process must send this value as `proof` in its second

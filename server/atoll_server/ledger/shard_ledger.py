@@ -93,7 +93,7 @@ def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
-    """Adds a merge, and writes the fates of the contributions that it merged or refused."""
+    """Adds a merge and writes the fates of the contributions that it merged or refused."""
     values = (
         generation,
         row.fragment,

@@ -150,7 +150,7 @@ class Links:
     # ------------------------------------------------------------------------------ once per second
 
     def look(self, learners: Collection[LearnerTraffic], outer_steps: float, now: float) -> list[entries.Entry]:
-        """Updates all links, and returns the changes of fronts since the last call. Call it once per second.
+        """Updates all links and returns the changes of fronts since the last call. Call it once per second.
 
         learners: the present learners. outer_steps: see `MergePace`.
         """

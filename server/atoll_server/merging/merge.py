@@ -142,7 +142,7 @@ def merge(
     rule: OuterRule,
     published: F32,
 ) -> MergeResult:
-    """Merges contributions into the next version of `state`, and returns the new state and the published update.
+    """Merges contributions into the next version of `state` and returns the new state and the published update.
 
     contributions: sorted by learner, all in one codec. The norm of each piece must be at most LARGEST_NORM, so that
     all sums are finite. weights: one per contribution, with a sum of at most 1. published: float32 (fragment.length,),

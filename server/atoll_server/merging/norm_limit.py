@@ -82,7 +82,7 @@ class NormLimiter:
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:
-        """Judges a contribution, and records its size and the decision.
+        """Judges a contribution and records its size and the decision.
 
         norm: of the whole fragment. steps: inner steps. present: learners from which the core expects contributions.
         """

@@ -52,7 +52,7 @@ class RunCheckpoints:
         return [] if shard is None else list(map(checkpoint, shard.snapshots.all()))
 
     async def take(self) -> pb.Checkpoint:
-        """Takes a checkpoint, and returns it when it is durable. Continues even if the caller is cancelled.
+        """Takes a checkpoint and returns it when it is durable. Continues even if the caller is cancelled.
 
         Raises Refused if the run has no parameters, or a shard is not attached or cannot write its snapshot.
         """

@@ -76,7 +76,7 @@ class Core(CoreProcess):
         await self.datasets.look()
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Increments the epoch, and updates the stored run settings with the given ones. Returns the stored values.
+        """Increments the epoch and updates the stored run settings with the given ones. Returns the stored values.
 
         Raises SettingsError if a given setting would change a fixed one, or the model does not fit in memory.
         """

@@ -146,7 +146,7 @@ class CoreProcess:
         self._restore_s = self.clock.monotonic() - self._started_at
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Begins a new epoch in the ledger, and returns the run's values. Raises SettingsError."""
+        """Begins a new epoch in the ledger and returns the run's values. Raises SettingsError."""
         raise NotImplementedError
 
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:

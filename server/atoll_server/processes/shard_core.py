@@ -1,4 +1,4 @@
-"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts itself."""
+"""A core process with only a shard. It attaches to the run's registrar and serves learners and fronts itself."""
 
 from __future__ import annotations
 

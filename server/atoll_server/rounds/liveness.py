@@ -48,7 +48,7 @@ class LearnerLiveness:
     uploading: dict[int, float] = field(default_factory=dict)  # by fragment: arrival time of the newest frame
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
-        """Records a report, and updates the step time, which is measured on the core's clock.
+        """Records a report and updates the step time, which is measured on the core's clock.
 
         steps: inner steps of this incarnation so far. now: monotonic seconds.
         """

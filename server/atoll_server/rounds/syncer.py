@@ -38,7 +38,7 @@ CATCHING_UP = 2.0  # missed rounds open at this multiple of the normal pace
 
 
 class Syncer:
-    """The state of all rounds. `on` applies an event, and returns the effects that the shard must carry out."""
+    """The state of all rounds. `on` applies an event and returns the effects that the shard must carry out."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """PURE: the syncer's inputs (events) and outputs (effects), two closed sets of plain values.
 
-`Syncer.on` takes an event and its time in monotonic seconds, and returns effects. The shard carries out the effects
+`Syncer.on` takes an event and its time in monotonic seconds and returns effects. The shard carries out the effects
 in the order in which `Syncer.on` returns them.
 """
 

@@ -355,7 +355,7 @@ class _Inward:
 
 
 class _Outward:
-    """The gRPC context that a service receives. Splits large replies, and ends calls whose caller does not read."""
+    """The gRPC context that a service receives. Splits large replies and ends calls whose caller does not read."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate

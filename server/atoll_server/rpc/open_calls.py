@@ -23,7 +23,7 @@ CARRYING = frozenset({"Follow", "Report", "Fetch", "Watch", "Read", "ExportCheck
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
-    """Counts a server's open calls to the protocol's methods, and exports the counts to Prometheus."""
+    """Counts a server's open calls to the protocol's methods and exports the counts to Prometheus."""
 
     def __init__(self) -> None:
         self.open = count_by_method(())

@@ -78,7 +78,7 @@ class RpcServer:
         return f"{address.rpartition(':')[0]}:{port}" if port else address
 
     async def begin(self) -> None:
-        """Starts the server, and reports all services as healthy."""
+        """Starts the server and reports all services as healthy."""
         await self.server.start()
         for name in ("", *SERVICES):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -33,7 +33,7 @@ class VersionBoard:
         self.watching = 0  # number of readers that watch now
 
     def show(self, shard: int, log: int, versions: Iterable[pb.PublishedVersion]) -> None:
-        """Shows newer versions, and ignores others. shard: the shard's number.
+        """Shows newer versions and ignores others. shard: the shard's number.
 
         log: see WatchReply. If it is new, `versions` must have all fragments of the shard.
         """

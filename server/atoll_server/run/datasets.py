@@ -57,7 +57,7 @@ class Datasets:
     # ------------------------------------------------------------------------------ leasing
 
     async def lease(self, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> pb.LeaseUnitsReply:
-        """Leases units to a learner, and resends units that it has not received.
+        """Leases units to a learner and resends units that it has not received.
 
         Raises Refused if the request is invalid, or its dataset differs from the run's dataset with this name.
         """
@@ -131,7 +131,7 @@ class Datasets:
         return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
 
     def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
-        """Begins a lease, and ends the process's previous lease. Adds the dataset if it is new."""
+        """Begins a lease and ends the process's previous lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
         if (old := self._living(dataset, process)) is not None:
             self._accounts.end(old, "its process began another lease", changes)
@@ -159,7 +159,7 @@ class Datasets:
     # ------------------------------------------------------------------------------ deciding
 
     async def look(self) -> None:
-        """Ends the leases of lost learners, and decides units. Durable when this returns."""
+        """Ends the leases of lost learners and decides units. Durable when this returns."""
         over = self._decide(changes := Changes())
         if changes:
             await self._run.writer.commit(partial(data_ledger.write, rows=data_ledger.rows_of(changes)))

@@ -147,14 +147,14 @@ class StagedFile:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
     def publish(self, directory: Path) -> None:
-        """Renames the file to its final name, and makes the name durable."""
+        """Renames the file to its final name and makes the name durable."""
         self._disk.rename(self._part, directory / INITIAL)
         crash_points.point("initial.renamed")
         self._disk.sync_directory(directory)
         crash_points.point("initial.directory synced")
 
     def close(self) -> None:
-        """Closes the file, and removes it unless it was published."""
+        """Closes the file and removes it unless it was published."""
         self._file.close()
         self._disk.remove(self._part)
 

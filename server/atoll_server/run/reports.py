@@ -25,7 +25,7 @@ MAX_REPORTED = 2 * REPORTED  # limit on the declined rounds and adopted versions
 
 
 def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Records a learner's report, and passes its contents to the shard.
+    """Records a learner's report and passes its contents to the shard.
 
     most: limit on the reported tokens, and on the reported steps. Raises Refused if the report exceeds a limit.
     """

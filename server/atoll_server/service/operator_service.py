@@ -134,7 +134,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=self._checkpoints.all())
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a checkpoint of all shards now, and replies when it is durable."""
+        """Takes a checkpoint of all shards now and replies when it is durable."""
         async with self._acting(context, "take a checkpoint"):
             return await self._checkpoints.take()
 

@@ -36,7 +36,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
         self._waits.end("the registrar is stopping: attach again")
 
     async def Attach(self, requests: AsyncIterator[sh.FromShard], context: Context) -> AsyncIterator[sh.FromRegistrar]:
-        """Sends a shard what it must know, and receives its summaries, until either side ends the call."""
+        """Sends a shard what it must know and receives its summaries, until either side ends the call."""
         run, wait = self._run, self._waits.begin()
         shard: AttachedShard | None = None
         box = Outbox()

@@ -26,7 +26,7 @@ from atoll_server.rpc.calls import Context, abort
 
 
 class ShardOperatorService(rpc.OperatorServicer):
-    """Answers the registrar. Refuses operators' calls, and names the registrar."""
+    """Answers the registrar. Refuses operators' calls and names the registrar."""
 
     def __init__(self, core: ShardCore) -> None:
         self._core = core

@@ -69,7 +69,7 @@ class FollowerLog:
                 assert_never(entry)
 
     def _append(self, notification: pb.Notification) -> None:
-        """Assigns a position to a notification, and wakes every Follow call."""
+        """Assigns a position to a notification and wakes every Follow call."""
         self._sequence += 1
         notification.log, notification.sequence = self.number, self._sequence
         self._kept.append(notification)

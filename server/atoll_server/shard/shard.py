@@ -95,7 +95,7 @@ class Shard:
         self.dispatch(ev.Ticked())
 
     async def stop(self) -> None:
-        """Stops opening rounds, and waits for running merges."""
+        """Stops opening rounds and waits for running merges."""
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
@@ -104,7 +104,7 @@ class Shard:
     # ------------------------------------------------------------------------------ events in, effects out
 
     def dispatch(self, event: ev.SyncerEvent) -> None:
-        """Passes an event to the syncer, and carries out the effects in order."""
+        """Passes an event to the syncer and carries out the effects in order."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
         now = self.context.clock.monotonic()
@@ -147,7 +147,7 @@ class Shard:
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
-        """Applies a durable fate to the state in memory, and returns the receipt for the learner."""
+        """Applies a durable fate to the state in memory and returns the receipt for the learner."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
@@ -297,7 +297,7 @@ class Shard:
         self.dispatch(ev.Joined(learner, incarnation))
 
     def evicted(self, learner: str, incarnation: int, reason: str) -> None:
-        """Drops an evicted learner's unfinished uploads, and refuses its pending contributions."""
+        """Drops an evicted learner's unfinished uploads and refuses its pending contributions."""
         self.uploads.fence(learner, incarnation + 1)
         self.dispatch(ev.Left(learner, reason))
 

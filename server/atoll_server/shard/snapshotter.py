@@ -1,4 +1,4 @@
-"""Takes snapshots, and deletes payloads that two snapshots cover."""
+"""Takes snapshots and deletes payloads that two snapshots cover."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Disk:
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file atomically, and replaces an existing file."""
+        """Renames a file atomically and replaces an existing file."""
         old.rename(new)
 
     def copy(self, old: Path, new: Path, *, link: bool) -> None:

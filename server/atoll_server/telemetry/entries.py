@@ -298,7 +298,7 @@ class Clamped(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(OfContributions):
-    """A contribution is durable, and waits for its merge. cycle: the cycle that the contribution answers."""
+    """A contribution is durable and waits for its merge. cycle: the cycle that the contribution answers."""
 
     key: ContributionKey
     cycle: int

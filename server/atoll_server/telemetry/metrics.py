@@ -1,6 +1,6 @@
 """A core's Prometheus metrics. Their names contain units, and the number of series is bounded.
 
-The event loop updates counters and histograms from the journal, and samples all other values once per second (see
+The event loop updates counters and histograms from the journal and samples all other values once per second (see
 gauges.py). The thread that serves Prometheus converts these samples to series, so that the event loop stays responsive
 with many learners.
 """

@@ -1,6 +1,6 @@
-"""Keeps the newest rounds for people, and measures the durations of their phases for Prometheus.
+"""Keeps the newest rounds for people and measures the durations of their phases for Prometheus.
 
-The timeline is a subscriber of the journal, and does not influence rounds. Times are monotonic seconds.
+The timeline is a subscriber of the journal and does not influence rounds. Times are monotonic seconds.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Upload:
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """Ends the streams with an error after the core failed. The upload keeps its state, and has no receipt."""
+        """Ends the streams with an error after the core failed. The upload keeps its state and has no receipt."""
         self.error = error
         self.ended.set()
 

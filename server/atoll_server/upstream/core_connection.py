@@ -1,4 +1,4 @@
-"""Maintains a front's connections to the core's addresses, and records what the front knows about each shard."""
+"""Maintains a front's connections to the core's addresses and records what the front knows about each shard."""
 
 from __future__ import annotations
 
