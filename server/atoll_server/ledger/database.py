@@ -67,7 +67,7 @@ CREATE TABLE snapshots (
 """
 
 
-# Completes "...: restore a backup" in a running core, whose memory still holds the undamaged model.
+# Appended to "...: restore a backup" in a running core, whose memory still contains the undamaged model.
 BEFORE_RESTORING = ", but first export the model and check the disk"
 
 
@@ -143,7 +143,7 @@ def no_room(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context manager for a transaction. It is durable when the block ends, and rolled back if the block raises."""
+    """Context manager for a transaction. It is durable when the block ends and is rolled back if the block raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -175,8 +175,8 @@ def checksum(values: Sequence[Any]) -> int:
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
     """Yields the rows after checking each row's checksum. Raises LedgerError if a checksum does not match.
 
-    columns: number of columns that the checksum covers. The next column contains the checksum. named_by: number of
-    leading columns that the error message shows, none of which may contain a secret.
+    columns: number of columns that the checksum covers; the next column contains the checksum. named_by: number of
+    leading columns that the error message shows; none of them may contain a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:
