@@ -98,7 +98,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Dataset:
-    """A dataset's account. next: the first position that was never handed out. pool: returned positions, ascending.
+    """A dataset's account. next: the first position that was never handed out. pool: sorted returned positions.
 
     consumed: number of consumed units. repeated: work that was merged repeatedly. lost: work on consumed units that was
     never merged. `repeated` and `lost` are in units x parameters.

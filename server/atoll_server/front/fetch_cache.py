@@ -19,7 +19,7 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies a cached update or whole fragment. The item's bytes do not change while its shard keeps the same log.
+    """The key of a cached update or whole fragment, whose bytes do not change while its shard keeps the same log.
 
     crc32c: checksum of a whole fragment; 0 for an update.
     """

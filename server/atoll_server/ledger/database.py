@@ -72,11 +72,11 @@ BEFORE_RESTORING = ", but first export the model and check the disk"
 
 
 class LedgerError(UserError):
-    """The ledger is damaged or locked, or has a different schema version. The message is one line with the fix."""
+    """The ledger is damaged or locked, or uses a different schema version. The message is one line with the fix."""
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
-    """Opens the ledger, or creates it with these tables. Raises LedgerError if it is damaged or has a different schema.
+    """Opens the ledger or creates it with these tables. Raises LedgerError if it is damaged or uses another schema.
 
     Raises sqlite3.OperationalError if the disk is full (see `no_room`).
     """
@@ -103,8 +103,8 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 def read_ledger(path: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
     """Context manager for a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
 
-    This also works on a read-only disk, if the core ended cleanly or the directory is a complete copy. unused: True
-    if no core is using the ledger. SQLite then needs no files next to it.
+    This also works on a read-only disk if the core ended cleanly or the directory is a complete copy. unused: whether
+    no core is using the ledger; SQLite then needs no files next to it.
     """
     unused = unused or not os.access(path.parent, os.W_OK)
     still = unused and not path.with_name(f"{path.name}-wal").exists()

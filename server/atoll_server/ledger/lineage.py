@@ -137,7 +137,7 @@ def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dic
 def merged(
     db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Yields contributions merged into a fragment's versions above `after` up to `to`, each with its generation."""
+    """Yields contributions merged into a fragment's versions above `after` and up to `to`, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
         for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):

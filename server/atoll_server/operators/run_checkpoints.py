@@ -1,4 +1,4 @@
-"""Takes checkpoints of a run with several shards: a snapshot of each shard, and then a manifest that names them."""
+"""Takes checkpoints of a run with several shards: first a snapshot of each shard, then a manifest that names them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-SNAPSHOT_S = 600.0  # limit on the time that a shard takes for a snapshot
+SNAPSHOT_S = 600.0  # limit on the seconds that a shard may need for a snapshot
 
 
 async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
-    """Takes a snapshot of this process's shard. keep: see Snapshotter.take. Raises Refused if the disk fails."""
+    """Takes a snapshot of this process's shard. keep: as in Snapshotter.take. Raises Refused if the disk fails."""
     try:
         return checkpoint(await shard.snapshots.take(keep=keep))
     except OSError as error:
@@ -54,7 +54,7 @@ class RunCheckpoints:
     async def take(self) -> pb.Checkpoint:
         """Takes a checkpoint and returns it when it is durable. Continues even if the caller is cancelled.
 
-        Raises Refused if the run has no parameters, or a shard is not attached or cannot write its snapshot.
+        Raises Refused if the run has no parameters, if a shard is not attached or if a shard cannot write its snapshot.
         """
         if (own := self._run.shard) is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: start a learner first")
@@ -138,7 +138,7 @@ class RunCheckpoints:
         return not run.manifests or run.manifests[-1].versions != versions
 
     async def keep_taking(self) -> None:
-        """Takes checkpoints of a run with several shards at the interval of its snapshots, until cancelled."""
+        """Takes checkpoints of a run with several shards at the interval of its snapshots until cancelled."""
         await self.tell()
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
