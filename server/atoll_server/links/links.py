@@ -42,9 +42,9 @@ class LearnerTraffic:
 
 @dataclass(slots=True, eq=False)
 class Front(Link):
-    """A front. owner: the name in its certificate; empty without one. host: its address. nonces: newest last.
+    """A front. owner: the name in its certificate; empty without one. host: its address. nonces: the newest is last.
 
-    shown: the last recorded state. silent_since: when the last silence began. connected_at: when it ended.
+    shown: the last recorded state. silent_since: time when the last silence began. connected_at: time when it ended.
     """
 
     owner: str = ""

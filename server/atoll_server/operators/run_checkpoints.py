@@ -84,9 +84,9 @@ class RunCheckpoints:
                 await self.tell()
 
     async def _write(self, outcomes: dict[int, Any], datasets: list[Any]) -> Manifest:
-        """Writes the manifest. outcomes: by shard, its snapshot or the error. Raises the first error.
+        """Writes the manifest. Raises the first error. outcomes: each shard's snapshot or error, keyed by shard.
 
-        datasets: the accounts of the datasets before the first snapshot.
+        datasets: accounts of the datasets before the first snapshot was taken.
         """
         run = self._run
         taken: dict[int, pb.Checkpoint] = {n: each for n, each in outcomes.items() if isinstance(each, pb.Checkpoint)}

@@ -65,7 +65,7 @@ class ShardCalls:
             return await unary_reply(getattr(stub, method)(request, timeout=timeout_s, metadata=FOR_REGISTRAR))
 
     async def ask_all(self, method: str, request: Message) -> tuple[dict[int, Any], list[int]]:
-        """Returns the replies of all other shards, by number, and the numbers of the shards without a reply."""
+        """Returns the replies of all other shards, keyed by number, and the numbers of shards that did not reply."""
         numbers = list(self._attached.remote)
         answers = await asyncio.gather(*(self._read(number, method, request) for number in numbers))
         replies = {number: each for number, each in zip(numbers, answers, strict=True) if each is not None}

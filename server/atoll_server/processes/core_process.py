@@ -113,7 +113,7 @@ class CoreProcess:
     # ------------------------------------------------------------------------------ start and stop
 
     async def take_directory(self) -> None:
-        """Compiles the kernels, then locks the directory. A standby waits for the lock until the other core ends.
+        """Compiles the kernels, then locks the directory. A standby waits until the other core releases the lock.
 
         Raises SettingsError if the directory cannot be used.
         """

@@ -134,7 +134,7 @@ class Replica(KnownRun):
         if leaves:
             await self.left(entry)
         if evicted:
-            let_in = entry.session  # before this shard began, and before it heard that the eviction was undone
+            let_in = entry.session  # before this shard began and before it knew that the eviction was undone
             self.registry.evict(entry, member.evicted, self.clock.wall())
             if let_in and not member.evicted and self.shard is not None:
                 self.shard.joined(entry.name, entry.incarnation)

@@ -1,7 +1,7 @@
 """Carries out the syncer's decisions with the ledger, the spool, merges and publications.
 
-One event loop owns all state. Disk access and numerics run in worker threads on values that no other code writes, and
-their results come back as events. Every effect is durable before it is visible.
+One event loop owns all state. Disk access and numerics run in worker threads on values that no other code writes. Their
+results return as events. Every effect is durable before it is visible.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits near
 
 
 class Shard:
-    """A shard with the fragments whose states are in `restored`. Timers and calls to the core drive the shard."""
+    """A shard with the fragments whose states are in `restored`. It is driven by timers and by calls to the core."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
         """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
@@ -286,7 +286,7 @@ class Shard:
         return Pacing.of(counts, self.context.number, rounds_in_flight(self.context.run, len(self.layout.fragments)))
 
     def _place(self, view: RunView) -> None:
-        """Sets the position in the run's cycle, if the view has a position."""
+        """Sets the position in the run's cycle if the view contains a position."""
         if view.slot_s:
             self.syncer.position = Position(view.slot, self.context.clock.monotonic(), view.slot_s)
 
@@ -304,7 +304,8 @@ class Shard:
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts payloads sent to a learner.
 
-        parameters: number of parameters in the payloads. whole: whether the payloads are whole fragments, not updates.
+        parameters: number of parameters in the payloads. whole: whether the payloads are whole fragments rather than
+        updates.
         """
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True
