@@ -77,7 +77,7 @@ def back_up(run: Path, root: Path, keep: int, disk: Disk = DISK, clock: Clock = 
     Example: `back_up(Path("run"), Path("/mnt/backups"), keep=24)`
     """
     if not disk.exists(run / LEDGER):
-        raise SettingsError(f"{run} contains no run: give the --dir of a core")
+        raise SettingsError(f"{run} holds no run: give the --dir of a core")
     if root.resolve().is_relative_to(run.resolve()):
         raise SettingsError(f"{root} is in the run's own directory: give a folder on another disk")
     began = clock.monotonic()

@@ -79,7 +79,7 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Returns the origin of a generation. Raises LedgerError if the stored values are invalid.
+        """Returns the origin of a generation. Raises LedgerError as `stored_layout` does.
 
         meta: the run's values in the ledger. generation: None for the current one.
         """

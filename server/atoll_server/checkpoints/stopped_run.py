@@ -58,7 +58,7 @@ def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
     Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
     """
     if not disk.exists(directory / LEDGER):
-        raise SettingsError(f"{directory} contains no run: give the --dir of a core")
+        raise SettingsError(f"{directory} holds no run: give the --dir of a core")
     try:
         unlock = disk.lock(directory / "lock")
     except BlockingIOError as error:

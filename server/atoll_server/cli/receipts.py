@@ -53,7 +53,7 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
     """
     path = directory / LEDGER
     if not path.is_file():
-        raise OperatorError(f"{directory} contains no run: give the --dir of a core")
+        raise OperatorError(f"{directory} holds no run: give the --dir of a core")
     wanted = _fate(fate) if fate else None
     with read_ledger(path) as db:
         shard = shard_number(run_ledger.get_meta(db))

@@ -53,7 +53,7 @@ def _directories(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob(f"*/{LEDGER}")) if folder.is_dir() else []
     if not found:
-        raise SettingsError(f"{folder} contains no run: give the --dir of each of the run's cores, or their folder")
+        raise SettingsError(f"{folder} holds no run: give the --dir of each of the run's cores, or their folder")
     return found
 
 

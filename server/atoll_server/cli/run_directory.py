@@ -81,7 +81,7 @@ def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Conn
     """
     path = directory / LEDGER
     if not path.is_file():
-        raise SettingsError(f"{directory} contains no run: give the directory that a core was started with")
+        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
     with read_ledger(path, unused=unused) as db:
         if "fingerprint" not in run_ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
