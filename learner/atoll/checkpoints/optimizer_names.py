@@ -20,7 +20,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def groups(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> list[list[str]]:
     """Returns the names of the parameters in each group. names: the names of `parameters(optimizer)`."""
-    if len(set(names)) < len(names):  # a parameter and its copy share a name: use numbers
+    if len(set(names)) < len(names):  # a copy has the same name as its parameter: use numbers
         names = [str(number) for number in range(len(names))]
     left: Iterator[str] = iter(names)
     return [list(islice(left, len(group[PARAMS]))) for group in optimizer.param_groups]

@@ -57,9 +57,8 @@ def start_save(
     """Begins to write a checkpoint in a background thread. Every rank calls this.
 
     staged: this rank's state, or the error that prevented the copy, which makes the save fail on all ranks. facts: None
-    except on
-    rank 0. group: a process group of all ranks that nothing else uses, or None without torch.distributed. The returned
-    future raises the error of a failed save.
+    except on rank 0. group: a process group of all ranks that nothing else uses, or None without torch.distributed. The
+    returned future raises the error of a failed save.
     """
     save = async_save(
         {},  # the planner has the state, because the library spends tens of microseconds on each key here

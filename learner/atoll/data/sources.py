@@ -45,9 +45,8 @@ class Rows:
     """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
 
     rows: any object that supports `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer.
-    Training
-    on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
-    identifies the data's content; without it, only the numbers of rows are compared.
+    Training on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a
+    text that identifies the data's content; without it, only the numbers of rows are compared.
 
     >>> source = Rows(["a", "b", "c"], unit=2)
     >>> source.units, source.samples(1), source.sample(1, 0)
