@@ -105,7 +105,7 @@ class CoreClient:
         return list(reply.unconfirmed)
 
     async def evict(self, token: str, learner: str, reason: str) -> list[int]:
-        """Evicts a learner, or lets it join again if `reason` is empty. Returns the shards that have not confirmed this."""
+        """Evicts a learner, or lets it join again if `reason` is empty. Returns the same shards as `pause`."""
         request = pb.EvictRequest(learner=learner, reason=reason)
         return list((await self._ask("Evict", request, token_metadata(token))).unconfirmed)
 

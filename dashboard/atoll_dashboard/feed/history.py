@@ -100,7 +100,7 @@ class Rates(Generic[K]):
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
     def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
-        """Adds the current sums. Keeps only the newest of sums that are less than `least_s` seconds apart. at: seconds."""
+        """Adds the current sums. Keeps only the newest of sums less than `least_s` seconds apart. at: seconds."""
         if self._seen and at <= self._seen[-1][0]:
             return
         if len(self._seen) > 1 and at - self._seen[-2][0] < least_s:
@@ -135,9 +135,7 @@ class ReportedRates(Generic[K]):
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._grew: dict[
-            K, deque[tuple[float, float]]
-        ] = {}  # by name: the times at which the sum grew, each with the sum
+        self._grew: dict[K, deque[tuple[float, float]]] = {}  # by name: times of growth, each with the sum
 
     def add(self, at: float, name: K, total: float) -> None:
         """Adds the current sum. A sum that fell, as after a restart of the core, counts once it exceeds the old sum.

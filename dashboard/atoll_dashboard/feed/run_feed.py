@@ -49,7 +49,7 @@ NO_TOKENS = (
 
 @dataclass(slots=True)
 class CoreAnswers:
-    """The core's answers to one poll. links: the links of each region, fronts first, then links without a connection."""
+    """The core's answers to one poll. links: links by region: fronts first, then links without a connection."""
 
     status: pb.StatusReply = field(default_factory=pb.StatusReply)
     rounds: list[pb.Round] = field(default_factory=list)
@@ -79,9 +79,7 @@ class RunFeed:
         self.rates = RunRates()
         self._file = file
         self._saved_at = -math.inf
-        self._unreachable_since: float | None = (
-            None  # time of the last answer, on the core's clock; None: the core answers
-        )
+        self._unreachable_since: float | None = None  # last answer, on the core's clock; None: the core answers
         self._wanted = asyncio.Event()
         self._looked = asyncio.Event()
         self._told: tuple[CoreAnswers, float, str] | None = None

@@ -29,7 +29,7 @@ class Page(BaseModel, Generic[T]):
 
 
 class Goodput(BaseModel):
-    """The useful share of provisioned learner-seconds. recent: ratio of the last five minutes. lost_s: lost time by cause."""
+    """Useful share of provisioned learner-seconds. recent: over the last five minutes. lost_s: lost time by cause."""
 
     ratio: float
     recent: float | None
@@ -49,7 +49,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Payload sizes. whole_bytes: whole fragments and initial parameters together. up_bits, down_bits: bits per parameter."""
+    """Payload sizes. whole_bytes: whole fragments and initial parameters. up_bits, down_bits: bits per parameter."""
 
     up_bytes: int
     down_bytes: int

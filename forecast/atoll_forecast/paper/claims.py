@@ -86,7 +86,7 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
 
 
 def hardware_claims(steps: int = 2000) -> list[Claim]:
-    """Returns goodput in percent for eight learners. One is 18 % slower; step times have a standard deviation of 10 %."""
+    """Returns goodput in percent for eight learners. One is 18 % slower; step times have 10 % jitter."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)

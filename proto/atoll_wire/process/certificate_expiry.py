@@ -30,7 +30,7 @@ def _expires(certificate: x509.Certificate) -> float:
 
 
 class CertificateExpiry(Collector):
-    """Exports one gauge per certificate file, without process labels. times: function that returns Unix times by file."""
+    """Exports one gauge per certificate file, without process labels. times: function that returns times by file."""
 
     def __init__(self, times: Callable[[], Mapping[str, float]]) -> None:
         self._times = times

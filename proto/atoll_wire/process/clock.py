@@ -10,7 +10,7 @@ class Clock(Protocol):
     """Two clocks. Use `monotonic` for durations and deadlines, and `wall` for times that are displayed or stored."""
 
     def monotonic(self) -> float:
-        """Returns the seconds since an arbitrary moment. The value never decreases. Values of different machines cannot be compared."""
+        """Returns the seconds since an arbitrary moment of this machine. The value never decreases."""
 
     def wall(self) -> float:
         """Returns the seconds since 1970 from the machine's clock, which may jump."""
